@@ -2,8 +2,8 @@
 
     python -I unpickle_child.py '{"files": [[input, output], ...], "max_bytes": ..., "seconds": ...}'
 
-It prints one line of JSON: {"network": ..., "tensors": ...}, and "error" and "file" if it failed. "network" is why the
-process could not be cut off from the network, or "".
+It prints one line of JSON: {"network": ..., "tensors": ...}, and "error" and "file" if it failed. "network" is the
+reason why the process could not be cut off from the network, or "" if it was.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cut_off_network() -> str:
 
 
 def limit(max_bytes: int, seconds: int) -> None:
-    """Limit memory to four times the weights beyond the present use, files to twice the weights, and CPU time."""
+    """Limit CPU time, the memory beyond the present use to four times the weights, and files to twice the weights."""
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
@@ -47,7 +47,7 @@ def limit(max_bytes: int, seconds: int) -> None:
 
 
 def convert(source: str, target: str, max_bytes: int) -> int:
-    """Read one pickled file and write it as safetensors; returns the number of tensors."""
+    """Read one pickled file and write it as safetensors; returns how many tensors it has."""
     import torch
     from safetensors.torch import save_file
 
@@ -80,7 +80,8 @@ class NotWeightsError(Exception):
 
 def explain_refusal(error: BaseException) -> str:
     """Return the reason of an error, without PyTorch's advice to switch its protection off."""
-    text, kind = str(error), type(error).__name__
+    text = str(error)
+    kind = type(error).__name__
     global_name = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)
     if isinstance(error, NotWeightsError | OSError):
         return text
@@ -99,7 +100,7 @@ def explain_refusal(error: BaseException) -> str:
 def main() -> None:
     """Convert the files that the command line lists, and print the result."""
     job = json.loads(sys.argv[1])
-    count, answer = 0, {"network": cut_off_network()}  # before threads start, after which it is impossible
+    count, answer = 0, {"network": cut_off_network()}  # impossible after torch has started threads
     try:
         import safetensors.torch  # noqa: F401
         import torch

@@ -1,6 +1,7 @@
 """Comparison of a library's results with PyTorch's operators, on small examples, before the library is used.
 
-All examples are computed by one thread: on a busy machine, starting another one takes longer than all of them.
+`library.py` calls `find_error` when it compiles or loads a library. All examples are computed by one thread: on a busy
+machine, starting another thread takes longer than all examples.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from heedful.csrc.abi import Kernels
 WIDTH, ROWS, HEADS, EPS = 64, 21, 2, 1e-5
 SPANS = ((0, 8, 0, 8), (8, ROWS, 8, ROWS))  # start and stop of the query rows, then of the key rows, of each sequence
 SCALE = 0.2  # factor of the scores of attention
-FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2  # allowed errors, relative to the largest number
+FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2  # allowed errors, relative to the largest element
 
 Result = tuple[str, Tensor, Tensor]  # name, the library's result, PyTorch's result
-Case = tuple[str, Tensor, Tensor, float]  # the same, and the allowed error
+Case = tuple[str, Tensor, Tensor, float]  # a Result, and the allowed error
 
 
 def find_error(library: Kernels) -> str:
@@ -53,26 +54,27 @@ def _cases(library: Kernels) -> Iterator[Case]:
 
 
 class _Sampler:
-    """Samples random numbers in one dtype, always the same sequence of numbers."""
+    """Samples random tensors in one dtype, with a fixed seed."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.generator, self.dtype = torch.Generator().manual_seed(1), dtype
+        self.generator = torch.Generator().manual_seed(1)
+        self.dtype = dtype
 
     def __call__(self, *shape: int) -> Tensor:
         return self.float32(*shape).to(self.dtype)
 
     def float32(self, *shape: int) -> Tensor:
-        """Sample numbers in float32."""
+        """Sample a tensor in float32."""
         return torch.randn(shape, generator=self.generator, dtype=torch.float32)
 
 
 def _is_bfloat16(x: Tensor) -> int:
-    """Return the number of a tensor's dtype in arguments of the library: 0 for float32, 1 for bfloat16."""
+    """Return the code of a tensor's dtype in arguments of the library: 0 for float32, 1 for bfloat16."""
     return int(x.dtype == torch.bfloat16)
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Allocate an output filled with NaN, so that unwritten numbers are found."""
+    """Allocate an output filled with NaN, so that unwritten elements are detected."""
     return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 
@@ -117,7 +119,8 @@ def _pack(library: Kernels, weight: Tensor, *, transpose: bool = True) -> Tensor
 def _linear(library: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None, *, transpose: bool = True) -> Tensor:
     """Compute x W' + b, or x W + b, by the library."""
     (count, width), dtype, columns = x.shape, _is_bfloat16(x), weight.shape[0 if transpose else 1]
-    packed, y = _pack(library, weight, transpose=transpose), _empty(count, columns, dtype=x.dtype)
+    packed = _pack(library, weight, transpose=transpose)
+    y = _empty(count, columns, dtype=x.dtype)
     inputs = (x.data_ptr(), width, count, packed.data_ptr(), width, columns, 0 if bias is None else bias.data_ptr())
     library.linear(*inputs, False, dtype, not dtype, y.data_ptr(), 1)
     return y
@@ -135,16 +138,21 @@ def _weight_gradient(library: Kernels, dy: Tensor, x: Tensor) -> tuple[Tensor, T
 
 def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     """Compare rounding to int8 and an int8 linear layer."""
-    x, columns = sample(ROWS, WIDTH), 32
-    rounded, scales = _empty(ROWS, WIDTH, dtype=torch.uint8), _empty(ROWS, 2)
+    x = sample(ROWS, WIDTH)
+    columns = 32
+    rounded = _empty(ROWS, WIDTH, dtype=torch.uint8)
+    scales = _empty(ROWS, 2)
     library.round_rows(x.data_ptr(), WIDTH, ROWS, WIDTH, 0, rounded.data_ptr(), scales.data_ptr(), 1)
     restored = rounded * scales[:, :1] + scales[:, 1:]
     yield "round_rows", restored, x, 1e-2
     if not library.has_int8:
         return
     weight = (40 * sample(columns, WIDTH)).clamp(-127, 127).to(torch.int8)
-    weight_scales, sums, bias = sample(columns).abs() / 100, weight.float().sum(1), sample(columns)
-    panels, y = _empty(library.packed_words(columns, WIDTH, 4), dtype=torch.int32), _empty(ROWS, columns)
+    weight_scales = sample(columns).abs() / 100
+    sums = weight.float().sum(1)
+    bias = sample(columns)
+    panels = _empty(library.packed_words(columns, WIDTH, 4), dtype=torch.int32)
+    y = _empty(ROWS, columns)
     library.pack8(weight.data_ptr(), columns, WIDTH, panels.data_ptr(), 1)
     layer = (panels.data_ptr(), WIDTH, columns, weight_scales.data_ptr(), sums.data_ptr(), bias.data_ptr())
     library.linear8(rounded.data_ptr(), scales.data_ptr(), ROWS, *layer, False, 0, y.data_ptr(), 1)
@@ -153,13 +161,17 @@ def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
 
 def _search(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     """Compare scores of int8 vectors and of binary vectors, as in a search index."""
-    rows, queries = (40 * sample(ROWS, WIDTH + 5)).to(torch.int8), (4000 * sample(2, WIDTH + 5)).to(torch.int16)
-    row_scales, query_scales, scores = sample(ROWS), sample(2), _empty(2, ROWS)
+    rows = (40 * sample(ROWS, WIDTH + 5)).to(torch.int8)
+    queries = (4000 * sample(2, WIDTH + 5)).to(torch.int16)
+    row_scales = sample(ROWS)
+    query_scales = sample(2)
+    scores = _empty(2, ROWS)
     inputs = (rows.data_ptr(), row_scales.data_ptr(), *rows.shape, queries.data_ptr(), query_scales.data_ptr(), 2)
     library.scores8(*inputs, scores.data_ptr(), 1)
     expected = _multiply(queries.double(), rows.double()) * row_scales * query_scales[:, None]
     yield "scores8", scores, expected, FLOAT32_TOLERANCE
-    bits, matches = sample(ROWS, 3).view(torch.int32).repeat(1, 2), _empty(2, ROWS)
+    bits = sample(ROWS, 3).view(torch.int32).repeat(1, 2)
+    matches = _empty(2, ROWS)
     library.matches(bits.data_ptr(), ROWS, 3, bits.data_ptr(), 2, matches.data_ptr(), 1)
     different = (bits[:2, None] ^ bits)[..., None] >> torch.arange(32) & 1
     yield "matches", matches, -different.sum((2, 3)).float(), FLOAT32_TOLERANCE
@@ -196,7 +208,10 @@ def _norms(
     library: Kernels, x: Tensor, y: Tensor, gain: Tensor, bias: Tensor, dz: Tensor, p: float
 ) -> Iterator[Result]:
     """Compare norm(x + dropout(y)) and its gradients."""
-    dtype, z, sums, moments = _is_bfloat16(x), _empty(*x.shape, dtype=x.dtype), _empty(*x.shape), _empty(len(x), 2)
+    dtype = _is_bfloat16(x)
+    z = _empty(*x.shape, dtype=x.dtype)
+    sums = _empty(*x.shape)
+    moments = _empty(len(x), 2)
     rows = [argument for tensor in (x, y, z) for argument in (tensor.data_ptr(), dtype)]
     outputs = (sums.data_ptr(), moments.data_ptr(), 1)
     library.add_norm(*x.shape, EPS, gain.data_ptr(), bias.data_ptr(), p, 5, *rows, *outputs)
@@ -217,7 +232,8 @@ def _norms(
         *x.shape, EPS, gain.data_ptr(), p, 5, *addresses, dtype, gains.data_ptr(), scratch.data_ptr(), 1
     )
     d_normed = dz * gain
-    mean, projection = d_normed.mean(-1, keepdim=True), (d_normed * normed).mean(-1, keepdim=True)
+    mean = d_normed.mean(-1, keepdim=True)
+    projection = (d_normed * normed).mean(-1, keepdim=True)
     d_sums = (d_normed - mean - normed * projection) * scale
     yield "add_norm_gradient", dx, d_sums
     yield "add_norm_gradient of what is added", dy, d_sums * factors
@@ -232,14 +248,16 @@ def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dropout_rate(is_kept: Tensor, p: float) -> Iterator[Result]:
-    """Compare the share of dropped numbers, rounded to quarters, with the probability p."""
+    """Compare the share of dropped elements, rounded to quarters, with the probability p."""
     yield "dropout", 1 + (4 * (1 - is_kept.mean())).round(), torch.full((), 1 + 4 * p)
 
 
 def _cross_entropy(library: Kernels, sample: _Sampler) -> Iterator[Result]:
     """Compare cross-entropy and its gradient."""
     scores = 3 * sample(ROWS, 37)
-    targets, gradients, losses = torch.arange(ROWS), _empty(*scores.shape, dtype=scores.dtype), _empty(ROWS)
+    targets = torch.arange(ROWS)
+    gradients = _empty(*scores.shape, dtype=scores.dtype)
+    losses = _empty(ROWS)
     inputs = (scores.data_ptr(), *scores.shape, targets.data_ptr(), _is_bfloat16(scores))
     library.cross_entropy(*inputs, gradients.data_ptr(), losses.data_ptr(), 1)
     log_p = scores.float().log_softmax(-1)
@@ -253,8 +271,10 @@ def _cross_entropy(library: Kernels, sample: _Sampler) -> Iterator[Result]:
 def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
     """Compare attention and its gradients, without and with causal mask, window, dropout and shared heads."""
     width = WIDTH // HEADS
-    dout, position = sample(ROWS, HEADS, width), torch.arange(ROWS)
-    spans, distance = torch.tensor(SPANS), position - position[:, None]
+    dout = sample(ROWS, HEADS, width)
+    position = torch.arange(ROWS)
+    spans = torch.tensor(SPANS)
+    distance = position - position[:, None]
     is_first = position < SPANS[0][1]
     same_sequence = is_first == is_first[:, None]
     for causal, window, p, kv_heads in ((False, -1, 0.0, HEADS), (True, 5, 0.25, 1)):
@@ -263,7 +283,7 @@ def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
         allowed = (distance <= 0) & (distance >= -window) if causal else True
         visible = (same_sequence & allowed)[..., None]  # queries, keys, heads
         options = (causal, window, p, 7, _is_bfloat16(q))
-        # with unit vectors as values, the result is the weights
+        # with unit vectors as values, the result of attention is its weights
         unit_vectors = torch.eye(ROWS, width, dtype=q.dtype)[:, None].expand(-1, kv_heads, -1).contiguous()
         is_kept = _attention(library, q, k, unit_vectors, spans, options)[0][..., :ROWS].transpose(1, 2) > 0
         yield from _dropout_rate(is_kept[visible.expand_as(is_kept)].float(), p)
@@ -309,12 +329,14 @@ def _attention(
 
 def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Result]:
     """Compare attention with terms of relative positions, where far positions share an embedding."""
-    width, margin, reach, near = WIDTH // HEADS, 2 * library.lanes, ROWS - 1, 5
+    width, margin = WIDTH // HEADS, 2 * library.lanes
+    max_distance, near = ROWS - 1, 5
     q, k, v = sample(ROWS, 3 * HEADS, width).split(HEADS, 1)
     vectors = sample(2, 2 * near + 1, HEADS, width)
-    distances = torch.arange(-reach - margin, reach + margin + 1)
+    distances = torch.arange(-max_distance - margin, max_distance + margin + 1)
     indexes = distances.clamp(-near, near) + near
-    both_ways, out = torch.stack([indexes, indexes.flip(0)]).int(), _empty(*q.shape, dtype=q.dtype)
+    both_ways = torch.stack([indexes, indexes.flip(0)]).int()
+    out = _empty(*q.shape, dtype=q.dtype)
     spans = torch.tensor(SPANS)
     rows = [argument for tensor in (q, k, v) for argument in (tensor.data_ptr(), tensor.stride(0))]
     library.disentangled_attention(
@@ -329,7 +351,7 @@ def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Resu
         vectors[1].data_ptr(),
         vectors.shape[1],
         both_ways.data_ptr(),
-        reach,
+        max_distance,
         out.data_ptr(),
         out.stride(0),
         1,
@@ -337,7 +359,9 @@ def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Resu
     position_q, position_k = vectors.float()
     expected = []
     for start, stop, *_ in SPANS:
-        queries, keys, position = q[start:stop].float(), k[start:stop].float(), torch.arange(stop - start)
+        queries = q[start:stop].float()
+        keys = k[start:stop].float()
+        position = torch.arange(stop - start)
         index = (position[:, None] - position).clamp(-near, near) + near
         scores = (queries[:, None] * (keys + position_k[index])).sum(-1) + (keys * position_q[index]).sum(-1)
         weights = (SCALE * scores).softmax(1)
@@ -353,12 +377,13 @@ def _block(library: Kernels, sample: _Sampler) -> Case:
     biases, gains = [sample.float32(columns) for _, columns in shapes], sample.float32(2, 2, WIDTH)
     panels = [_pack(library, weight) for weight in weights]
     parts = [
-        struct.pack("7q", packed.data_ptr(), bias.data_ptr(), 0, 0, *shape, number == 2)
-        for number, (packed, bias, shape) in enumerate(zip(panels, biases, shapes, strict=True))
+        struct.pack("7q", packed.data_ptr(), bias.data_ptr(), 0, 0, *shape, index == 2)  # the third one applies GELU
+        for index, (packed, bias, shape) in enumerate(zip(panels, biases, shapes, strict=True))
     ]
     parts += [struct.pack("2qd", gain.data_ptr(), bias.data_ptr(), EPS) for gain, bias in gains]
     descriptor = torch.frombuffer(bytearray(b"".join(parts) + struct.pack("2qd", HEADS, 0, SCALE)), dtype=torch.uint8)
-    z, dtype = _empty(*x.shape, dtype=x.dtype), _is_bfloat16(x)
+    z = _empty(*x.shape, dtype=x.dtype)
+    dtype = _is_bfloat16(x)
     scratch = _empty(library.block_space(descriptor.data_ptr(), ROWS, dtype), dtype=torch.uint8)
     arguments = (descriptor.data_ptr(), dtype, x.data_ptr(), ROWS, len(spans), spans.data_ptr(), -1)
     library.block(*arguments, z.data_ptr(), scratch.data_ptr(), 1)
@@ -389,13 +414,16 @@ def _optimizer_steps(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     yield from _dense_step(library, sample, steps)
     width = 21  # whole vector registers, and a part of one
     p, m, v = sample(6, width), sample(6, width), sample(6, width).square()
-    rows, gradient, applied = torch.tensor([1, 3, 5]), sample(3, width), torch.tensor([0, 1, 2] * 2, dtype=torch.int32)
-    dense_gradient, old_p = torch.zeros(6, width, dtype=torch.float64), p.clone()
+    rows = torch.tensor([1, 3, 5])
+    gradient = sample(3, width)
+    applied = torch.tensor([0, 1, 2] * 2, dtype=torch.int32)
+    dense_gradient = torch.zeros(6, width, dtype=torch.float64)
+    old_p = p.clone()
     dense_gradient[rows] = gradient.double() / 2
     expected = [x.double() for x in (p, m, v)]
-    for number, step in enumerate(STEPS):
-        updated = _update(expected, dense_gradient if number == 2 else torch.zeros_like(dense_gradient), step)
-        is_pending = (applied <= number)[:, None]
+    for index, step in enumerate(STEPS):
+        updated = _update(expected, dense_gradient if index == 2 else torch.zeros_like(dense_gradient), step)
+        is_pending = (applied <= index)[:, None]
         expected = [new.where(is_pending, old) for new, old in zip(updated, expected, strict=True)]
     matrix = (p.data_ptr(), m.data_ptr(), v.data_ptr(), applied.data_ptr(), width)
     for row_address, count, gradient_address in ((rows.data_ptr(), len(rows), gradient.data_ptr()), (0, len(p), 0)):
@@ -425,6 +453,6 @@ def _update(old: list[Tensor], g: Tensor, step: tuple[float, float, float]) -> l
 
 def _compare_update(name: str, ours: list[Tensor], expected: list[Tensor], old_p: Tensor) -> Iterator[Case]:
     """Compare the change of a parameter and both moments."""
-    yield name, ours[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated number
-    for number in (1, 2):
-        yield f"{name}' moments", ours[number], expected[number], FLOAT32_TOLERANCE
+    yield name, ours[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated parameter
+    for index in (1, 2):
+        yield f"moments of {name}", ours[index], expected[index], FLOAT32_TOLERANCE

@@ -1,4 +1,4 @@
-"""Facts about families, for a table that compares them: objectives, papers, and published results with sources."""
+"""Facts about families, for the table of `heedful models --family`: objectives, papers, and results with sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FamilyFacts:
     objective: str  # pre-training objective
     paper: str
     best: str = ""  # name of the size that the results belong to
-    results: str = ""  # published results; "": none
+    results: str = ""  # published results
     source: str = ""  # source of the results
     records: tuple[str, ...] = ()  # recorded benchmarks that measure this model_type
 

@@ -1,4 +1,7 @@
-"""Comparison of two inspections: aligned tokens, the difference of attention, the similarity of hidden states."""
+"""Comparison of two inspections: aligned tokens, the difference of attention, the similarity of hidden states.
+
+`page_api.py` answers with them when the page shows two texts or models side by side.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +56,14 @@ def align_tokens(a: Sequence[str], b: Sequence[str]) -> Pairs:
 def attention_difference(
     a: Inspection, b: Inspection, part: str, layers: tuple[int, int], heads: tuple[int | None, int | None]
 ) -> AttentionDifference:
-    """Return the weights of b minus those of a on aligned tokens.
+    """Return the difference of attention weights, b - a, on aligned tokens.
 
     Args:
         a: One inspection.
         b: The inspection to compare it with.
         part: A part that both models have.
         layers: The layer in a and the layer in b, from 0.
-        heads: The head in a and the head in b, from 0; None: the mean over heads.
+        heads: The head in a and the head in b, from 0. None stands for the mean over heads.
 
     Raises:
         RequestError: If a model has no such part, or the part attends to different texts in the two models.
@@ -82,7 +85,7 @@ def _align_sides(a: Inspection, b: Inspection, side: str) -> Pairs:
 
 
 def _unzip(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Return the positions in the first text, and those in the second text."""
+    """Split pairs into the positions in the first text and the positions in the second text."""
     return [first for first, _ in pairs], [second for _, second in pairs]
 
 
@@ -93,10 +96,10 @@ def _head_or_mean(inspection: Inspection, part: str, layer: int, head: int | Non
 
 
 def hidden_state_similarity(a: Inspection, b: Inspection, part: str) -> StateSimilarity:
-    """Return the cosine similarity of the hidden states of aligned tokens; for "cross" those of the decoder.
+    """Return the cosine similarity of the hidden states of aligned tokens. For "cross", these are the decoder's.
 
     Raises:
-        RequestError: If the models have no such blocks, or different numbers of layers or widths.
+        RequestError: If the models have no such blocks, or different layer counts or hidden sizes.
     """
     part = "decoder" if part == "cross" else part
     has_part = all(part in [view.part for view in inspection.views] for inspection in (a, b))

@@ -44,7 +44,7 @@ MIN_COSINE = 0.6  # minimum cosine of the static vectors of two related tokens
 MIN_RATIO = 10.83  # minimum log-likelihood ratio of two words that predict each other: p < 0.001 (Dunning 1993)
 MAX_PAIRED_WORDS = 256  # words of a text that are paired with each other, the first ones in alphabetical order
 MAX_TEXTS = 400
-TOKEN_BUCKETS = 512  # buckets of tokens, by id modulo this number; standard deviations are summed within a bucket
+TOKEN_BUCKETS = 512  # buckets of tokens, by id modulo TOKEN_BUCKETS; standard deviations are summed within a bucket
 
 WordPairs = dict[tuple[str, str], float]  # log-likelihood ratios of pairs of words; each pair is in alphabetical order
 
@@ -78,11 +78,11 @@ class PatternScore:
     score: float  # share of attention that follows the pattern
     chance: float  # share of attention that follows the pattern by chance
     z: float  # distance of the score from chance, in standard deviations
-    rows: int  # number of rows for which the pattern points at a key
+    rows: int  # count of rows for which the pattern points at a key
 
     @property
     def lift(self) -> float:
-        """Score relative to chance: 0 if it is as large as by chance, 1 if all attention follows the pattern."""
+        """Score relative to chance: 0 for a score equal to chance, 1 if all attention follows the pattern."""
         return (self.score - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
 
 
@@ -126,15 +126,15 @@ def find_head_patterns(
     A row's score is the sum of its weights w_j over the keys j that the pattern points at; a head's score is the mean
     over rows. Chance is the expected score if the weights of a row are shuffled over its m visible keys: s keys then
     have the share s/m, with variance s (m - s) / (m - 1) var(w). z is the distance from chance in standard deviations
-    of the mean. Deviations of rows with the same token are added, not their squares, since a head treats equal tokens
-    alike. The score of "broad" is entropy / log m; its chance is that of a random distribution over m keys, uniform on
-    the simplex.
+    of the mean. For rows with the same token, deviations are added instead of their squares, since a head treats equal
+    tokens alike. The score of "broad" is entropy / log m; its chance is that of a random distribution over m keys,
+    uniform on the simplex.
 
     Args:
         loaded: The model.
         texts: Texts or pairs; empty and too long ones are skipped.
         max_texts: Maximum number of texts to read.
-        related: Whether tokens with similar static vectors count as related.
+        related: Whether tokens with similar static vectors are treated as related.
 
     Raises:
         RequestError: If there are no texts, or all are empty or too long.
@@ -173,13 +173,13 @@ def _add_text(
     vectors: Float[Tensor, "tokens width"] | None,
     pairs: WordPairs,
 ) -> None:
-    """Add the attention in one text to the sums. m and s are those of `find_head_patterns`.
+    """Add the attention in one text to the sums. `find_head_patterns` defines m and s.
 
     Args:
         inspection: The model and the text.
         part: "encoder" or "decoder".
         sums: The sums so far.
-        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens; None: do not compare vectors.
+        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens. If None, they are not compared.
         pairs: Words that predict each other.
     """
     view = inspection.view(part)
@@ -292,7 +292,7 @@ class NamedHead(TypedDict):
 
 
 def telling_heads(inspection: Inspection) -> list[NamedHead]:
-    """Return the heads that follow a pattern in this text, those with the largest lift first.
+    """Return the heads that follow a pattern in this text, sorted by lift, largest first.
 
     A pattern is one of `ONE_TEXT_PATTERNS`. A head follows it if its lift is `MIN_LIFT` or more over at least
     `MIN_ROWS` words. Delimiters come last, since many heads attend to them by default.
@@ -316,9 +316,10 @@ def telling_heads(inspection: Inspection) -> list[NamedHead]:
 def _telling_heads_of_layer(
     inspection: Inspection, view: View, layer: int, targets: Mapping[str, Bool[Tensor, "n n"]]
 ) -> Iterator[NamedHead]:
-    """Yield the heads of a layer that follow one of the patterns. m and s are those of `find_head_patterns`."""
+    """Yield the heads of a layer that follow one of the patterns. `find_head_patterns` defines m and s."""
     is_word = torch.tensor([not token["special"] for token in inspection.sides[view.rows]])
-    weights, visible = inspection.weights(view.part, layer), _visible_keys(inspection, view.part, layer)
+    weights = inspection.weights(view.part, layer)
+    visible = _visible_keys(inspection, view.part, layer)
     m = visible.sum(-1).float()
     for name, points_at in targets.items():
         visible_targets = points_at & visible
@@ -353,12 +354,12 @@ def pattern_targets(
     vectors: Float[Tensor, "tokens width"] | None = None,
     pairs: WordPairs | None = None,
 ) -> dict[str, Bool[Tensor, "n n"]]:
-    """Return for each pattern the keys that it points at from each row, [rows, keys].
+    """Return for each pattern which keys it points at from each row, [rows, keys].
 
     Args:
         tokens: The tokens of a text.
-        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens; None: do not compare vectors.
-        pairs: Words that predict each other; None: leave out the pattern "predictive".
+        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens. If None, they are not compared.
+        pairs: Words that predict each other. If None, the pattern "predictive" is left out.
     """
     n = len(tokens)
     positions = torch.arange(n)
@@ -387,10 +388,10 @@ def _related_tokens(tokens: Sequence[TokenRecord], vectors: Tensor | None) -> Bo
     """Return whether two tokens are the same word ignoring case, share a stem, or have similar static vectors."""
     words = [_bare_word(token["text"]) for token in tokens]
     unique = list(dict.fromkeys(words))  # words are compared once, not once for each token
-    number_of = {word: number for number, word in enumerate(unique)}
-    index, n = torch.tensor([number_of[word] for word in words], dtype=torch.long), len(unique)
+    index_of = {word: index for index, word in enumerate(unique)}
+    indices, n = torch.tensor([index_of[word] for word in words], dtype=torch.long), len(unique)
     is_related = torch.tensor([[a == b or _share_stem(a, b) for b in unique] for a in unique]).view(n, n)
-    related = is_related[index][:, index]
+    related = is_related[indices][:, indices]
     if vectors is not None:
         token_vectors = vectors[torch.tensor([token["id"] for token in tokens])]
         related = related | (token_vectors @ token_vectors.T >= MIN_COSINE)
@@ -407,7 +408,7 @@ def _bare_word(name: str) -> str:
 
 
 def _share_stem(a: str, b: str) -> bool:
-    """Whether two words share a prefix of at least four letters and half of the longer word.
+    """Return whether two words share a prefix of at least four letters and half of the longer word.
 
     >>> _share_stem("attends", "attention"), _share_stem("cat", "cats"), _share_stem("sitting", "sings")
     (True, False, False)
@@ -485,7 +486,7 @@ def _word_pair(a: str, b: str) -> tuple[str, str]:
 
 
 def count_names(heads: Sequence[HeadPatterns]) -> dict[str, int]:
-    """Return the number of heads with each name, the most frequent name first."""
+    """Return how many heads have each name, the most frequent name first."""
     return dict(Counter(head.name for head in heads).most_common())
 
 

@@ -1,4 +1,7 @@
-"""Spectrum of a head's query-key matrix W_Q^T W_K, which shows whether the attention score is an inner product."""
+"""Spectrum of a head's query-key matrix W_Q^T W_K, which shows whether the attention score is an inner product.
+
+The page asks for `qk_spectrum` through `page_api.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor, nn
 from heedful.checkpoint import ModelBundle
 from heedful.errors import RequestError
 from heedful.model.stack import Block
-from heedful.model.trace import check_numbers
+from heedful.model.trace import check_indices
 from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
 
 
@@ -19,12 +22,12 @@ from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
 class QKSpectrum:
     """Spectrum of M = W_Q^T W_K of one head, without biases and positions: score(x, y) = x M y.
 
-    The rank of M is at most the width of a head.
+    The rank of M is at most the dimension of a head.
     """
 
     singular_values: Float[Tensor, " rank"]  # singular values of M, largest first
     eigenvalues: Float[Tensor, " nonzero"]  # eigenvalues of (M + M^T) / 2 that are not 0, largest first
-    symmetric_share: float  # share of |M|^2 (Frobenius) in the symmetric part of M; 1: M = M^T; 0: M = -M^T
+    symmetric_share: float  # share of |M|^2 (Frobenius) in the symmetric part of M: 1 if M = M^T, 0 if M = -M^T
 
     @property
     def positive_share(self) -> float:
@@ -58,8 +61,8 @@ def qk_spectrum(loaded: ModelBundle, part: str, layer: int, head: int) -> QKSpec
     if stack is None or part not in ("encoder", "decoder", "cross") or (part == "cross" and not stack.config.cross):
         raise RequestError(f'part "{part}" of this model has no queries and keys: choose another part')
     config = stack.config
-    check_numbers("layers", [layer], config.layers)
-    check_numbers("heads", [head], config.heads)
+    check_indices("layers", [layer], config.layers)
+    check_indices("heads", [head], config.heads)
     block = stack.blocks[layer * len(stack.blocks) // config.layers]
     assert isinstance(block, Block)
     if part == "cross":

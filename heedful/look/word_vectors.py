@@ -1,4 +1,7 @@
-"""Word vectors: one word in several texts, layer by layer; nearest neighbours of static vectors; analogies."""
+"""Word vectors: one word in several texts, layer by layer; nearest neighbours of static vectors; analogies.
+
+The page asks for them through `page_api.py`; `heedful look --analogy` prints analogies.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from heedful.look.inspection import Inspection, readable_token
 from heedful.model.classic import ClassicModel, SelfAttentionMean
 from heedful.model.recurrent_seq2seq import RecurrentSeq2SeqModel
 
-NEIGHBOURS = 10  # number of neighbours that are listed
+NEIGHBOURS = 10  # how many neighbours are listed
 
 
 class Neighbour(TypedDict):
@@ -45,7 +48,7 @@ class ContextualSimilarity:
     layer_names: list[str]  # names of `layers`
     neighbours: list[list[Neighbour]]  # for each occurrence the nearest tokens of its text after the last layer
     static_neighbours: list[Neighbour]  # nearest tokens in the embedding table
-    static_error: str  # why the word has no static vector; "": it has one
+    static_error: str  # why the word has no static vector, or "" if it has one
 
 
 def find_occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[int]]]:
@@ -164,7 +167,7 @@ def _nearest(vector: Tensor, tokens: list[tuple[str, Tensor]]) -> list[Neighbour
 
 
 def static_vector(loaded: ModelBundle, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
-    """Return the mean of the rows of the embedding table for a word's tokens, and the ids of these tokens.
+    """Return the mean embedding of a word's tokens, from the embedding table, and the ids of these tokens.
 
     Raises:
         ModelError: If the model has no tokenizer.
@@ -173,7 +176,7 @@ def static_vector(loaded: ModelBundle, word: str) -> tuple[Float[Tensor, " width
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
-    encoded = tokenizer.encode(word)  # without a space before it, which in a byte-level vocabulary has another token
+    encoded = tokenizer.encode(word)  # a byte-level vocabulary has another token for a word after a space
     ids = [id for id, is_special in zip(encoded.ids, encoded.special, strict=True) if not is_special]
     if not ids:
         raise RequestError(f'"{word}" has no tokens: give a word with letters')
@@ -190,7 +193,7 @@ def nearest_words(loaded: ModelBundle, word: str, count: int = NEIGHBOURS) -> li
 
 
 def analogy(loaded: ModelBundle, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[Neighbour]:
-    """Return the tokens d for which a is to b as c is to d: those nearest to b - a + c (Mikolov et al. 2013).
+    """Return the tokens d for which a is to b as c is to d: the tokens nearest to b - a + c (Mikolov et al. 2013).
 
     a, b and c are unit vectors. The tokens of the three words are left out.
 

@@ -1,4 +1,8 @@
-"""Configurations of models from before the Transformer: contextualizers, poolings, recurrent encoder and decoder."""
+"""Configurations of models from before the Transformer: contextualizers, poolings, recurrent encoder and decoder.
+
+`classic.py`, `pooling.py` and `recurrent_seq2seq.py` build modules from them. They are also settings of fine-tuning,
+`init.reader` and `init.rnn`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class Recurrent:
 
     kind: Literal["recurrent"] = "recurrent"
     cell: Literal["lstm", "gru"] = "lstm"  # kind of recurrent unit
-    width: int = 128  # width of each direction; outputs are twice as wide
+    width: int = 128  # hidden size of each direction; outputs have twice this size
     layers: int = 1  # stacked recurrent layers
 
     def __post_init__(self) -> None:
@@ -43,20 +47,20 @@ class UntrainedSelfAttention:
     score: Literal["dot", "cosine"] = "dot"  # similarity of two positions before the softmax
 
 
-# -- poolings, which make one or more vectors from the rows of a text -----------------------------------------------
+# -- poolings, which make one or more vectors from the hidden states of a text --------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingConfig:
     """Settings of every pooling."""
 
-    over: Recurrent | UntrainedSelfAttention | None = None  # layer over the word vectors; None: none
+    over: Recurrent | UntrainedSelfAttention | None = None  # layer over the word vectors (default: none)
     binary: Literal["softmax", "sigmoid"] = "softmax"  # for two labels: two scores, or one for the second label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BagPooling(PoolingConfig):
-    """Bag of words: the sum or the mean of the rows, whatever their order."""
+    """Bag of words: the sum or the mean of the hidden states, whatever their order."""
 
     kind: Literal["bag"] = "bag"
     how: Literal["mean", "sum"] = "mean"  # how word vectors become one vector
@@ -66,7 +70,7 @@ class BagPooling(PoolingConfig):
 class AttentionPooling(PoolingConfig):
     """Attention with a trained query q: softmax(K q) V (Yang et al. 2016; Lin et al. 2017).
 
-    Keys K are the rows x, W x, or tanh(W x + b). Values V are the rows x or W x.
+    Keys K are the hidden states x, W x, or tanh(W x + b). Values V are x or W x.
     """
 
     kind: Literal["attention"] = "attention"
@@ -83,18 +87,18 @@ class AttentionPooling(PoolingConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredPooling(PoolingConfig):
-    """Structured self-attention of rows H: A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
+    """Structured self-attention of hidden states H: A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
 
     penalty |A A - 1|^2 (Frobenius norm) is added to the loss of each text, so that the rows of A differ (section 2.2).
     Default sizes are those of section 4.1.
     """
 
     kind: Literal["structured"] = "structured"
-    over: Recurrent | UntrainedSelfAttention | None = Recurrent(width=300)  # encoder over the word vectors; None: none
-    hops: int = 30  # number of attention queries
-    inner: int = 350  # width of the hidden layer that scores positions
+    over: Recurrent | UntrainedSelfAttention | None = Recurrent(width=300)  # encoder over the word vectors, or none
+    hops: int = 30  # count of attention queries
+    inner: int = 350  # size of the hidden layer that scores positions
     penalty: float = 1.0  # weight of the penalty on attention rows that repeat each other
-    hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper); 0: none
+    hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper; default: no such layer)
 
     def __post_init__(self) -> None:
         _check_minimum(self, hops=1, inner=1, hidden=0, penalty=0)
@@ -109,11 +113,11 @@ class HierarchicalPooling(PoolingConfig):
     """
 
     kind: Literal["hierarchical"] = "hierarchical"
-    # encoder over the words of a sentence; None: none
+    # encoder over the words of a sentence, or none
     over: Recurrent | UntrainedSelfAttention | None = Recurrent(cell="gru", width=50)
     sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # layer over the sentence vectors
-    inner: int = 100  # width of the hidden layer that scores words and sentences
-    ends: tuple[int, ...] = ()  # ids of tokens that end a sentence; (): those of ".", "!" and "?"
+    inner: int = 100  # size of the hidden layer that scores words and sentences
+    ends: tuple[int, ...] = ()  # ids of tokens that end a sentence (default: those of ".", "!" and "?")
 
     def __post_init__(self) -> None:
         _check_minimum(self, inner=1)
@@ -154,7 +158,7 @@ class GlobalAttention(SourceAttentionConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardAttention(SourceAttentionConfig):
-    """Hard attention to one position: that with the highest score, or in training a sampled one.
+    """Hard attention to one position: the one with the highest score, or in training a sampled one.
 
     Xu et al. 2015, section 4.1. The gradient is that of the softmax (straight-through estimator).
     """
@@ -200,15 +204,15 @@ class RecurrentSeq2Seq:
     """Sequence to sequence: a bidirectional recurrent encoder and a recurrent decoder (Sutskever et al. 2014).
 
     The decoder's first state is computed from the encoder's last states in both directions. With `look`, the decoder
-    attends to the encoder's rows in each step, and predicts from tanh(W [context; state]). With `feed`, this vector is
-    also an input of the next step (Luong et al. 2015, equation 5 and section 3.3).
+    attends to the encoder's hidden states in each step, and predicts from tanh(W [context; state]). With `feed`, this
+    vector is also an input of the next step (Luong et al. 2015, equation 5 and section 3.3).
     """
 
     kind: Literal["recurrent"] = "recurrent"
     cell: Literal["lstm", "gru"] = "gru"  # kind of recurrent unit
-    width: int = 512  # width of the decoder, and of both directions of the encoder together
+    width: int = 512  # hidden size of the decoder, and of both directions of the encoder together
     layers: int = 1  # stacked recurrent layers of the encoder and of the decoder
-    # attention over the source; None: only the encoder's last state
+    # attention over the source; without it, the decoder has only the encoder's last state
     look: GlobalAttention | HardAttention | LocalM | LocalP | None = GlobalAttention()
     feed: bool = True  # feed the attended vector into the decoder's next step (input feeding, Luong et al. 2015)
     dropout: float = 0.0  # dropout of word vectors, between layers, and of the output
@@ -239,7 +243,7 @@ class ClassicConfig(ModelConfig):
 
     @property
     def word_width(self) -> int:
-        """Width of the word vectors."""
+        """Dimension of the word vectors."""
         return self.embedding.width if self.encoder is None else self.encoder.width
 
     @property
@@ -249,12 +253,12 @@ class ClassicConfig(ModelConfig):
 
     @property
     def has_decoder(self) -> bool:
-        """Whether the model generates text: if it has a recurrent decoder."""
+        """Whether the model has a recurrent decoder, which generates text."""
         return isinstance(self.reader, RecurrentSeq2Seq)
 
     @property
     def max_source_positions(self) -> int | None:
-        """Maximum source length that the decoder can attend to, which location scores limit; None: unlimited."""
+        """Maximum source length that the decoder can attend to, or None if unlimited; location scores limit it."""
         match self.reader:
             case RecurrentSeq2Seq(look=GlobalAttention() | HardAttention() as look) if look.score == "location":
                 return look.longest
@@ -262,7 +266,7 @@ class ClassicConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """Width of the output rows."""
+        """Hidden size of the output."""
         if isinstance(self.reader, RecurrentSeq2Seq):
             return self.embedding.width
         over = self.reader.over

@@ -1,4 +1,7 @@
-"""Configurations of models and heads: plain data, independent of families, from which modules are built."""
+"""Configurations of models and heads: plain data, independent of families, from which modules are built.
+
+`families` reads them. `width` is the hidden size or the dimension of vectors; `head_width` is the dimension of a head.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from heedful.errors import ModelError
 
 
 def _check(config: object, minimum: dict[str, int], *fractions: str) -> None:
-    """Raise ModelError for a number below its minimum, or a fraction outside 0 to 1."""
+    """Raise ModelError for a field below its minimum, or a fraction outside 0 to 1."""
     for name, low in minimum.items():
         value = getattr(config, name)
         if value is not None and value < low:
@@ -30,13 +33,13 @@ class Learned:
     kind: Literal["learned"] = "learned"
     count: int  # rows of the table, the first `offset` included
     offset: int = 0
-    padding: int | None = None  # row that stays zero and gets no gradient; None: no such row
+    padding: int | None = None  # row that stays zero and gets no gradient
     join: Literal["add", "concatenate"] = "add"
     width: int | None = None  # width of concatenated positions; added positions are as wide as the embedding
 
     @property
     def limit(self) -> int:
-        """Number of tokens that have positions."""
+        """How many positions there are."""
         return self.count - self.offset
 
 
@@ -55,7 +58,7 @@ class Sinusoidal:
     offset: int = 0  # added to the positions
     join: Literal["add", "concatenate"] = "add"
     width: int | None = None  # width of concatenated positions; added positions are as wide as the embedding
-    limit: int | None = None  # tokens in the longest sequences of the model's training; None: unlimited
+    limit: int | None = None  # tokens in the longest sequences of the model's training (default: unlimited)
 
 
 # -- relative positions, in attention ---------------------------------------------------------------------------
@@ -86,9 +89,9 @@ class Yarn:
     factor: float = 1.0
     trained: int = 512  # positions in the longest sequences of training
     magnitude: float = 1.0  # factor of queries and keys
-    fast: float = 32.0  # rotations within the trained positions, from which a frequency stays as it is
-    slow: float = 1.0  # rotations within the trained positions, up to which it is divided by the whole factor
-    truncate: bool = True  # round the first and the last interpolated pair of numbers to whole pairs
+    fast: float = 32.0  # rotations within the trained positions, from which a frequency is unchanged
+    slow: float = 1.0  # rotations within the trained positions, up to which a frequency is divided by `factor`
+    truncate: bool = True  # round the index of the first and of the last interpolated frequency to an integer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +101,8 @@ class Llama3Scaling:
     kind: Literal["llama3"] = "llama3"
     factor: float = 8.0
     trained: int = 8192  # positions in the longest sequences of training
-    low: float = 1.0  # rotations within the trained positions, up to which a frequency is divided by the whole factor
-    high: float = 4.0  # rotations within the trained positions, from which it stays as it is
+    low: float = 1.0  # rotations within the trained positions, up to which a frequency is divided by `factor`
+    high: float = 4.0  # rotations within the trained positions, from which a frequency is unchanged
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -126,7 +129,7 @@ class Rotary:
 
     kind: Literal["rotary"] = "rotary"
     base: float = 10_000.0
-    local_base: float | None = None  # base in layers with a window; None: `base` and `scaling` in all layers
+    local_base: float | None = None  # base in layers with a window (default: `base` and `scaling` in all layers)
     scaling: Scaling | None = None
     local_scaling: Scaling | None = None  # scaling in layers with a window, if `local_base` is set
 
@@ -145,8 +148,8 @@ class Shaw:
     """Trained vectors for each distance, one added to keys and one to values (Shaw et al. 2018)."""
 
     kind: Literal["shaw"] = "shaw"
-    reach: int = 16  # largest distance with vectors of its own
-    values: bool = True  # False: vectors are added to keys only
+    reach: int = 16  # largest distance with its own vectors; larger ones are clipped to it
+    values: bool = True  # whether vectors are also added to values, not only to keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +157,7 @@ class TransformerXl:
     """Scores from sinusoids of the distance, and from whether segments are the same (Dai et al. 2019)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
-    reach: int | None = None  # larger distances count as this one; None: unlimited
+    reach: int | None = None  # distance to which larger ones are clipped (default: unlimited)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,18 +183,18 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 class EmbeddingConfig:
     """The input embedding: tokens, positions and types are joined, normalised, dropped out and projected."""
 
-    vocabulary: int  # number of tokens
-    width: int  # width of token vectors
+    vocabulary: int  # count of tokens
+    width: int  # dimension of token vectors
     positions: Learned | Sinusoidal | None = None
-    types: int = 0  # number of token types (segments); 0: no vectors of types
-    padding: int | None = None  # token whose vector stays zero and gets no gradient; None: no such token
+    types: int = 0  # count of token types (segments); 0: no vectors of types
+    padding: int | None = None  # id of the token whose vector stays zero and gets no gradient
     scale: float = 1.0  # factor of token vectors; sqrt(width) in the original Transformer
     norm: Norm | None = None
     norm_eps: float = 1e-12
     norm_bias: bool = True
     dropout: float = 0.0
-    query: bool = False  # whether there is a vector for rows of the query stream (Yang et al. 2019, section 2.3)
-    always_project: bool = False  # project to the stack's width even if the widths are equal
+    query: bool = False  # whether there is a vector for the query stream (Yang et al. 2019, section 2.3)
+    always_project: bool = False  # project to the hidden size even if token vectors have that dimension
 
     def __post_init__(self) -> None:
         _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")
@@ -209,37 +212,37 @@ class EmbeddingConfig:
 class StackConfig:
     """A stack of blocks of attention and MLP."""
 
-    width: int
+    width: int  # hidden size
     layers: int
     heads: int
-    head_width: int
-    kv_heads: int | None = None  # heads of keys and values in self-attention, shared by groups of heads; None: heads
+    head_width: int  # dimension of a head
+    kv_heads: int | None = None  # heads of keys and values in self-attention, for groups of heads (default: heads)
     qk_norm: bool = False  # RMS norm of each head's query and key, before positions are applied
-    inner_width: int  # width of the MLP's inner layer
+    inner_width: int  # size of the MLP's inner layer
     activation: Activation = "gelu"
     gated: bool = False  # the MLP computes activation(gate) * up instead of activation(up)
     attention_bias: bool = True
     mlp_bias: bool = True
-    up_bias: bool | None = None  # bias of the MLP's first layer; None: mlp_bias
+    up_bias: bool | None = None  # bias of the MLP's first layer (default: mlp_bias)
     norm: Norm = "layer"
     norm_at: Literal["post", "pre"] = "post"  # norm after each residual sum, or before each sublayer
     norm_eps: float = 1e-12
     norm_bias: bool = True
     final_norm: bool = False  # norm after the last block, as models with pre-norm have it
     first_norm: bool = True  # with pre-norm: norm before the first attention
-    blocks: int | None = None  # number of different blocks; fewer than layers: neighbours share one (Lan et al. 2020)
+    blocks: int | None = None  # different blocks; if fewer than layers, adjacent layers share one (Lan et al. 2020)
     relation: Rotary | Buckets | Shaw | TransformerXl | Disentangled | None = None  # relative positions
-    score_scale: float | None = None  # factor of q k; None: 1 / sqrt(head_width)
+    score_scale: float | None = None  # factor of q k (default: 1 / sqrt(head_width))
     causal: bool = False
-    cross: bool = False  # cross-attention to the encoder's rows
-    window: int | None = None  # positions that a row sees on each side, except in global layers; None: all
-    global_every: int | None = None  # g: layers 0, g, 2g, ... have no window; None: all layers have it
-    global_layers: tuple[int, ...] | None = None  # numbers of the layers without a window, instead of global_every
+    cross: bool = False  # cross-attention to the encoder's hidden states
+    window: int | None = None  # tokens on each side that a token attends to, except in global layers (default: all)
+    global_every: int | None = None  # g: layers 0, g, 2g, ... have no window (default: all layers have it)
+    global_layers: tuple[int, ...] | None = None  # indices of the layers without a window, instead of global_every
     dropout: float = 0.0  # dropout after the MLP, and after attention unless attention_out_dropout is set
-    attention_out_dropout: float | None = None  # dropout after attention; None: dropout
+    attention_out_dropout: float | None = None  # dropout after attention (default: dropout)
     attention_dropout: float = 0.0  # dropout of attention weights, after the softmax
     inner_dropout: float = 0.0  # dropout inside the MLP, after the activation
-    final_dropout: float = 0.0  # dropout of the output rows
+    final_dropout: float = 0.0  # dropout of the output
 
     def __post_init__(self) -> None:
         if self.blocks is not None and not 1 <= self.blocks <= self.layers:
@@ -290,17 +293,17 @@ class StackConfig:
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Widths of a row's query, key and value, all heads together."""
-        keys = (self.kv_heads or self.heads) * self.head_width
-        return self.heads * self.head_width, keys, keys
+        """Sizes of a token's query, key and value, all heads together."""
+        kv_size = (self.kv_heads or self.heads) * self.head_width
+        return self.heads * self.head_width, kv_size, kv_size
 
     def kv_heads_of(self, heads: int) -> int | None:
-        """Return kv_heads for a stack of `heads` heads in groups as large as here; None if it cannot have groups."""
+        """Return kv_heads for a stack of `heads` heads with the group size of this one, or None if it has no groups."""
         group = self.heads // (self.kv_heads or self.heads)
         return heads // group if group > 1 and heads % group == 0 else None
 
     def window_of(self, layer: int) -> int | None:
-        """Return the window of a layer; None: it has no window."""
+        """Return the window of a layer, or None if the layer is global."""
         if self.global_layers is not None:
             return None if layer in self.global_layers else self.window
         return None if self.global_every and layer % self.global_every == 0 else self.window
@@ -329,8 +332,8 @@ class Normal:
 class FanIn:
     """Normal distribution with standard deviation factor * (fan in)^-0.5 (T5; Raffel et al. 2020, as released).
 
-    The deviation of query matrices is multiplied by (head width)^-0.5, since T5 does not scale scores. That of
-    embeddings is `factor`, that of relative biases factor * width^-0.5.
+    The deviation of query matrices is multiplied by head_width^-0.5, since T5 does not scale scores. Embeddings have
+    the deviation `factor`, and relative biases factor * width^-0.5.
     """
 
     kind: Literal["fan_in"] = "fan_in"
@@ -384,14 +387,13 @@ class ModelConfig:
 
     @property
     def width(self) -> int:
-        """Width of the output rows."""
+        """Hidden size of the output."""
         last = self.decoder or self.encoder
         assert last is not None
         return last.width
 
 
 # -- heads ----------------------------------------------------------------------------------------------------
-
 
 Pooling = Literal["mean", "first", "max", "mean_sqrt_length", "last"]
 
@@ -401,9 +403,9 @@ class Summary:
     """A vector for each sequence: pooling, dropout, dense, activation, norm, dropout."""
 
     pooling: Pooling = "first"
-    pooled_token: int | None = None  # with "last": pool the last row of this token, in sequences that have it
-    pools_last: bool = False  # compute dense, activation and norm for every row, and pool their results
-    dense: bool = True  # False: no dense layer, activation and norm
+    pooled_token: int | None = None  # with "last": id of the token to pool, at its last occurrence in a sequence
+    pools_last: bool = False  # compute dense, activation and norm for every token, and pool the results
+    dense: bool = True  # whether there is a dense layer, with activation and norm
     dense_bias: bool = True
     activation: Activation | None = "tanh"  # None: no activation
     norm_eps: float | None = None  # None: no norm
@@ -414,9 +416,9 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rowwise:
-    """A vector for each row: optional dense, activation and norm, then dropout."""
+    """A vector for each token: optional dense, activation and norm, then dropout."""
 
-    dense: bool = False  # False: no dense layer, activation and norm
+    dense: bool = False  # whether there is a dense layer, with activation and norm
     dense_bias: bool = True
     activation: Activation | None = "gelu"  # None: no activation
     norm_eps: float | None = None  # None: no norm
@@ -426,17 +428,17 @@ class Rowwise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pooled:
-    """The pooler: tanh(W h + b) of each sequence's first row (Devlin et al. 2019, section 3.2)."""
+    """The pooler: tanh(W h + b) of each sequence's first hidden state (Devlin et al. 2019, section 3.2)."""
 
     kind: Literal["pooler"] = "pooler"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedTokens:
-    """Masked language modelling: scores over the vocabulary for each row by dense, activation, norm and decoder."""
+    """Masked language modelling: scores over the vocabulary for each token by dense, activation, norm and decoder."""
 
     kind: Literal["masked_lm"] = "masked_lm"
-    dense: bool = True  # False: the decoder alone, without dense layer, activation and norm
+    dense: bool = True  # whether a dense layer, activation and norm precede the decoder
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
     tied: bool = True  # the decoder's weight is the token embedding
@@ -481,12 +483,12 @@ class Classes(Summary):
     labels: tuple[str, ...]
     problem_type: ProblemType = "single_label_classification"
     bias: bool = True  # bias of the last layer
-    score_activation: ScoreActivation | None = None  # activation of a cross-encoder's score; None: no cross-encoder
+    score_activation: ScoreActivation | None = None  # activation of a cross-encoder's score (default: no cross-encoder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenClasses(Rowwise):
-    """Token classification: scores over labels for each row."""
+    """Token classification: scores over labels for each token."""
 
     kind: Literal["token_classification"] = "token_classification"
     labels: tuple[str, ...]
@@ -501,15 +503,15 @@ class Choice(Summary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpanScores(Rowwise):
-    """Extractive question answering: start and end scores for each row (Devlin et al. 2019, section 4.2)."""
+    """Extractive question answering: start and end scores for each token (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["question_answering"] = "question_answering"
-    no_answer: Literal["first", "last"] = "first"  # row whose scores mean "no answer"; it must see all other rows
+    no_answer: Literal["first", "last"] = "first"  # token that stands for "no answer"; it must attend to all others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplacedTokens(Rowwise):
-    """Replaced token detection: one score for each row, above 0 if its token was replaced (Clark et al. 2020)."""
+    """Replaced token detection: one score for each token, above 0 if it was replaced (Clark et al. 2020)."""
 
     kind: Literal["replaced_token_detection"] = "replaced_token_detection"
     dense: bool = True
@@ -517,18 +519,18 @@ class ReplacedTokens(Rowwise):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextToken:
-    """Language modelling: scores over the vocabulary for each row by one linear layer."""
+    """Language modelling: scores over the vocabulary for each token by one linear layer."""
 
     kind: Literal["language_model"] = "language_model"
     tied: bool = True  # the layer's weight is the token embedding
     bias: bool = False
-    bias_is_trained: bool = True  # False: the bias stays as it was loaded
-    scale: float = 1.0  # factor of the rows before the linear layer
+    bias_is_trained: bool = True  # whether training changes the bias
+    scale: float = 1.0  # factor of the hidden states before the linear layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PermutedTokens:
-    """Permutation language modelling: scores over the vocabulary for rows of the query stream (Yang et al. 2019)."""
+    """Permutation language modelling: scores over the vocabulary for the query stream (Yang et al. 2019)."""
 
     kind: Literal["permutation_lm"] = "permutation_lm"
     tied: bool = True  # the layer's weight is the token embedding
@@ -542,14 +544,14 @@ class NextTokenAndChoice(Summary):
     kind: Literal["double_heads"] = "double_heads"
     tied: bool = True  # the weight of the vocabulary scores is the token embedding
     bias: bool = False  # bias of the vocabulary scores
-    scale: float = 1.0  # factor of the rows before the vocabulary scores
+    scale: float = 1.0  # factor of the hidden states before the vocabulary scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseLayer:
     """A layer activation(W x + b) on a pooled vector, as the Dense module of sentence-transformers."""
 
-    width: int  # width of the output
+    width: int  # dimension of the output
     bias: bool = True
     activation: Activation | None = "tanh"  # None: no activation
 
@@ -562,12 +564,12 @@ class SentenceEmbedding:
     pooling: tuple[Pooling, ...] = ("mean",)  # poolings whose vectors are concatenated
     dense: tuple[DenseLayer, ...] = ()  # layers after the pooling
     normalise: bool = False  # scale vectors to unit length
-    dimensions: int | None = None  # numbers of a vector to return, the first ones, after normalisation; None: all
-    max_length: int | None = None  # longest text, in tokens; None: the model's limit
+    dimensions: int | None = None  # how many dimensions of a vector to return, the first ones (default: all)
+    max_length: int | None = None  # longest text, in tokens (default: the model's limit)
     keeps_pooler: bool = False  # the model folder has an unused pooler, which is saved again
     prompts: tuple[tuple[str, str], ...] = ()  # names and texts of prompts
-    default_prompt: str | None = None  # name of the prompt for texts without a named one; None: no prompt
-    pools_prompt: bool = True  # False: the model reads the tokens of a prompt, but does not pool them
+    default_prompt: str | None = None  # name of the prompt for texts without a named one (default: no prompt)
+    pools_prompt: bool = True  # whether the tokens of a prompt are pooled too
     similarity: str | None = None  # name of a similarity, saved for sentence-transformers
 
     def prompt(self, *names: str) -> str:
@@ -576,7 +578,7 @@ class SentenceEmbedding:
         return next((prompts[name] for name in (*names, self.default_prompt) if name in prompts), "")
 
     def width(self, model: ModelConfig) -> int:
-        """Return the width of the vectors for a model."""
+        """Return the dimension of the vectors for a model."""
         width = self.dense[-1].width if self.dense else model.width * len(self.pooling)
         return width if self.dimensions is None else min(width, self.dimensions)
 

@@ -501,7 +501,7 @@ def evaluate_task(
         try:
             answers = engine([task.engine_input(example) for example in batch])
         except InputError as error:
-            refused = batch[error.number]
+            refused = batch[error.index]
             raise HeedfulError(f"{refused.file}:{refused.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(batch)} examples from {batch[0].file}:{batch[0].line} on: {error}") from None

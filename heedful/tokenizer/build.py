@@ -1,4 +1,7 @@
-"""Build tokenizers of the `tokenizers` library from a vocabulary: WordPiece and byte-level BPE; their templates."""
+"""Build tokenizers of the `tokenizers` library from a vocabulary: WordPiece and byte-level BPE; their templates.
+
+`files.py` calls these functions for a folder without tokenizer.json, and `training.py` after training.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,11 @@ def build_wordpiece(
     A word of more than 100 characters is unknown, as in the library (200 in google-research/bert).
 
     Args:
-        vocabulary: ids of the tokens.
-        config: tokenizer_config.json; keys that it lacks are added.
-        path: file of the vocabulary, for messages.
-        notes: sentences for the user, to which some may be added.
-        defaults: names of special tokens ("special") and templates ("single", "pair") of the model's family; None:
+        vocabulary: Ids of the tokens.
+        config: Values of tokenizer_config.json; keys that it lacks are added.
+        path: File of the vocabulary, for messages.
+        notes: Sentences for the user, to which some may be added.
+        defaults: Names of special tokens ("special") and templates ("single", "pair") of the model's family. If None,
             those of BERT.
 
     Raises:
@@ -87,9 +90,9 @@ def add_family_template(backend: tokenizers.Tokenizer, defaults: Mapping[str, ob
     """Set the special tokens around texts from the templates "single" and "pair" of a family.
 
     Args:
-        backend: the tokenizer, which is changed.
-        defaults: values of the family.
-        path: file of the vocabulary, for messages.
+        backend: The tokenizer, which is changed.
+        defaults: Values of the family.
+        path: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: If a special token of the templates is missing.
@@ -108,7 +111,7 @@ def add_template(backend: tokenizers.Tokenizer, cls_token: str, sep_token: str) 
     A special token that the vocabulary lacks is left out.
     """
     ids = {token: backend.token_to_id(token) for token in (cls_token, sep_token)}
-    special_tokens = [(token, number) for token, number in ids.items() if number is not None]
+    special_tokens = [(token, id) for token, id in ids.items() if id is not None]
     begin = [cls_token] if ids[cls_token] is not None else []
     has_sep = ids[sep_token] is not None
     single = [*begin, "$A:0", *([f"{sep_token}:0"] if has_sep else [])]
@@ -130,11 +133,11 @@ def build_byte_level_bpe(
     are added.
 
     Args:
-        vocabulary: ids of the tokens.
-        merges: pairs of tokens, the first to be merged first.
-        config: tokenizer_config.json; keys that it lacks are added.
-        path: file of the vocabulary, for messages.
-        notes: sentences for the user, to which some may be added.
+        vocabulary: Ids of the tokens.
+        merges: Pairs of tokens, the first to be merged first.
+        config: Values of tokenizer_config.json; keys that it lacks are added.
+        path: File of the vocabulary, for messages.
+        notes: Sentences for the user, to which some may be added.
 
     Raises:
         TokenizerError: If the vocabulary is not byte-level or cannot be used.
@@ -180,5 +183,5 @@ def _token_text(token: object) -> str:
 
 
 def _has_upper_case(token: str) -> bool:
-    """Whether an ordinary token has an ASCII upper-case letter; `[unused1]` and `<mask>` are not ordinary."""
+    """Return whether an ordinary token has an ASCII upper-case letter; `[unused1]` and `<mask>` are not ordinary."""
     return re.search("[A-Z]", token) is not None and re.fullmatch(r"\[.*\]|<.*>", token) is None

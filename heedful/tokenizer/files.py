@@ -1,4 +1,7 @@
-"""Read the tokenizer files of a folder, which is untrusted: everything that decides ids is checked before its use."""
+"""Read the tokenizer files of a folder, which is untrusted: everything that decides ids is checked before its use.
+
+`Tokenizer.load` calls `read_tokenizer_files`.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
     """Read tokenizer.json, else vocab.txt, source.spm, vocab.json with merges.txt, or a SentencePiece model.
 
     Args:
-        folder: the folder.
-        defaults: values of the model's family that vocab.txt and SentencePiece models lack, as of `build_wordpiece` and
-            `build_sentencepiece`; None: unknown.
+        folder: The folder.
+        defaults: Values of the model's family that vocab.txt and SentencePiece models lack, as `build_wordpiece` and
+            `build_sentencepiece` take them. None if the family is unknown.
 
     Raises:
         TokenizerError: If there is no tokenizer, or a file is damaged or exceeds a limit.
@@ -65,14 +68,15 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         vocabulary = _read_vocabulary_json(folder, joint_vocabulary.VOCABULARY)
         backend = joint_vocabulary.read_joint_vocabulary(folder, vocabulary, config, defaults)
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        vocabulary, merges = _read_vocabulary_json(folder, "vocab.json"), _read_merges(folder, "merges.txt", notes)
+        vocabulary = _read_vocabulary_json(folder, "vocab.json")
+        merges = _read_merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
         defaults_by_class = (defaults or {}).get("by_class", {})
         assert isinstance(defaults_by_class, dict)
         defaults = defaults_by_class.get(config.get("tokenizer_class"), defaults)
         if defaults is not None and defaults.get("file", model.name) != model.name:
-            defaults = None  # they are for a file with another name
+            defaults = None  # the defaults are for a file with another name
         if defaults is None:
             notes.append(f"{model.name} does not name the special tokens around a text (none are added)")
         backend = sentencepiece_model.build_sentencepiece(
@@ -151,7 +155,8 @@ def _check_config(config: TokenizerConfig, folder: Path) -> None:
 
 def _read_tokenizer_json(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
     """Read tokenizer.json, without its stored truncation, padding and dropout."""
-    state, path = _read_object(folder, "tokenizer.json"), folder / "tokenizer.json"
+    state = _read_object(folder, "tokenizer.json")
+    path = folder / "tokenizer.json"
     state["truncation"] = state["padding"] = None
     model = state.get("model")
     if not isinstance(model, dict):
@@ -201,10 +206,10 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig, f
     """Add the tokens of tokenizer_config.json to a tokenizer, and make its special tokens special, as in transformers.
 
     Args:
-        backend: the tokenizer, which is changed.
-        config: tokenizer_config.json; a special token that the vocabulary lacks is set to None.
-        folder: folder of the file, for messages.
-        notes: sentences for the user, to which some may be added.
+        backend: The tokenizer, which is changed.
+        config: Values of tokenizer_config.json; a special token that the vocabulary lacks is set to None.
+        folder: Folder of the file, for messages.
+        notes: Sentences for the user, to which some may be added.
 
     Raises:
         TokenizerError: If an added token does not get the id that the file has for it.
@@ -219,7 +224,7 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig, f
             has_flags = entry.keys() != {"content"}
             if has_flags or entry["content"] not in added_before or backend.token_to_id(entry["content"]) != id:
                 new.append((id, entry))
-        # one call: the time of each grows with the number of tokens that were added before
+        # one call for all tokens, because the time of a call grows with the tokens that were added before
         backend.add_tokens([_added_token(entry, special=bool(entry.get("special"))) for _, entry in new])
         for id, entry in new:
             if backend.token_to_id(entry["content"]) != id:
@@ -253,7 +258,7 @@ def _added_token(token: str | dict[str, Any], *, special: bool) -> tokenizers.Ad
 
 
 def _read_lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text) of each line, without a byte order mark and line ends.
+    """Yield (line number from 1, text) of each line, without a byte order mark and line ends.
 
     Raises:
         TokenizerError: If there are too many lines, or one is too long or not UTF-8.
@@ -262,22 +267,24 @@ def _read_lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int
     if (count := data.count(b"\n")) > MAX_TOKENS:
         raise TokenizerError(f"{path} has {count} lines: a vocabulary has at most {MAX_TOKENS}")
     with io.BytesIO(data) as file:
-        number = 0
+        line_number = 0
         while line_bytes := file.readline(4 * MAX_LINE_CHARS + 3):
-            number += 1
-            if number == 1 and line_bytes.startswith(b"\xef\xbb\xbf"):
+            line_number += 1
+            if line_number == 1 and line_bytes.startswith(b"\xef\xbb\xbf"):
                 line_bytes = line_bytes[3:]
                 notes.append("a byte order mark (ignored)")
             try:
                 line = line_bytes.decode("utf-8").removesuffix("\n")
             except UnicodeDecodeError as error:
-                raise TokenizerError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
+                raise TokenizerError(
+                    f"{path}, line {line_number} is not UTF-8 ({error.reason}): save it as UTF-8"
+                ) from None
             if len(line) > MAX_LINE_CHARS:
-                raise TokenizerError(f"{path}, line {number}: a line has at most {MAX_LINE_CHARS} characters")
+                raise TokenizerError(f"{path}, line {line_number}: a line has at most {MAX_LINE_CHARS} characters")
             if line.endswith("\r"):
                 has_windows_ends = True
                 line = line.removesuffix("\r")
-            yield number, line
+            yield line_number, line
     if has_windows_ends:
         notes.append("Windows line ends (ignored)")
 
@@ -290,14 +297,14 @@ def _read_vocabulary_lines(folder: Path, name: str, notes: list[str]) -> dict[st
     vocabulary: dict[str, int] = {}
     doubled_tokens: list[str] = []
     blank_lines: list[int] = []
-    for number, line in _read_lines(folder, name, notes):
+    for line_number, line in _read_lines(folder, name, notes):
         token = line.rstrip(WHITE_SPACE)  # as the library's own reader does
         if not token:
-            blank_lines.append(number)
+            blank_lines.append(line_number)
             continue
         if token in vocabulary:
-            doubled_tokens.append(f"{quoted(token)} (lines {vocabulary[token] + 1} and {number})")
-        vocabulary[token] = number - 1
+            doubled_tokens.append(f"{quoted(token)} (lines {vocabulary[token] + 1} and {line_number})")
+        vocabulary[token] = line_number - 1
     if doubled_tokens:
         notes.append(f"{len(doubled_tokens)} doubled tokens, first {doubled_tokens[0]} (the last one counts)")
     if blank_lines:
@@ -321,13 +328,13 @@ def _read_vocabulary_json(folder: Path, name: str) -> dict[str, int]:
 def _read_merges(folder: Path, name: str, notes: list[str]) -> list[tuple[str, str]]:
     """Read a file with two tokens on each line, which BPE merges."""
     merges = []
-    for number, line in _read_lines(folder, name, notes):
-        if not line or (number == 1 and line.startswith("#version")):
+    for line_number, line in _read_lines(folder, name, notes):
+        if not line or (line_number == 1 and line.startswith("#version")):
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise TokenizerError(
-                f"{folder / name}, line {number} is {quoted(line)}: a merge is two pieces with a space between"
+                f"{folder / name}, line {line_number} is {quoted(line)}: a merge is two pieces with a space between"
             )
         merges.append((left, right))
     return merges

@@ -1,6 +1,7 @@
 """Tokenizers of two SentencePiece models, for source and target texts, with one vocabulary of ids (vocab.json).
 
-The library's tokenizers have ids of their own, so a wrapper looks up the id of each piece by its text.
+The library's tokenizer of each SentencePiece model has other ids, so a wrapper looks up the id of each piece by its
+text. `files.py` calls `read_joint_vocabulary` for folders of translation models.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RenumberedEncoding:
 
 
 class JointVocabulary:
-    """A tokenizer with the methods of the library's: a segmenter splits texts, another tokenizer has the vocabulary."""
+    """A tokenizer with the library's methods: a segmenter splits texts, and another tokenizer has the vocabulary."""
 
     def __init__(
         self,
@@ -52,12 +53,15 @@ class JointVocabulary:
         """Make the tokenizer of source or target texts.
 
         Args:
-            vocabulary: tokenizer with the ids of all pieces.
-            segmenters: tokenizers that split source and target texts, by the names of their files.
-            files: contents of the files, for saving.
-            side: which texts it splits, SOURCE or TARGET.
+            vocabulary: Tokenizer with the ids of all pieces.
+            segmenters: Tokenizers that split source and target texts, by the names of their files.
+            files: Contents of the files, for saving.
+            side: Which texts the tokenizer splits, SOURCE or TARGET.
         """
-        self._vocabulary, self._segmenters, self.files, self._side = vocabulary, segmenters, files, side
+        self._vocabulary = vocabulary
+        self._segmenters = segmenters
+        self.files = files
+        self._side = side
         self._ids = vocabulary.get_vocab(with_added_tokens=True)
         self._languages = _language_codes(self._ids)
 
@@ -99,7 +103,8 @@ class JointVocabulary:
 
     def to_str(self) -> str:
         """Return everything that decides ids, as JSON."""
-        state, segmenter = json.loads(self._vocabulary.to_str()), json.loads(self._segmenters[self._side].to_str())
+        state = json.loads(self._vocabulary.to_str())
+        segmenter = json.loads(self._segmenters[self._side].to_str())
         state["model"]["segmenter"] = segmenter["model"]
         steps = ("normalizer", "pre_tokenizer", "post_processor")
         return json.dumps(state | {step: segmenter[step] for step in steps})
@@ -130,13 +135,13 @@ def read_joint_vocabulary(
     """Read the tokenizer of a folder with source.spm, target.spm and vocab.json.
 
     Args:
-        folder: the folder.
-        vocabulary: contents of vocab.json.
-        config: tokenizer_config.json; keys that it lacks are added.
-        defaults: values of the model's family: "tokenizer_class", which transformers needs for such files.
+        folder: The folder.
+        vocabulary: Contents of vocab.json.
+        config: Values of tokenizer_config.json; keys that it lacks are added.
+        defaults: Values of the model's family: "tokenizer_class", which transformers needs for such files.
 
     Raises:
-        TokenizerError: If a file cannot be used, or source and target have vocabularies of their own.
+        TokenizerError: If a file cannot be used, or source and target have separate vocabularies.
     """
     if config.get("separate_vocabs"):
         raise TokenizerError(f"{folder}: separate_vocabs is true; only one vocabulary for both sides can be loaded")

@@ -1,7 +1,8 @@
 """Bound how much a regular expression of a tokenizer file can backtrack, before the library compiles it.
 
-The grammar is the part of Oniguruma's that published tokenizers use. The cost of a pattern is the number of ways in
-which it can be tried from one position of a text of ASSUMED_REPEATS characters; with cost 1 nothing is tried twice.
+The grammar is the part of Oniguruma's that published tokenizers use. The cost of a pattern is the count of ways in
+which the library can try it from one position of a text of ASSUMED_REPEATS characters; a pattern of cost 1 never
+backtracks. `limits.py` calls `bound_cost`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Literal
 
 ASSUMED_REPEATS = 64  # repeats of an unbounded repeat
 MAX_COST = ASSUMED_REPEATS**2 - 1  # allows one unbounded repeat that can fail later, and some choices; never two
-MAX_PATTERN_CHARS = 8_192  # characters of a pattern, at most
-MAX_DEPTH = 20  # levels of groups in groups, at most
+MAX_PATTERN_CHARS = 8_192  # maximum characters of a pattern
+MAX_DEPTH = 20  # maximum levels of groups in groups
 _COUNT = re.compile(r"\{(\d{0,6})(,?)(\d{0,6})\}")
 _FLAGS = re.compile(r"\?[imx]*(?:-[imx]+)?[:)]")
 _NAME = re.compile(r"\?<[A-Za-z_]\w{0,40}>")
@@ -24,7 +25,7 @@ _ANCHORS = set("bBAzZG")
 
 
 class UnsupportedError(ValueError):
-    """The pattern has a construct that is not read, or that can backtrack too much."""
+    """The pattern has a construct that is not supported, or that can backtrack too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Bound:
     """The cost of a pattern, and the length of its matches."""
 
     cost: float
-    min_chars: int  # characters of a match, at least; 0 if unknown
+    min_chars: int  # minimum characters of a match; 0 if unknown
 
 
 @dataclass(slots=True)
@@ -41,13 +42,13 @@ class _Node:
 
     kind: Literal["one", "anchor", "look", "atomic", "sequence", "either", "repeat"]  # one: a single character
     parts: list[_Node] = field(default_factory=list)
-    text: str = ""  # the character that "one" matches; "": one of several
+    text: str = ""  # the character that "one" matches, or "" if it matches several
     min_repeats: int = 1
     max_repeats: float = 1
 
     @property
     def min_chars(self) -> int:
-        """Number of characters of a match, at least."""
+        """Minimum number of characters of a match."""
         match self.kind:
             case "one":
                 return 1
@@ -61,7 +62,7 @@ class _Node:
 
     @property
     def first(self) -> str:
-        """The ASCII character, in lower case, that every match begins with; "": unknown."""
+        """The ASCII character, in lower case, that every match begins with, or "" if there is no such character."""
         match self.kind:
             case "one":
                 return self.text.lower() if self.text.isascii() else ""
@@ -84,10 +85,10 @@ class _Node:
         return True
 
     def cost(self, can_fail_later: bool) -> float:
-        """Return the number of ways to match.
+        """Return in how many ways the part can be tried.
 
         Args:
-            can_fail_later: whether the rest of the pattern can fail, so that all ways are tried.
+            can_fail_later: Whether the rest of the pattern can fail, so that all ways are tried.
         """
         match self.kind:
             case "one" | "anchor":
@@ -102,7 +103,8 @@ class _Node:
                 total, next_first = 1.0, ""
                 for part in reversed(self.parts):
                     is_optional = part.kind == "repeat" and part.max_repeats == 1
-                    is_decided = is_optional and "" != part.parts[0].first != next_first != ""  # by one character
+                    # whether one character decides if the optional part matches
+                    is_decided = is_optional and "" != part.parts[0].first != next_first != ""
                     total *= 1 if is_decided else part.cost(can_fail_later)
                     can_fail_later = can_fail_later or part.can_fail
                     next_first = part.first
@@ -115,7 +117,8 @@ class _Node:
             raise UnsupportedError("it repeats something that can be empty")
         if not can_fail_later and self.min_repeats < 2:
             return inner.cost(False)
-        inner_cost, max_repeats = inner.cost(True), min(self.max_repeats, max(ASSUMED_REPEATS, self.min_repeats))
+        inner_cost = inner.cost(True)
+        max_repeats = min(self.max_repeats, max(ASSUMED_REPEATS, self.min_repeats))
         if inner_cost == 1:
             return max_repeats - self.min_repeats + 1
         capped = min(inner_cost, MAX_COST + 1) ** min(max_repeats, ASSUMED_REPEATS)  # does not overflow
@@ -126,7 +129,7 @@ def bound_cost(pattern: str) -> Bound:
     """Return the cost of a pattern, and the minimum length of a match.
 
     Raises:
-        UnsupportedError: If the pattern has a construct that is not read, or can backtrack too much.
+        UnsupportedError: If the pattern has a construct that is not supported, or can backtrack too much.
     """
     if len(pattern) > MAX_PATTERN_CHARS:
         raise UnsupportedError(f"it has {len(pattern)} characters, at most {MAX_PATTERN_CHARS} are read")
@@ -149,17 +152,19 @@ class _Parser:
     """Recursive-descent parser: each method reads one construct of the pattern at `position`."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.position, self.ignores_case = text, 0, False
+        self.text = text
+        self.position = 0
+        self.ignores_case = False
 
     def peek(self) -> str:
-        """Return the next character; "" at the end."""
+        """Return the next character, or "" at the end."""
         return self.text[self.position : self.position + 1]
 
     def take(self) -> str:
         """Consume the next character; raise UnsupportedError at the end."""
         character = self.peek()
         if not character:
-            raise UnsupportedError("it length too early")
+            raise UnsupportedError("it ends too early")
         self.position += 1
         return character
 
@@ -183,12 +188,15 @@ class _Parser:
         while True:
             match self.peek():
                 case "*" | "+" | "?" as mark:
-                    min_repeats, max_repeats, length = int(mark == "+"), 1 if mark == "?" else math.inf, 1
+                    min_repeats = int(mark == "+")
+                    max_repeats = 1 if mark == "?" else math.inf
+                    length = 1
                 case "{" if match := _COUNT.match(self.text, self.position):
                     low, comma, high = match.groups()
                     if not (low or high):
                         raise UnsupportedError(f"{match[0]} is no count")
-                    min_repeats, length = int(low or 0), len(match[0])
+                    min_repeats = int(low or 0)
+                    length = len(match[0])
                     without_high = math.inf if comma else min_repeats
                     max_repeats = float(high) if high else without_high
                     if min_repeats > max_repeats:
@@ -223,10 +231,10 @@ class _Parser:
         return _Node("one", text="" if character == "." else character)
 
     def group(self, depth: int) -> _Node:
-        kind: Literal["atomic", "look"] | None = None  # None: an ordinary group
+        kind: Literal["atomic", "look"] | None = None  # None for an ordinary group
         start = self.position
         if self.peek() == "*":
-            raise UnsupportedError("(* is not read")
+            raise UnsupportedError("(* is not supported")
         if self.peek() == "?":
             if match := _NAME.match(self.text, start):
                 self.position = match.end()
@@ -234,14 +242,14 @@ class _Parser:
                 self.position = match.end()
                 self.ignores_case |= "i" in match[0].partition("-")[0]
                 if "x" in match[0]:
-                    raise UnsupportedError("the flag x is not read")
+                    raise UnsupportedError("the flag x is not supported")
                 if match[0].endswith(")"):
                     return _Node("sequence")
             else:
                 openings = ("?=", "?!", "?<=", "?<!", "?>")
                 opening = next((mark for mark in openings if self.text.startswith(mark, start)), "")
                 if not opening:
-                    raise UnsupportedError(f"({self.text[start : start + 2]} is not read")
+                    raise UnsupportedError(f"({self.text[start : start + 2]} is not supported")
                 kind, self.position = "atomic" if opening == "?>" else "look", start + len(opening)
         inner = self.alternatives(depth + 1)
         if self.take() != ")":
@@ -264,7 +272,7 @@ class _Parser:
         elif character in _ANCHORS:
             return _Node("anchor")
         elif character.isascii() and character.isalnum() and character not in _CHARACTER_ESCAPES:
-            raise UnsupportedError(f"\\{character} is not read")
+            raise UnsupportedError(f"\\{character} is not supported")
         else:
             return _Node("one", text=_CONTROLS.get(character, "") if character in _CHARACTER_ESCAPES else character)
         return _Node("one")

@@ -1,5 +1,7 @@
 """Read SentencePiece's `.model` files (Kudo and Richardson 2018) without its library, as Unigram or BPE.
 
+`files.py` calls `read_model` and `build_sentencepiece`.
+
 The format is a protocol buffer with the fields of sentencepiece_model.proto.
 """
 
@@ -29,16 +31,17 @@ from heedful.untrusted_files import read_bytes
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model", "sentencepiece.bpe.model")
 SPACE = "▁"  # replaces spaces
-# numbers of fields in sentencepiece_model.proto
-PIECES, TRAINER, NORMALIZER = 1, 2, 3  # of ModelProto
-PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3  # of SentencePiece
-MODEL_TYPE, TREAT_WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35  # of TrainerSpec
-PRECOMPILED_CHARSMAP, ADD_DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
+# field numbers of sentencepiece_model.proto
+PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of ModelProto
+PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3  # fields of SentencePiece
+MODEL_TYPE, TREAT_WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35  # fields of TrainerSpec
+# fields of NormalizerSpec
+PRECOMPILED_CHARSMAP, ADD_DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
 MAX_EXTRA_IDS = 10_000  # sentinel tokens
 MAX_FIELDS = 50_000  # fields of a message, without the pieces
-NEVER_PENALTY = 1000.0  # score of a piece that segmentation may not use, below that of all others
+NEVER_PENALTY = 1000.0  # how far the score of a piece that segmentation may not use is below the lowest other score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +50,11 @@ class SentencePieceModel:
 
     pieces: tuple[tuple[str, float, int], ...]  # (text, score, type) by id
     unknown_id: int
-    charsmap: bytes  # compiled map by which characters are normalised; b"": none
+    charsmap: bytes  # compiled map by which characters are normalised; may be empty
     adds_prefix: bool  # whether a space is put before each text
     removes_extra_spaces: bool  # whether spaces at the ends, and repeated ones, are removed
     byte_fallback: bool  # whether unknown characters become the pieces of their bytes
-    is_bpe: bool  # BPE: the best two neighbours are merged first; else Unigram: the best segmentation
+    is_bpe: bool  # whether the model is BPE, which merges the best two neighbours first; otherwise it is Unigram
 
 
 def read_model(folder: Path, name: str) -> SentencePieceModel:
@@ -144,7 +147,7 @@ def _parse_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _parse_message(value: int | bytes) -> dict[int, int | bytes]:
-    """Parse a message in a field; of several fields with the same number the last one counts."""
+    """Parse a message in a field. If several fields have the same number, the last one is returned."""
     fields = list(islice(_parse_fields(_as_bytes(value)), MAX_FIELDS + 1))
     if len(fields) > MAX_FIELDS:
         raise ValueError(f"more than {MAX_FIELDS} fields in one message")
@@ -175,13 +178,13 @@ def build_sentencepiece(
     """Build the library's Unigram or BPE tokenizer of a model.
 
     Args:
-        model: the model.
-        defaults: values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
-            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
+        model: The model.
+        defaults: Values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
+            ("special"), count of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
             instead of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"),
             "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
-        config: tokenizer_config.json; names of special tokens are added.
-        path: file of the model, for messages.
+        config: Values of tokenizer_config.json; names of special tokens are added.
+        path: File of the model, for messages.
 
     Raises:
         TokenizerError: If the model is not that of the family, or cannot be used.
@@ -209,7 +212,7 @@ def build_sentencepiece(
             raise TokenizerError(
                 f"{path}: extra_ids is {quoted(extra_ids)}; expected a whole number from 0 to {MAX_EXTRA_IDS}"
             )
-        backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra_ids))])
+        backend.add_special_tokens([f"<extra_id_{index}>" for index in reversed(range(extra_ids))])
         appended = defaults.get("appended", [])
         assert isinstance(appended, list)
         backend.add_special_tokens(appended)
@@ -218,8 +221,9 @@ def build_sentencepiece(
 
 
 def _with_family_pieces(model: SentencePieceModel, defaults: Mapping[str, object], path: Path) -> SentencePieceModel:
-    """Return the model with the first pieces that its family has, in place of those of the file."""
-    leading, replaced = defaults.get("leading", []), defaults.get("replaced", [])
+    """Return the model with the first pieces of its family instead of those in the file."""
+    leading = defaults.get("leading", [])
+    replaced = defaults.get("replaced", [])
     assert isinstance(leading, list) and isinstance(replaced, list)
     if not leading:
         return model
@@ -248,7 +252,9 @@ def _build_unigram(model: SentencePieceModel) -> models.Unigram:
 
 
 def _build_bpe(model: SentencePieceModel, path: Path) -> models.BPE:
-    """Build BPE, whose merges are all ways to make a piece of two others: the best piece first, then the longest left.
+    """Build BPE, whose merges are all ways to join two pieces into a third one.
+
+    Merges are sorted by the score of the result, best first, then by the length of the left piece, longest first.
 
     Raises:
         TokenizerError: If the model has user-defined or unused pieces.
@@ -295,6 +301,6 @@ def _normalizer_steps(
     if model.adds_prefix:
         steps.append(normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
-    if model.removes_extra_spaces:  # at the end also SPACE in the text itself
+    if model.removes_extra_spaces:  # at the end of a text, also a SPACE that the text itself contains
         steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))
     return steps

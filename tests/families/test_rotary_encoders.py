@@ -176,7 +176,7 @@ def test_gte_without_types(tmp_path: Path) -> None:
     [
         ({"logn_attention_scale": True}, "scores that are scaled by the length are not supported"),
         ({"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
-        ({"pack_qkv": False}, "projections in tensors of their own are not read"),
+        ({"pack_qkv": False}, "separate tensors of q, k and v are not read"),
         ({"position_embedding_type": "absolute"}, "other positions are not supported"),
     ],
 )
@@ -229,9 +229,14 @@ STRETCHES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("parameters", STRETCHES, ids=lambda each: "-".join(f"{value}" for value in each.values()))
 def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
     """Texts shorter and longer than the trained positions; what is written describes the same model."""
-    given = {"rope_theta": 500.0} | parameters
+    rope_parameters = {"rope_theta": 500.0} | parameters
     theirs = save_tiny(
-        tmp_path, family, FAMILIES[family].bare, torch.float64, rope_parameters=given, max_position_embeddings=10
+        tmp_path,
+        family,
+        FAMILIES[family].bare,
+        torch.float64,
+        rope_parameters=rope_parameters,
+        max_position_embeddings=10,
     )
     ours = heedful.load(tmp_path, dtype=torch.float64)
     ids, types = sequences(family, (3, 9, 11, 30))  # longer ones later: transformers keeps the base of the longest
@@ -287,7 +292,7 @@ def test_ntk_stretch_is_its_formula(key: str) -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.75}}, "mixed_b is 0.75"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "all numbers of a head"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "all dimensions of a head"),
         ({"rope_parameters": {"rope_type": "default", "beta": 0.5}}, "does not know the key 'beta'"),
     ],
 )
