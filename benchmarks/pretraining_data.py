@@ -143,7 +143,7 @@ def windows(dataset: Any, case: Case) -> list[Sample]:
 
     frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), text_types=(0,))
     ranges = packing.segment_windows(dataset, np.arange(len(dataset)), frame.room(LENGTH))
-    packed = packing.PackedRows(dataset, frame, ranges, case.row, SEED)
+    packed = packing.PackedSequences(dataset, frame, ranges, case.row, SEED)
     drawn = (packed[number] for number in epoch_order(len(packed), SEED, 0))
     rows = [row for row in drawn if len(row) >= packing.FULL * case.row]
     assert len(rows) >= case.batch * case.steps, "a longer corpus is needed, or longer rows"

@@ -19,7 +19,7 @@ from heedful.data.sampler import derive_seed
 from heedful.device import CPU, resolve_device
 from heedful.errors import ModelError, RunError, SettingError
 from heedful.objectives import Sample
-from heedful.objectives.distillation.objective import AskTeacher, Distillation, DistillationTarget, state_projections
+from heedful.objectives.distillation.objective import Distillation, DistillationTarget, RunTeacher, state_projections
 from heedful.objectives.distillation.teacher import SampleAlignment, Teacher
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.random_streams import Stream
@@ -315,9 +315,9 @@ class MlmTeacherLearner:
             base_objective=masked,
             kind="masked",
             losses=losses,
-            ask_teacher=self._outputs(teacher, samples),
+            run_teacher=self._outputs(teacher, samples),
             alignment=SampleAlignment(
-                same_tokens=True, teacher_numbers=[(number,) for number in range(total)], words=None
+                same_tokens=True, teacher_indices=[(number,) for number in range(total)], words=None
             ),
             projections=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, Stream.PROJECTION)),
             first_term="label",
@@ -330,7 +330,7 @@ class MlmTeacherLearner:
             first += len(phase_samples)
         return PretrainLesson(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
 
-    def _outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
+    def _outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> RunTeacher:
         """A function from sample numbers to the teacher's outputs: read from a cache, or computed in each step.
 
         Raises:

@@ -23,7 +23,7 @@ from heedful.objectives import Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher
 from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
-from heedful.objectives.packing import FixedShape, PackedRows, Ranges
+from heedful.objectives.packing import FixedShape, PackedSequences, Ranges
 from heedful.objectives.random_numbers import is_text_token
 from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan_windows, sample_texts
 from heedful.objectives.special_tokens import SpecialTokenTemplate
@@ -39,7 +39,7 @@ STATISTICS_ROWS = 128  # rows from which the teacher's statistics are estimated
 CHUNKS_PER_MESSAGE = 50  # chunks of a cache between two progress messages
 
 
-class WindowRows(PackedRows):
+class WindowRows(PackedSequences):
     """Packed rows of windows of sentences and of pairs of them."""
 
     windows: Ranges  # the text of each window; the targets of a row are numbers of windows
@@ -185,7 +185,7 @@ class TeacherRun:
             count: Targets of each row, filled up with targets of weight 0; None: as many as `mask_prob` gives.
         """
         self._load_statistics(samples[0])
-        modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
+        modules = new_modules(width, self.teacher.hidden_size, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
         return [
             self._objective(phase, rows, modules, count, f"phase-{number}")
             for number, (phase, rows) in enumerate(zip(phases, samples, strict=True))
