@@ -227,6 +227,17 @@ def test_ratios_to_several_groups_of_peers(benchmarks: Any, fake: Any) -> None:
     }
 
 
+def test_plans_of_attention_are_timed(benchmarks: Any) -> None:
+    arms = benchmarks("attention_arms")
+    batches = arms.make_batches(arms.Case("forward", "float32", "12 x 32", "SHORT"), 256)
+    run, layouts = arms.runner(next(kernel for kernel in arms.settings() if kernel.name == "fused"), batches)
+    run()
+    seconds = [list(layout.spent) for layout in layouts]
+    assert all(sum(spent) > 0 for spent in seconds)
+    run()
+    assert [layout.spent for layout in layouts] == seconds, "a plan is made once"
+
+
 def test_latency_is_compared_in_each_round(benchmarks: Any, fake: Any) -> None:
     latency, harness = benchmarks("latency"), benchmarks("harness")
     job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
