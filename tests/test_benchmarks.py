@@ -267,18 +267,18 @@ def test_packed_rows_for_a_peer(benchmarks: Any) -> None:
     for batch in peers.rows(sequences):
         tokens, positions, mask = batch.sent
         assert tokens.size <= peers.BUDGET and tokens.shape[1] <= 512
-        owner = np.full(tokens.size, -1)
-        for (start, stop), number in zip(batch.spans, batch.numbers, strict=True):
-            assert (owner[start:stop] == -1).all()
-            assert tokens.ravel()[start:stop].tolist() == sequences[number]
-            assert positions.ravel()[start:stop].tolist() == list(range(len(sequences[number])))
-            owner[start:stop] = number
-        for line, sees in zip(owner.reshape(tokens.shape), mask[:, 0], strict=True):
+        sequence_of_token = np.full(tokens.size, -1)
+        for (start, stop), index in zip(batch.spans, batch.indices, strict=True):
+            assert (sequence_of_token[start:stop] == -1).all()
+            assert tokens.ravel()[start:stop].tolist() == sequences[index]
+            assert positions.ravel()[start:stop].tolist() == list(range(len(sequences[index])))
+            sequence_of_token[start:stop] = index
+        for line, sees in zip(sequence_of_token.reshape(tokens.shape), mask[:, 0], strict=True):
             assert ((sees == 0) == np.equal.outer(line, line)).all()
         flat = np.random.default_rng(0).normal(size=(tokens.size, 3)).astype(np.float32)
         means = [flat[start:stop].mean(0) for start, stop in batch.spans]
         np.testing.assert_allclose(peers.means(flat, batch.spans), means, atol=1e-5)
-        seen += batch.numbers
+        seen += batch.indices
     assert sorted(seen) == list(range(40))
 
 
@@ -289,12 +289,12 @@ def test_peers_that_are_not_installed_are_named(
     monkeypatch.setattr(peers, "missing", lambda peer: ["nncf"] if peer == "openvino" else [])
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime" / "made").touch()
-    available, unmeasured = peers.made("minilm", ["openvino", "onnxruntime"], "", tmp_path)
+    available, unmeasured = peers.make_models("minilm", ["openvino", "onnxruntime"], "", tmp_path)
     assert available == ["onnxruntime"]
     assert unmeasured == (
         " Not measured: OpenVINO is not installed (nncf): pip install 'heedful[bench]'; CTranslate2 was not asked for."
     )
-    assert peers.made("t5", ["openvino"], "", tmp_path)[0] == []
+    assert peers.make_models("t5", ["openvino"], "", tmp_path)[0] == []
     job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
     alone, several = (peers.jobs(peers.TITLES, tmp_path, job, alone=is_alone) for is_alone in (True, False))
     assert len(alone) == 7 and len(several) == 11
