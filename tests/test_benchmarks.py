@@ -532,9 +532,9 @@ def test_flipped_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatc
     assert script.precision([3, 1, 2, 0], {3, 2}) == 0.5
     script.main(["--seeds", "1", "2", "--output", str(tmp_path)])
     (record,) = tmp_path.glob("label-errors-*.json")
-    found = json.loads(record.read_text())["tables"]["AG News"]
-    assert found["rows"]["mean"] == 40 and found["flipped"]["mean"] == 2
-    assert found["precision"]["high"] == 1.0 and found["precision by loss"]["high"] == 1.0
+    figures = json.loads(record.read_text())["tables"]["AG News"]
+    assert figures["rows"]["mean"] == 40 and figures["flipped"]["mean"] == 2
+    assert figures["precision"]["high"] == 1.0 and figures["precision by loss"]["high"] == 1.0
     assert "| SST-2 | 40 | 2 |" in record.with_suffix(".md").read_text()
 
 
@@ -566,9 +566,9 @@ def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, mo
     rows = [LabelledExample(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
     task = data.Task(kind="classify", labels=("0", "1"), train=rows[:40], held=rows[40:], about="invented rows")
     monkeypatch.setattr(script, "load", lambda name: task)
-    train, held = script.drawn("SST-2", 3, 1)
+    train, held = script.draw_rows("SST-2", 3, 1)
     assert [row.label for row in train].count("0") == [row.label for row in train].count("1") == 3
-    assert script.drawn("SST-2", 3, 1) == (train, held) != script.drawn("SST-2", 3, 2)
+    assert script.draw_rows("SST-2", 3, 1) == (train, held) != script.draw_rows("SST-2", 3, 2)
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "few.json"
