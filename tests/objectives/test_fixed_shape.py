@@ -38,7 +38,7 @@ def test_rows_leave_room_for_what_fills_them_up() -> None:
         HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to 63 for packs of 64 tokens"
     ):
         FixedShape(sequences=1, pad=0).room(64)
-    with pytest.raises(HeedfulError, match="sequences_per_pack is 121; expected a number from 2 to 120 for rows"):
+    with pytest.raises(HeedfulError, match="sequences_per_pack is 121; expected a number from 2 to 120 for packs"):
         FixedShape(sequences=121, pad=0, longest=16).room(128)
     assert FixedShape(sequences=120, pad=0, longest=16).room(128) == (1, 119)
 
