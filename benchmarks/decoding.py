@@ -28,7 +28,7 @@ QUICK = 6  # tokens of a rehearsal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an arm's process runs; it is sent as JSON on the command line."""
+    """The work of an arm's process, which is sent as JSON on its command line."""
 
     is_heedful: bool
     precision: str

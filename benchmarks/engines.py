@@ -36,7 +36,7 @@ Inputs = TypeVar("Inputs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an arm's process runs; it is sent as JSON on the command line."""
+    """The work of an arm's process, which is sent as JSON on its command line."""
 
     engine: str
     precision: str

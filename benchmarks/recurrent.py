@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from kernels import time_in_turns
+from kernels import Ways, time_in_turns
 from lengths import draw
 from report import RESULTS, Spread, check_destination, grid, write
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ def line(name: str, case: str, width: int, rounds: int) -> dict[str, Any]:
     reference, results = (step(run, x, parameters) for run in ways.values())
     for expected, actual in zip(reference, results, strict=True):
         assert float((expected - actual).abs().max()) <= NEAR * float(expected.abs().max()), name
-    steps = {way: partial(step, run, x, parameters) for way, run in ways.items()}
+    steps: Ways = {way: partial(step, run, x, parameters) for way, run in ways.items()}
     times = time_in_turns(steps, rounds)
     return {
         "texts": case,

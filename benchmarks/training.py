@@ -60,7 +60,7 @@ QUICK = Case(batch=4, steps=2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an arm's process runs; it is sent as JSON on the command line."""
+    """The work of an arm's process, which is sent as JSON on its command line."""
 
     engine: str
     precision: str

@@ -160,9 +160,9 @@ def modelling_files(folder: Path) -> str:
     models = Path(transformers.__file__).parent / "models"
     lines = sum(len((models / name / f"modeling_{name}.py").read_text().splitlines()) for name in FAMILIES)
     own = [path for part in ("model", "nn", "families") for path in (ROOT / "heedful" / part).glob("*.py")]
-    ours = sum(len(path.read_text().splitlines()) for path in (*own, ROOT / "heedful" / "packed.py"))
-    assert ours < lines
-    return f"{lines:,} lines; Heedful's model/, nn/, families/ and packed.py: {ours:,}"
+    own_lines = sum(len(path.read_text().splitlines()) for path in (*own, ROOT / "heedful" / "packed.py"))
+    assert own_lines < lines
+    return f"{lines:,} lines; Heedful's model/, nn/, families/ and packed.py: {own_lines:,}"
 
 
 class Losses(transformers.TrainerCallback):

@@ -212,7 +212,7 @@ def _send_refusal(client: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """Return the received bytes, b" " if there are none yet, or b"" if the connection is closed."""
+    """Return the received bytes, b" " if no byte has arrived yet, or b"" if the connection is closed."""
     try:
         return connection.recv(1 << 12)
     except BlockingIOError:

@@ -51,7 +51,9 @@ class ScoringObjective(Protocol):
 class CaptureSpec:
     """The layers whose hidden states and attention inputs are captured in a forward pass."""
 
-    states: tuple[int, ...] = ()  # layers whose input is captured; the number of layers stands for the last output
+    states: tuple[
+        int, ...
+    ] = ()  # layers whose input is captured; an index equal to the number of layers means the last output
     attention: tuple[int, ...] = ()  # layers whose queries, keys and values are captured
 
     @property
