@@ -1,9 +1,9 @@
-"""Labelling what `heedful select` chooses, beside labelling random texts: SST-2 and AG News, five rounds of 20 texts.
+"""Compare labelling the texts that `heedful select` chooses with labelling random texts, on SST-2 and AG News.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/active_learning.py --draws 1 2 3 4 5 --output FILE
 
-Both arms of a draw begin with the same 20 random texts, and take 20 more from the same pool in each round; labels are
-those of the data. After each round the model is trained anew on all labels, and scored on the same unseen rows.
+Both arms of a draw start with the same 20 random texts, and label 20 more from the same pool in each of five rounds.
+After each round a model is trained from scratch on all labels, and scored on the same unseen rows.
 """
 
 from __future__ import annotations
@@ -28,34 +28,43 @@ from heedful.runs.text_selection import select_texts
 
 TASKS = ("SST-2", "AG News")
 ARMS = ("select", "random")
-COUNT, ROUNDS = 20, 5
-POOL, HELD = 2000, 2000  # texts, at most
+COUNT, ROUNDS = 20, 5  # texts of a round, and how many rounds
+POOL, HELD = 2000, 2000  # texts to choose from, and texts to score, at most
 
 
 def trained(rows: Sequence[LabelledExample], held: Sequence[LabelledExample], method: str, folder: Path) -> float:
-    """Train on rows in a folder, and return the accuracy on rows that were not seen."""
-    data = {name: [{"text": row.text, "label": row.label} for row in part] for name, part in
-            (("train", rows), ("test", held))}  # fmt: skip
+    """Train in a folder, and return the accuracy on the held-out rows."""
+    data = {
+        split: [{"text": row.text, "label": row.label} for row in split_rows]
+        for split, split_rows in (("train", rows), ("test", held))
+    }
     settings = {"method": method, "eval_baseline": False, "data.dev_fraction": 0.0}
     results = finetune("classify", data, folder, model=BUNDLED_ENCODER, overrides=settings).results
     return float(results["splits"]["test"]["numbers"]["accuracy"])
 
 
 def curve(
-    arm: str, begun: Sequence[str], pool: dict[str, LabelledExample], held: Sequence[LabelledExample], draw: int,
+    arm: str,
+    first_texts: Sequence[str],
+    pool: dict[str, LabelledExample],
+    held: Sequence[LabelledExample],
+    draw: int,
     method: str,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Return the accuracy with the first texts, and after each round."""
-    labelled, stream, accuracies = list(begun), random.Random(f"round {draw}"), []
+    labelled = list(first_texts)
+    generator = random.Random(f"round {draw}")
+    accuracies = []
     with tempfile.TemporaryDirectory() as scratch:
-        for number in range(ROUNDS + 1):
-            run = Path(scratch, str(number))
+        for round_index in range(ROUNDS + 1):
+            run = Path(scratch, str(round_index))
             accuracies.append(trained([pool[text] for text in labelled], held, method, run))
-            left = [text for text in pool if text not in set(labelled)]
+            unlabelled = [text for text in pool if text not in set(labelled)]
             if arm == "random":
-                labelled += stream.sample(left, COUNT)
+                labelled += generator.sample(unlabelled, COUNT)
             else:
-                labelled += [selected.text for selected in select_texts(Engine(run), left, COUNT, seed=draw).texts]
+                selection = select_texts(Engine(run), unlabelled, COUNT, seed=draw)
+                labelled += [selected.text for selected in selection.texts]
     return accuracies
 
 
@@ -65,10 +74,10 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for task in dict.fromkeys(run["task"] for run in runs):
         curves = {arm: [run["accuracies"] for run in runs if (run["task"], run["arm"]) == (task, arm)] for arm in ARMS}
         pairs = list(zip(*curves.values(), strict=False))
-        last = [100 * (ours[-1] - theirs[-1]) for ours, theirs in pairs]
+        last = [100 * (select[-1] - baseline[-1]) for select, baseline in pairs]
         means = {
-            arm: [round(100 * statistics.fmean(column), 1) for column in zip(*several, strict=True)]
-            for arm, several in curves.items()
+            arm: [round(100 * statistics.fmean(column), 1) for column in zip(*arm_curves, strict=True)]
+            for arm, arm_curves in curves.items()
         }
         spread = {"mean": statistics.fmean(last), "low": min(last), "high": max(last)} if last else {}
         rows.append({"task": task, "draws": len(pairs), **means, "last difference": spread})
@@ -76,7 +85,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure both arms on each draw, and add them to the record."""
+    """Measure both arms on each draw; write the record again after each arm."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--draws", type=int, nargs="+", default=[1, 2, 3, 4, 5])
@@ -89,15 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for task in options.tasks:
             data = load(task)
             rows = {row.text: row for row in data.train if isinstance(row, LabelledExample) and row.text.strip()}
-            stream = random.Random(f"{task} {draw}")
-            pool = {text: rows[text] for text in stream.sample(list(rows), min(POOL, len(rows)))}
+            generator = random.Random(f"{task} {draw}")
+            pool = {text: rows[text] for text in generator.sample(list(rows), min(POOL, len(rows)))}
             held = [row for row in data.held if isinstance(row, LabelledExample) and row.text not in pool]
             scored = random.Random("scored").sample(held, min(HELD, len(held)))
-            begun = stream.sample(list(pool), COUNT)
-            while {pool[text].label for text in begun} != set(data.labels):  # a classifier needs all of them
-                begun = stream.sample(list(pool), COUNT)
+            first_texts = generator.sample(list(pool), COUNT)
+            while {pool[text].label for text in first_texts} != set(data.labels):  # a classifier needs all labels
+                first_texts = generator.sample(list(pool), COUNT)
             for arm in ARMS:
-                accuracies = curve(arm, begun, pool, scored, draw, options.method)
+                accuracies = curve(arm, first_texts, pool, scored, draw, options.method)
                 record["runs"].append({"task": task, "draw": draw, "arm": arm, "accuracies": accuracies})
                 print(task, draw, arm, *(f"{100 * accuracy:.1f}" for accuracy in accuracies), flush=True)
                 record["summary"] = summary(record["runs"])

@@ -1,4 +1,7 @@
-"""Which attention kernel, widths and budget are fastest: every setting in turn, in one process, on the same rows."""
+"""Measure which attention kernel, line widths and budget are fastest: all settings in turn, in one process.
+
+The settings and their inputs are in attention_arms.py.
+"""
 
 from __future__ import annotations
 
@@ -24,38 +27,39 @@ A round is about {tokens:,} real tokens in batches of up to {budget}, filled lon
 are compared with the float32 reference's (bounds over the scale: {bounds}). A plain name is the kernel table's; `64/128
 256k` is best-fit lines of these widths and at most 256k scores a head in a block. The score is the fastest setting's
 time over this one's."""
-TOKENS = 12_288
+TOKENS = 12_288  # of a round
 BOUNDS = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A setting's figures in one case."""
+    """The measurements of a setting in one case; a record's JSON has these names."""
 
     setting: str
-    milliseconds: Spread
-    plan: float  # milliseconds
-    score: float
+    milliseconds: Spread  # of a round
+    plan: float  # milliseconds to make the plans
+    score: float  # the fastest setting's time over this one's
 
 
 def measure(case: Case, rounds: int, tokens: int) -> list[Line]:
-    """All settings that can, on one case, fastest first."""
+    """Check and time all settings that support a case; return their lines, fastest first."""
     batches = make_batches(case, tokens)
-    q, call = batches[0][0][:, 0], AttentionArgs(layout=Layout.of(batches[0][2]), scale=1.0)
-    able = [kernel for kernel in settings() if not kernel.cannot(q, q, q, call)]
-    right = runner(REFERENCE, make_batches(case._replace(precision="float32"), tokens))[0]()
+    q = batches[0][0][:, 0]
+    args = AttentionArgs(layout=Layout.of(batches[0][2]), scale=1.0)
+    kernels = [kernel for kernel in settings() if not kernel.cannot(q, q, q, args)]
+    references = runner(REFERENCE, make_batches(case._replace(precision="float32"), tokens))[0]()
     runs, plans = {}, {}
-    for kernel in able:
+    for kernel in kernels:
         for _ in range(2):  # the first time warms up, too
             runs[kernel.name], layouts = runner(kernel, batches)
-            for mine, exact in zip(runs[kernel.name](), right, strict=True):
-                off = float((mine.float() - exact).abs().max() / exact.abs().max())
-                assert off <= BOUNDS[case.precision], f"{kernel.name} is off by {off:.1e} of the scale in {case}"
+            for output, reference in zip(runs[kernel.name](), references, strict=True):
+                error = float((output.float() - reference).abs().max() / reference.abs().max())
+                assert error <= BOUNDS[case.precision], f"{kernel.name} is off by {error:.1e} of the scale in {case}"
             plans[kernel.name] = 1000 * sum(sum(layout.spent) for layout in layouts)
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds):
-        turn = number * len(able) // rounds
-        for name in [*runs][turn:] + [*runs][:turn]:
+    for round_index in range(rounds):
+        first = round_index * len(kernels) // rounds
+        for name in [*runs][first:] + [*runs][:first]:
             start = time.perf_counter()
             runs[name]()
             times[name].append(1000 * (time.perf_counter() - start))
@@ -68,7 +72,7 @@ def measure(case: Case, rounds: int, tokens: int) -> list[Line]:
 
 
 def summary(results: dict[Case, list[Line]]) -> str:
-    """Scores of every setting, averaged geometrically over distributions and heads."""
+    """Format the scores of all settings, averaged geometrically over distributions and heads, as Markdown."""
     scores: dict[str, dict[str, list[float]]] = {}
     for case, lines in results.items():
         for line in lines:
@@ -78,18 +82,18 @@ def summary(results: dict[Case, list[Line]]) -> str:
         name: [geometric_mean(ratios[column]) if column in ratios else 0.0 for column in columns]
         for name, ratios in scores.items()
     }
-    rows = [[name, *(f"{score:.2f}" for score in shares)] for name, shares in means.items()]
+    rows = [[name, *(f"{score:.2f}" for score in setting_means)] for name, setting_means in means.items()]
     return "## Scores\n\n" + grid(["setting", *columns], sorted(rows, key=lambda row: -sum(means[row[0]])))
 
 
 def details(case: Case, lines: list[Line]) -> str:
-    """One case as a table."""
+    """Format the lines of one case as Markdown."""
     rows = [[line.setting, line.milliseconds.text(1), f"{line.plan:.1f}", f"{line.score:.2f}"] for line in lines]
     return f"## {', '.join(case)}\n\n" + grid(["setting", "ms", "plan ms", "score"], rows)
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure all cases, print their tables and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="at least 7, but for --quick")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)

@@ -1,9 +1,9 @@
-"""The attention settings that are compared, and the rows on which they run."""
+"""The settings of attention that attention.py compares, and the random queries, keys and values on which they run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise, product
@@ -20,9 +20,9 @@ BUDGET = 4096  # tokens of a batch
 HEADS = {"12 x 32": (12, 32), "12 x 64": (12, 64)}
 MODES = ("forward", "forward+backward")
 WIDTHS = ((), (64,), (64, 128), (64, 128, 256))
-BUDGETS = (1 << 15, 1 << 18, 1 << 20)  # scores a head in a block
-USUAL = ((64, 128), 1 << 16)  # in the kernel table
-Batch = tuple[Tensor, Tensor, tuple[int, ...]]  # q, k and v side by side; the gradient of the result; bounds
+BUDGETS = (1 << 15, 1 << 18, 1 << 20)  # scores of a head in a block
+USUAL = ((64, 128), 1 << 16)  # widths and budget of the kernel table
+Batch = tuple[Tensor, Tensor, tuple[int, ...]]  # q, k and v [tokens, 3, heads, head size]; result's gradient; bounds
 
 
 class Case(NamedTuple):
@@ -36,23 +36,25 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timed(Layout):
-    """A layout that notes how long its plans took."""
+    """A layout that records how long each of its plans took to make."""
 
-    spent: list[float] = field(default_factory=list)
+    spent: list[float] = field(default_factory=list)  # seconds
 
-    def plan(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The plan of that key, made once and timed."""
-        start, missing = time.perf_counter(), key not in self._plans
+    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the plan cached under a key, made and timed on first use."""
+        is_missing = key not in self._plans
+        start = time.perf_counter()
         plan = super().cached(key, make)
-        self.spent.extend([time.perf_counter() - start] if missing else [])
+        if is_missing:
+            self.spent.append(time.perf_counter() - start)
         return plan
 
 
 def settings() -> Iterator[Kernel]:
-    """The kernel table as it is, then lines of other widths and blocks of other budgets."""
+    """Yield the kernels of the table, then kernels with lines of other widths and with blocks of other budgets."""
     yield from KERNELS
-    others = [*product(WIDTHS, USUAL[1:]), *product(USUAL[:1], BUDGETS)]
-    for (widths, budget), core in product(others, (fused, bmm)):
+    variants = [*product(WIDTHS, USUAL[1:]), *product(USUAL[:1], BUDGETS)]
+    for (widths, budget), core in product(variants, (fused, bmm)):
         name = f"{core.__name__} {'/'.join(map(str, widths)) or 'alone'} {budget >> 10}k"
         if (widths, budget) != USUAL:
             yield Kernel(name=name, run=partial(_run, core, widths, budget))
@@ -61,26 +63,30 @@ def settings() -> Iterator[Kernel]:
 def _run(
     core: Core, widths: tuple[int, ...], budget: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
 ) -> Tensor:
+    """Run a core over lines of the given widths, in blocks of a budget."""
     arrange = partial(share_lines, widths=widths, budget=budget)
     return run_plan(q, k, v, call, call.layout.cached((widths,), lambda: make_plan(call, arrange, q, k)), core)
 
 
 def make_batches(case: Case, tokens: int) -> list[Batch]:
-    """Make batches of about `tokens` random rows, with q, k and v side by side as in a model."""
-    drawn = lengths.draw(case.distribution, max(2, int(tokens // lengths.DISTRIBUTIONS[case.distribution].mean)))
-    batches, generator, train = [], torch.Generator().manual_seed(0), case.mode != "forward"
-    for numbers in lengths.fill(drawn, BUDGET, longest_first=not train):
-        bounds = (0, *accumulate(drawn[number] for number in numbers))
+    """Make batches of about `tokens` random tokens in all, with q, k and v in one tensor as in a model."""
+    count = max(2, int(tokens // lengths.DISTRIBUTIONS[case.distribution].mean))
+    sizes = lengths.draw(case.distribution, count)
+    generator = torch.Generator().manual_seed(0)
+    train = case.mode != "forward"
+    batches = []
+    for indices in lengths.fill(sizes, BUDGET, longest_first=not train):
+        bounds = (0, *accumulate(sizes[index] for index in indices))
         qkv = torch.randn(bounds[-1], 3, *HEADS[case.heads], generator=generator)
         gradient = torch.randn(qkv[:, 0].shape, generator=generator)
-        # rounded in every precision alike, so that results can be compared
+        # rounded to bfloat16 in every precision, so that results can be compared
         qkv, gradient = (tensor.bfloat16().to(getattr(torch, case.precision)) for tensor in (qkv, gradient))
         batches.append((qkv.requires_grad_(train), gradient, bounds))
     return batches
 
 
 def runner(kernel: Kernel, batches: list[Batch]) -> tuple[Callable[[], list[Tensor]], list[Timed]]:
-    """A round that returns results and gradients, and the layouts that keep its plans."""
+    """Return a round, whose outputs are results and gradients, and the layouts in which its plans are cached."""
     layouts = [Timed(pairs, pairs) for pairs in (tuple(pairwise(bounds)) for *_, bounds in batches)]
 
     def run() -> list[Tensor]:

@@ -1,10 +1,10 @@
-"""Calibration of fine-tuned classifiers on AG News and IMDB: errors before and after the temperature, prediction sets.
+"""Measure the calibration of fine-tuned classifiers on AG News and IMDB, and the coverage of their prediction sets.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/calibration.py --tasks "AG News" --output FILE
 
-A model is fine-tuned by the command's defaults. The expected calibration error (ECE) is that of its predictions on the
-official test, with the temperature that was fitted on dev and without it. For prediction sets the test is split into
-halves at random, SPLITS times: one half calibrates, and on the other one the sets are counted.
+A model is fine-tuned by the command's defaults. The expected calibration error (ECE) is measured on the official test,
+with the temperature that was fitted on dev and without it. For prediction sets the test is split into random halves,
+SPLITS times: one half calibrates, and the sets of the other half are measured.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from heedful.tasks.metrics import Calibration
 from heedful.tasks.metrics.conformal import calibration_probabilities, least_probability
 
 TASKS = ("AG News", "IMDB")
-COVERAGES = (0.8, 0.9, 0.95, 0.99)
-SPLITS = 10
+COVERAGES = (0.8, 0.9, 0.95, 0.99)  # shares of examples whose set has the gold label
+SPLITS = 10  # random halves
 
-Probabilities = NDArray[np.float64]
+Probabilities = NDArray[np.float64]  # [examples, labels]
 
 
 def predicted(name: str, seed: int, rows: int | None) -> tuple[list[str], Probabilities, list[str], float]:
-    """Return the labels, the probabilities of the test, [examples, labels], the gold labels, and the temperature."""
+    """Fine-tune a model; return its labels, its probabilities on test, test's gold labels, and the temperature."""
     data = load(name)
     splits = {"train": data.train, "test": data.held}
     plain = {
@@ -44,7 +44,10 @@ def predicted(name: str, seed: int, rows: int | None) -> tuple[list[str], Probab
         for split, examples in splits.items()
     }
     if rows is not None:
-        plain = {split: random.Random(seed).sample(own, min(rows, len(own))) for split, own in plain.items()}
+        plain = {
+            split: random.Random(seed).sample(split_rows, min(rows, len(split_rows)))
+            for split, split_rows in plain.items()
+        }
     with tempfile.TemporaryDirectory() as folder:
         overrides = {"train.seed": seed, "eval_baseline": False}
         results = finetune("classify", plain, Path(folder) / "run", overrides=overrides).results
@@ -62,29 +65,29 @@ def calibration_error(labels: Sequence[str], table: Probabilities, gold: Sequenc
 
 
 def without_temperature(table: Probabilities, temperature: float) -> Probabilities:
-    """Return the probabilities of the scores before they were divided by the temperature."""
+    """Return the probabilities before the logits are divided by the temperature."""
     powers = np.exp(temperature * np.log(table.clip(min=1e-12)))
-    undivided: Probabilities = powers / powers.sum(1, keepdims=True)
-    return undivided
+    uncalibrated: Probabilities = powers / powers.sum(1, keepdims=True)
+    return uncalibrated
 
 
 def measured_sets(labels: Sequence[str], table: Probabilities, gold: Sequence[str]) -> list[dict[str, float]]:
-    """Return the coverage and the mean size of prediction sets, as means over random halves."""
-    index = np.array([labels.index(label) for label in gold])
-    right = table[np.arange(len(table)), index]
+    """Return the coverage and the mean size of prediction sets for each of COVERAGES, as means over random halves."""
+    gold_index = np.array([labels.index(label) for label in gold])
+    gold_probability = table[np.arange(len(table)), gold_index]
     rows = []
-    for asked in COVERAGES:
+    for target in COVERAGES:
         coverages, sizes = [], []
         for split in range(SPLITS):
             order = np.random.default_rng(split).permutation(len(table))
             calibrating, held = order[: len(order) // 2], order[len(order) // 2 :]
-            least = least_probability(calibration_probabilities(right[calibrating]), asked)
-            inside = (table[held] >= least) | (table[held] == table[held].max(1, keepdims=True))
-            coverages.append(100 * float(inside[np.arange(len(held)), index[held]].mean()))
-            sizes.append(float(inside.sum(1).mean()))
+            least = least_probability(calibration_probabilities(gold_probability[calibrating]), target)
+            in_set = (table[held] >= least) | (table[held] == table[held].max(1, keepdims=True))
+            coverages.append(100 * float(in_set[np.arange(len(held)), gold_index[held]].mean()))
+            sizes.append(float(in_set.sum(1).mean()))
         rows.append(
             {
-                "asked": 100 * asked,
+                "asked": 100 * target,
                 "coverage": round(statistics.fmean(coverages), 2),
                 "std": round(statistics.stdev(coverages), 2),
                 "mean size": round(statistics.fmean(sizes), 3),
@@ -94,7 +97,7 @@ def measured_sets(labels: Sequence[str], table: Probabilities, gold: Sequence[st
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each task, and write the record."""
+    """Measure one task after another; write the record again after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--seed", type=int, default=1)

@@ -36,26 +36,30 @@ from harness import Arm, Bound, Measured, Prepared, alternate, serve
 ROOT = Path(__file__).parents[1]
 ARMS = ("forward", "text", "training", "first")
 WORDS = ("library", "opens", "nine", "lends", "saws", "drills", "ladders", "books", "maps", "members", "return", "late")
-STEPS = 60
+STEPS = 60  # of training
 
 
 def texts(count: int, longest: int, seed: int) -> list[str]:
-    """Make texts of up to `longest` words."""
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(2, longest))) for _ in range(count)]
+    """Make random texts of 2 to `longest` words."""
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(2, longest))) for _ in range(count)]
 
 
 def prepare(name: str, model: str, data: str, old: bool) -> Prepared:
-    """Make an arm ready, in a process of the checkout that it measures."""
+    """Prepare an arm in a process of the checkout that it measures.
+
+    Args:
+        old: Whether the checkout is BEFORE, whose command line has other options.
+    """
     if name in ("forward", "text"):
         import heedful
 
         engine = heedful.Engine(model)
-        inputs = texts(512, 200, seed=1) if name == "forward" else texts(1, 12, seed=2) * 20
-        whole = name == "forward"
+        at_once = name == "forward"
+        inputs = texts(512, 200, seed=1) if at_once else texts(1, 12, seed=2) * 20
 
         def run() -> Any:
-            return engine(inputs) if whole else [engine([text])[0] for text in inputs]
+            return engine(inputs) if at_once else [engine([text])[0] for text in inputs]
 
         tokens = sum(len(text.split()) for text in inputs)
         return Prepared(
@@ -70,13 +74,14 @@ def prepare(name: str, model: str, data: str, old: bool) -> Prepared:
 
     def train() -> float:
         shutil.rmtree(folder / "run", ignore_errors=True)
-        length = ["--set", "train.length.kind=steps", "--set", f"train.length.count={STEPS}", "--out"]
-        options = length if old else ["--max-steps", str(STEPS), "--output"]
-        command = ["heedful", "finetune", "classify", data, *options, str(folder / "run"), "--json"]
-        bare = ["--eval_baseline=false"] if not old else []
-        subprocess.run(
-            [str(Path(sys.executable).parent / command[0]), *command[1:], *bare], check=True, capture_output=True
-        )
+        output = str(folder / "run")
+        if old:
+            options = ["--set", "train.length.kind=steps", "--set", f"train.length.count={STEPS}", "--out", output]
+        else:
+            options = ["--max-steps", str(STEPS), "--output", output, "--eval_baseline=false"]
+        heedful = str(Path(sys.executable).parent / "heedful")
+        command = [heedful, "finetune", "classify", data, *options, "--json"]
+        subprocess.run(command, check=True, capture_output=True)
         return float(json.loads((folder / "run" / "results.json").read_text())["seeds"][0]["seconds"])
 
     def first() -> float:
@@ -84,15 +89,23 @@ def prepare(name: str, model: str, data: str, old: bool) -> Prepared:
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         return 0.0
 
-    training = name == "training"
+    if name == "training":
+        return Prepared(
+            run=train,
+            sample=lambda seconds: [[1.0]],
+            tokens=STEPS,
+            sequences=1,
+            inputs=name,
+            settings=f"{STEPS} steps",
+            more=lambda seconds: {"seconds": seconds},
+        )
     return Prepared(
-        run=train if training else first,
+        run=first,
         sample=lambda seconds: [[1.0]],
-        tokens=STEPS if training else 1,
+        tokens=1,
         sequences=1,
         inputs=name,
-        settings=f"{STEPS} steps" if training else "a new process",
-        more=lambda seconds: {"seconds": seconds} if training else {},
+        settings="a new process",
     )
 
 
@@ -128,16 +141,21 @@ def main() -> None:
         heedful = str(ROOT / ".venv" / "bin" / "heedful")
         intents, model = f"{temporary}/intents", f"{temporary}/run"
         subprocess.run([heedful, "recipe", "cp", "intents"], cwd=temporary, check=True, capture_output=True)
-        trained = [heedful, "finetune", "classify", intents, "--output", model, "--max-steps", "20"]
-        subprocess.run(trained, check=True, capture_output=True)
+        train = [heedful, "finetune", "classify", intents, "--output", model, "--max-steps", "20"]
+        subprocess.run(train, check=True, capture_output=True)
         (Path(model) / "model" / "heedful.json").unlink(missing_ok=True)  # written by this checkout for itself
         for name in arguments.only.split(","):
             arms = [
                 Arm(
                     name=which,
                     command=(
-                        *(str(checkout / ".venv/bin/python"), __file__, "--arm", name),
-                        *(f"{model}/model", intents, which),
+                        str(checkout / ".venv/bin/python"),
+                        __file__,
+                        "--arm",
+                        name,
+                        f"{model}/model",
+                        intents,
+                        which,
                     ),
                     is_heedful=which == "now",
                     bound=Bound(difference=1e-5, cosine=0.9999),
@@ -169,7 +187,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--arm"]:
-        _, _, what, folder, samples, which = sys.argv
-        serve(lambda: prepare(what, folder, samples, which == "before"))
+        _, _, name, model, data, which = sys.argv
+        serve(lambda: prepare(name, model, data, which == "before"))
     else:
         main()

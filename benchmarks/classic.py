@@ -1,4 +1,4 @@
-"""Classifiers from before the Transformer beside encoders: SST-2 (its dev) and IMDB (its test).
+"""Measure classifiers from before the Transformer beside encoders: SST-2 (its dev) and IMDB (its test).
 
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 IMDB --folder runs
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 --arms bag attention --folder runs
@@ -31,9 +31,9 @@ from heedful.runs.results import RESULTS as RUN_RESULTS
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
 
-EVERY = 500  # steps between two lines
-ASKED, TURNS = 1000, 5  # texts whose answers are timed, and how often
-KEPT_BACK = 0.05  # of the training texts, to choose the epoch by: what is measured was never looked at
+EVERY = 500  # training steps between two lines of output
+ASKED, TURNS = 1000, 5  # texts whose predictions are timed, and how often
+KEPT_BACK = 0.05  # share of the training texts by which the epoch is chosen; the measured texts choose nothing
 ARMS: dict[str, tuple[str, ...]] = {
     "bag": ("init.kind=classic",),
     "attention": (
@@ -52,39 +52,37 @@ ARMS: dict[str, tuple[str, ...]] = {
     "heedful-mini-en": (),
     "MiniLM": (),
 }
-SAID = {("SST-2", "bag"): "80 to 83", ("IMDB", "bag"): "85.8"}  # published
+PUBLISHED = {("SST-2", "bag"): "80 to 83", ("IMDB", "bag"): "85.8"}  # accuracies, in per cent
 
 
 def data(task: str, folder: Path) -> Path:
-    """Texts and labels of three splits as files that Heedful reads: part of train, the rest of it, what is measured."""
+    """Write a task's splits train, dev (KEPT_BACK of its train) and test (its held-out texts); return their folder."""
     data_folder = folder / f"data-{task}"
     if data_folder.is_dir():
         return data_folder
     labelled = load(task)
-    rows, held = (
-        [example for example in part if isinstance(example, LabelledExample)]
-        for part in (labelled.train, labelled.held)
+    train, held = (
+        [example for example in split if isinstance(example, LabelledExample)]
+        for split in (labelled.train, labelled.held)
     )
-    random.Random(f"kept back of {task}").shuffle(rows)
-    back = round(KEPT_BACK * len(rows))
-    part = data_folder.with_suffix(".part")
-    part.mkdir(parents=True, exist_ok=True)
-    for split, examples in {"train": rows[back:], "dev": rows[:back], "test": held}.items():
+    random.Random(f"kept back of {task}").shuffle(train)
+    dev_count = round(KEPT_BACK * len(train))
+    partial = data_folder.with_suffix(".part")
+    partial.mkdir(parents=True, exist_ok=True)
+    for split, examples in {"train": train[dev_count:], "dev": train[:dev_count], "test": held}.items():
         lines = [json.dumps({"text": example.text, "label": example.label}, ensure_ascii=False) for example in examples]
-        (part / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-    part.rename(data_folder)
+        (partial / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    partial.rename(data_folder)
     return data_folder
 
 
-class Told(Reporter):
-    """Says how it goes."""
+class PrintingReporter(Reporter):
+    """A reporter that prints the progress of a training."""
 
     def step(self, step: Step, trainer: Trainer) -> None:
         if step.number % EVERY == 0:
-            speed = trainer.tokens_seen / trainer.seconds
-            print(
-                f"step {step.number} of {trainer.total_steps}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True
-            )
+            progress = f"step {step.number} of {trainer.total_steps}, loss {step.loss:.3f}"
+            print(f"{progress}, {trainer.tokens_seen / trainer.seconds:,.0f} tokens/s", flush=True)
 
     def message(self, text: str) -> None:
         print(text, flush=True)
@@ -96,19 +94,23 @@ def place(arm: str, task: str, folder: Path, seed: int) -> Path:
 
 
 def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
-    """Train an arm, or resume it, and measure it."""
+    """Train an arm, or resume its training, and measure it."""
     texts, run = data(task, folder), place(arm, task, folder, seed)
-    model = str(minilm()) if arm == "MiniLM" else ""
     done = finetune(
-        "classify", texts, run, model=model, assignments=(*ARMS[arm], f"train.seed={seed}"), reporter=Told()
+        "classify",
+        texts,
+        run,
+        model=str(minilm()) if arm == "MiniLM" else "",
+        assignments=(*ARMS[arm], f"train.seed={seed}"),
+        reporter=PrintingReporter(),
     )
     if done.status != "completed":
         raise SystemExit(130)
     test, trained = done.results["splits"]["test"], done.results["seeds"][0]
     engine = heedful.Engine(run)
-    asked = [json.loads(line)["text"] for line in (texts / "test.jsonl").open(encoding="utf-8")][:ASKED]
+    timed_texts = [json.loads(line)["text"] for line in (texts / "test.jsonl").open(encoding="utf-8")][:ASKED]
     with timing.gc_disabled():
-        turns = [_seconds(engine, asked) for _ in range(1 + TURNS)][1:]  # the first one warms up
+        turns = [_seconds(engine, timed_texts) for _ in range(1 + TURNS)][1:]  # the first one warms up
     return {
         "accuracy": 100 * test["numbers"]["accuracy"],
         "interval": [100 * test["intervals"]["accuracy"][end] for end in ("low", "high")],
@@ -118,18 +120,19 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
         "training seconds": trained["seconds"],
         "threads": json.loads((run / "environment.json").read_bytes())["threads"],  # of the training
         "best step": trained["best_step"],
-        "texts a second": len(asked) / statistics.median(turns),
+        "texts a second": len(timed_texts) / statistics.median(turns),
     }
 
 
-def _seconds(engine: heedful.Engine, asked: Sequence[str]) -> float:
+def _seconds(engine: heedful.Engine, texts: Sequence[str]) -> float:
+    """Return how long the engine takes to predict the texts."""
     start = time.perf_counter()
-    engine(asked)
+    engine(texts)
     return time.perf_counter() - start
 
 
 def about(results: dict[str, dict[str, dict[str, Any]]], threads: int, seed: int) -> str:
-    """Describe what the tables show."""
+    """Describe how the arms were trained and measured."""
     arms = [arm for by_arm in results.values() for arm in by_arm.values()]
     learned = {name: next(iter(by_arm.values()))["learned from"] for name, by_arm in results.items() if by_arm}
     texts = " and ".join(f"{count:,} texts of {name}" for name, count in learned.items())
@@ -154,7 +157,7 @@ def table(task: str, results: dict[str, dict[str, Any]]) -> str:
             f"{result['parameters']:,}",
             f"{result['bytes'] / 1e6:.1f} MB",
             f"{result['texts a second']:,.0f}",
-            SAID.get((task, arm), ""),
+            PUBLISHED.get((task, arm), ""),
         ]
         for arm, result in results.items()
     ]
@@ -162,7 +165,7 @@ def table(task: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Each arm after the other; what was found so far is written after each."""
+    """Train and measure one arm after another; write the record again after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=["SST-2", "IMDB"])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))

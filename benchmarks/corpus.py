@@ -1,4 +1,4 @@
-"""How fast text becomes a corpus of token shards, against the library's own tokenising of the same documents."""
+"""Measure how fast text becomes a corpus of token shards, and the memory; `tokenizers` is the peer."""
 
 from __future__ import annotations
 
@@ -34,28 +34,30 @@ processes, and writes and syncs a corpus in shards of {shard} MB; its processes 
 same tokens; a real token is one of them. Each arm is a process of its own, one runs at a time, and ratios are taken in
 each round. What the processes of the build take counts below as taken by others. Memory is the largest resident
 set of the process that reads and of any that works, for inputs of two sizes (a small one needs no worker)."""
-SHARD = 4_000_000  # characters, so that all processes have something to do to the end
-SAMPLE, BATCH, WORDS = 64, 1000, 20_000
+SHARD = 4_000_000  # characters; small enough that all processes work to the end
+SAMPLE = 64  # documents whose tokens are compared
+BATCH = 1000  # documents of a call of encode_batch_fast
+WORDS = 20_000  # different ones in invented documents
 
 
 def invented(characters: int, seed: int = 0) -> Iterator[str]:
-    """Documents of invented words, of which few are frequent, in sentences and paragraphs."""
-    draw = random.Random(seed)
+    """Yield documents of invented words, few of them frequent, until they have `characters` characters."""
+    generator = random.Random(seed)
     letters = "etaoinshrdlucmfwypvbgk"
-    words = ["".join(draw.choices(letters, range(22, 0, -1), k=draw.randint(2, 11))) for _ in range(WORDS)]
-    shares = list(accumulate(1 / rank for rank in range(2, WORDS + 2)))
+    words = ["".join(generator.choices(letters, range(22, 0, -1), k=generator.randint(2, 11))) for _ in range(WORDS)]
+    weights = list(accumulate(1 / rank for rank in range(2, WORDS + 2)))
     while characters > 0:
         paragraphs = []
-        for _ in range(draw.randint(1, 8)):
-            sentences = (draw.choices(words, cum_weights=shares, k=draw.randint(4, 30)) for _ in range(4))
+        for _ in range(generator.randint(1, 8)):
+            sentences = (generator.choices(words, cum_weights=weights, k=generator.randint(4, 30)) for _ in range(4))
             paragraphs.append(" ".join(" ".join(sentence).capitalize() + "." for sentence in sentences))
         text = "\n\n".join(paragraphs)
         characters -= len(text)
         yield text
 
 
-def taken(folder: Path, characters: int) -> Iterator[str]:
-    """Documents of a folder's files."""
+def documents_of(folder: Path, characters: int) -> Iterator[str]:
+    """Yield the documents of a folder's files until they have `characters` characters."""
     files, bad_files = list_files([folder])
     for chunk in DocumentReader([path for path, _ in files], CorpusSettings(), RowErrors(Skip()), bad_files).chunks():
         for text, _ in chunk or ():
@@ -65,27 +67,27 @@ def taken(folder: Path, characters: int) -> Iterator[str]:
                 return
 
 
-def put(folder: Path, texts: Iterator[str]) -> Tokenizer:
-    """Write the documents, cleaned, and a tokenizer that is learnt from the first of them."""
-    kept_texts: list[str] = []
+def write_inputs(folder: Path, texts: Iterator[str]) -> Tokenizer:
+    """Write the cleaned documents and a tokenizer that is trained on the first of them; return the tokenizer."""
+    train_texts: list[str] = []
     with (folder / "texts.jsonl").open("w", encoding="utf-8") as file:
         for text in texts:
             text = clean_text(text)
             if text:
                 file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-                kept_texts += [text] if len(kept_texts) < 3000 else []
-    tokenizer = train_tokenizer(kept_texts, TokenizerSettings())
+                train_texts += [text] if len(train_texts) < 3000 else []
+    tokenizer = train_tokenizer(train_texts, TokenizerSettings())
     tokenizer.save(folder / "tokenizer")
     return tokenizer
 
 
 def prepare(engine: str, folder: Path, processes: int) -> Prepared:
-    """An arm, ready."""
+    """Prepare an arm: read its tokenizer and, for `tokenizers`, its documents."""
     tokenizer = Tokenizer.load(folder / "tokenizer")
     with (folder / "texts.jsonl").open(encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
-    few = texts[:SAMPLE]
-    digest, count = lengths.digest([list(map(ord, text)) for text in few]), len(texts)
+    count = len(texts)
+    digest = lengths.digest([list(map(ord, text)) for text in texts[:SAMPLE]])
     if engine == "tokenizers":
         import tokenizers
 
@@ -136,14 +138,15 @@ def peak(folder: Path, processes: int) -> None:
 
 
 def _peak(who: int) -> float:
+    """Return the largest resident set, in MB, of this process or of its largest child."""
     return resource.getrusage(who).ru_maxrss / 1024
 
 
 def memory(folder: Path, sizes: tuple[int, int], processes: int) -> str:
-    """Peaks for inputs of two sizes, as a table."""
+    """Measure the peak memory for inputs of two sizes; return it as a Markdown table."""
     rows = []
     for size in sizes:
-        put(folder, invented(size))
+        write_inputs(folder, invented(size))
         command = [sys.executable, __file__, "--arm", "peak", "--folder", str(folder), "--processes", str(processes)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         characters, reader, worker = json.loads(done.stdout.splitlines()[-1])
@@ -152,7 +155,7 @@ def memory(folder: Path, sizes: tuple[int, int], processes: int) -> str:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure speed and memory, print the tables and write the record."""
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="a folder of text; without it, words are invented")
@@ -176,14 +179,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         size = megabytes * 1_000_000
-        tokenizer = put(folder, taken(options.data, size) if options.data else invented(size))
+        texts = documents_of(options.data, size) if options.data else invented(size)
+        tokenizer = write_inputs(folder, texts)
+        command = (sys.executable, __file__, "--folder", temporary, "--processes", str(options.processes))
         arms = [
             Arm(
                 name=name,
-                command=(
-                    *(sys.executable, __file__, "--arm", name),
-                    *("--folder", temporary, "--processes", str(options.processes)),
-                ),
+                command=(*command, "--arm", name),
                 is_heedful=name == "heedful",
                 bound=Bound(difference=0.0, cosine=0.999999),
             )

@@ -1,4 +1,4 @@
-"""How fast tokens are written: a packed key-value cache against transformers' generate, greedily, GPT-2's shape."""
+"""Measure how fast GPT-2's shape generates tokens greedily: a packed key-value cache against transformers' generate."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ second, prompts included in the time, taken in each round, to the fastest peer o
 prompts of a batch together, padded on the left, with its own cache. Before timing the log-probabilities of the first
 written token are compared with the first arm's, at {ids} ids of each prompt."""
 BOUNDS = {"float32": Bound(difference=1e-4, cosine=0.99999), "bfloat16": Bound(difference=0.05, cosine=0.999)}
-IDS, WRITTEN, QUICK = 64, 64, 6
+IDS = 64  # token ids whose log-probabilities are compared
+WRITTEN = 64  # tokens after each prompt
+QUICK = 6  # tokens of a rehearsal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The job of an arm's process."""
+    """The work of an arm's process, which is sent as JSON on its command line."""
 
     is_heedful: bool
     precision: str
-    prompts: int
-    written: int
-    folder: str
+    prompts: int  # how many
+    written: int  # tokens after each prompt
+    folder: str  # folder of the model
 
 
 def prepare(job: Job) -> Prepared:
-    """An arm, ready: a round writes after all prompts at once."""
+    """Prepare a job's arm: a round generates after all prompts in one batch."""
     prompts = [sequence[:48] for sequence in lengths.sequences("SHORT", job.prompts)]
     return (ours if job.is_heedful else theirs)(job, prompts)
 
 
 def ours(job: Job, sequences: list[list[int]]) -> Prepared:
-    """Heedful."""
+    """Prepare an arm of Heedful."""
     import torch
 
     import heedful
@@ -55,8 +57,8 @@ def ours(job: Job, sequences: list[list[int]]) -> Prepared:
     def sample(outputs: Any) -> Values:
         step = next(stream(loaded.model, head, prompts, Greedy(), max_new_tokens=1, stop=[], distribution=True))
         assert step.distribution is not None and all(len(output[0].tokens) == job.written for output in outputs)
-        rows: Values = step.distribution[:, :IDS].tolist()
-        return rows
+        log_probs: Values = step.distribution[:, :IDS].tolist()
+        return log_probs
 
     return Prepared(
         run=lambda: generate(loaded.model, head, prompts, Greedy(), max_new_tokens=job.written, stop=[]),
@@ -69,7 +71,7 @@ def ours(job: Job, sequences: list[list[int]]) -> Prepared:
 
 
 def theirs(job: Job, prompts: list[list[int]]) -> Prepared:
-    """transformers."""
+    """Prepare an arm of transformers."""
     import torch
     from transformers import GPT2LMHeadModel
     from transformers.utils import logging
@@ -99,12 +101,12 @@ def theirs(job: Job, prompts: list[list[int]]) -> Prepared:
 
     def sample(outputs: Any) -> Values:
         assert outputs.shape[1] == longest + job.written
-        rows: Values = []
+        log_probs: Values = []
         with torch.inference_mode():
             for prompt in prompts:
-                scores = model(input_ids=torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
-                rows.append(scores[:IDS].tolist())
-        return rows
+                logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+                log_probs.append(logits.float().log_softmax(-1)[:IDS].tolist())
+        return log_probs
 
     return Prepared(
         run=run,
@@ -117,7 +119,7 @@ def theirs(job: Job, prompts: list[list[int]]) -> Prepared:
 
 
 def arms(folder: str, prompts: int, written: int) -> list[Arm]:
-    """Every arm; the first is the reference, and what people run."""
+    """Return all arms; the first is the reference."""
     first = Job(is_heedful=False, precision="float32", prompts=prompts, written=written, folder=folder)
     jobs = {
         "transformers float32": first,
@@ -137,7 +139,7 @@ def arms(folder: str, prompts: int, written: int) -> list[Arm]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure each number of prompts, print the tables and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")

@@ -1,9 +1,9 @@
-"""Is a teacher worth it? Students of MiniLM on three tasks, each beside the same student without the teacher.
+"""Measure what a teacher is worth: students of MiniLM on three tasks, each beside the same student without a teacher.
 
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs          # also CoNLL-2003, STS-B
 HEEDFUL_DATA=folder python benchmarks/distil.py unlabelled --folder runs     # the curve, with the teacher of SST-2
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --rehearse             # a few steps, and how long all would take
-HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs --judge  # what is finished is measured again
+HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs --judge  # finished students are measured again
 
 Runs that were stopped resume. Training may share the machine; measure (--judge) on a quiet one.
 """
@@ -40,53 +40,53 @@ STUDENTS = {
     "CoNLL-2003": ("layers=3", "layers=2", "bilstm"),
     "STS-B": ("layers=3", "tiny"),
 }
-EPOCHS = 4  # of students; the teacher has those of the fine-tuning benchmark
-LABELLED, CURVE = 1000, 2000  # labelled texts, and steps, of the curve
+EPOCHS = 4  # of students; the teacher trains as long as in the fine-tuning benchmark
+LABELLED = 1000  # labelled texts of the curve
+CURVE = 2000  # training steps of the curve
 AMOUNTS = (0, 1000, 4000, 16_000, 64_000)  # texts without labels
-ANSWERED = 1000  # texts that are answered at once where speed is measured, or as many as there are
-QUICK, STEPS = 160, 6  # examples and steps of a rehearsal
+ANSWERED = 1000  # most texts that are predicted at once to measure speed
+QUICK, STEPS = 160, 6  # examples and training steps of a rehearsal
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Where, with what, and whether it is a rehearsal."""
+    """The options that all trainings share."""
 
     folder: Path
-    seeds: int
-    rehearsed: bool
-    judge: bool = False  # measure again
+    seeds: int  # how many
+    rehearsed: bool  # whether to train a few steps on a few examples
+    judge: bool = False  # whether to measure finished students again
 
-    def few(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """All, or those of a rehearsal."""
-        return rows[:QUICK] if self.rehearsed else rows
+    def few(self, examples: Sequence[Any]) -> Sequence[Any]:
+        """Return all examples, or the few of a rehearsal."""
+        return examples[:QUICK] if self.rehearsed else examples
 
 
-def write(task: str, folder: Path, name: str, rows: Sequence[Any]) -> None:
-    """A split, in a format that heedful reads; a list of texts is without labels."""
+def write(folder: Path, name: str, examples: Sequence[Any]) -> None:
+    """Write the file of a split in a format that heedful reads."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("w", encoding="utf-8", newline="") as file:
-        for number, row in enumerate(rows):
-            match row:
+        for index, example in enumerate(examples):
+            match example:
                 case LabelledExample():
-                    if not number:
+                    if index == 0:
                         csv.writer(file).writerow(("text", "label"))
-                    csv.writer(file).writerow((row.text, row.label))
+                    csv.writer(file).writerow((example.text, example.label))
                 case ScoredExample():
-                    file.write(json.dumps({"anchor": row.text, "positive": row.text_pair, "score": row.score}) + "\n")
+                    pair = {"anchor": example.text, "positive": example.text_pair, "score": example.score}
+                    file.write(json.dumps(pair) + "\n")
                 case TaggedExample():
-                    file.writelines(f"{word} {tag}\n" for word, tag in zip(row.words, row.tags, strict=True))
+                    file.writelines(f"{word} {tag}\n" for word, tag in zip(example.words, example.tags, strict=True))
                     file.write("\n")
-                case str():
-                    file.write(json.dumps({"text": row}) + "\n")
 
 
 def data(task: str, run: Run) -> Path:
-    """Train and test as files; test is what is measured, and nothing is chosen by it."""
+    """Write the splits train and test, and return their folder; nothing is chosen by test."""
     loaded, folder = load(task), run.folder / f"{task}-data"
     suffix = {"classify": "csv", "tag": "conll", "embed": "jsonl"}[KINDS[task]]
-    for name, rows in (("train", loaded.train), ("test", loaded.held)):
-        write(task, folder, f"{name}.{suffix}", run.few(rows))
+    for name, examples in (("train", loaded.train), ("test", loaded.held)):
+        write(folder, f"{name}.{suffix}", run.few(examples))
     return folder
 
 
@@ -96,10 +96,10 @@ def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
     length = [f"train.epochs={epochs}"]
     if run.rehearsed or steps:
         length = [f"train.max_steps={STEPS if run.rehearsed else steps}"]
-    cut = [] if KINDS[task] == "embed" else ["long_inputs=truncate"]
+    truncation = [] if KINDS[task] == "embed" else ["long_inputs=truncate"]
     return [
         *length,
-        *cut,
+        *truncation,
         f"train.batch_size={plan.batch}",
         f"max_length={plan.longest}",
         "data.dev_fraction=0",
@@ -108,10 +108,10 @@ def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
 
 
 def teacher(task: str, run: Run) -> Path:
-    """MiniLM, fine-tuned once."""
+    """Fine-tune MiniLM on the task, and return the folder of the run."""
     folder = run.folder / f"{task}-teacher"
-    more = [*common(task, PLANS[task].epochs, run), f"train.optimizer.lr={PLANS[task].rate}"]
-    if finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=more).status != "completed":
+    settings = [*common(task, PLANS[task].epochs, run), f"train.optimizer.lr={PLANS[task].rate}"]
+    if finetune(KINDS[task], data(task, run), folder, model=minilm(), assignments=settings).status != "completed":
         raise SystemExit(130)
     return folder
 
@@ -119,71 +119,74 @@ def teacher(task: str, run: Run) -> Path:
 def student(
     task: str, name: str, folder: Path, data_path: Path, run: Run, *more: str, steps: int = 0, **options: Any
 ) -> dict[str, Any]:
-    """The verdict on one student, and what it took."""
-    wishes = [*common(task, EPOCHS, run, steps), f"seeds={run.seeds}", f"verdict.texts={ANSWERED}", *more]
+    """Distil one student, and return the verdict, the seconds of a training step, and the seconds of the run."""
+    settings = [*common(task, EPOCHS, run, steps), f"seeds={run.seeds}", f"verdict.texts={ANSWERED}", *more]
     if run.rehearsed:
         quick = ("verdict.rounds=3", "verdict.precision=float32", "verdict.baseline=none")
-        wishes += [setting for setting in quick if setting not in more]
+        settings += [setting for setting in quick if setting not in more]
     if not name.startswith(("bilstm", "attention", "tiny")):
-        wishes.append("train.optimizer.lr=1e-4")
+        settings.append("train.optimizer.lr=1e-4")
     if run.judge:
         (folder / VERDICT).unlink(missing_ok=True)
-    began = time.monotonic()
-    done = distil(run.folder / f"{task}-teacher", data_path, folder, student=name, assignments=wishes, **options)
+    start = time.monotonic()
+    done = distil(run.folder / f"{task}-teacher", data_path, folder, student=name, assignments=settings, **options)
     if done.status != "completed":
         raise SystemExit(130)
     seeds = done.results["seeds"]
     step = sum(seed["seconds"] for seed in seeds) / sum(seed["steps"] for seed in seeds)
     print(f"{task}, {name}: {done.results['verdict']['sentence']}", flush=True)
-    return {"verdict": done.results["verdict"], "step": step, "seconds": time.monotonic() - began}
+    return {"verdict": done.results["verdict"], "step": step, "seconds": time.monotonic() - start}
 
 
 def tasks(task: str, run: Run, names: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Students of a task, all of them unless some are named."""
-    place = data(task, run)
+    """Distil the named students of a task, or all of them; yield each name and result."""
+    data_path = data(task, run)
     teacher(task, run)
     for name in names or STUDENTS[task]:
-        yield name, student(task, name, run.folder / f"{task}-{name}", place, run)
+        yield name, student(task, name, run.folder / f"{task}-{name}", data_path, run)
 
 
 def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
-    """Quality over the amount of text: sentences of SST-2 without their labels, and of IMDB's unlabelled part."""
+    """Distil two students with each amount of texts without labels; yield "SOURCE AMOUNT STUDENT" and the result.
+
+    The texts are phrases of SST-2 without their labels, and sentences of IMDB's unlabelled part.
+    """
     teacher("SST-2", run)
     loaded = load("SST-2")
-    place = run.folder / "few-data"
-    write("SST-2", place, "train.csv", loaded.train[:LABELLED])
-    write("SST-2", place, "test.csv", run.few(loaded.held))
+    data_path = run.folder / "few-data"
+    write(data_path, "train.csv", loaded.train[:LABELLED])
+    write(data_path, "test.csv", run.few(loaded.held))
     rest = [example.text for example in loaded.train[LABELLED:] if isinstance(example, LabelledExample)]
     sources = {"SST-2": rest, "IMDB": reviews(max(AMOUNTS))}
     for source, texts in sources.items():
         for amount in AMOUNTS[:2] if run.rehearsed else AMOUNTS:
-            if not amount and source != "SST-2":
-                continue  # the same for both
+            if amount == 0 and source != "SST-2":
+                continue  # it is the same for both sources
             path = run.folder / f"{source}-{amount}.jsonl"
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:amount]), encoding="utf-8")
             for name in ("layers=2", "bilstm"):
                 key = f"{source} {amount} {name}"
-                more = {"unlabelled": [path]} if amount else {}
-                alone = ["verdict.baseline=none"] if amount else []
-                under = run.folder / key.replace(" ", "-")
-                yield key, student("SST-2", name, under, place, run, *alone, steps=CURVE, **more)
+                options = {"unlabelled": [path]} if amount else {}
+                settings = ["verdict.baseline=none"] if amount else []
+                folder = run.folder / key.replace(" ", "-")
+                yield key, student("SST-2", name, folder, data_path, run, *settings, steps=CURVE, **options)
 
 
 def reviews(count: int) -> list[str]:
-    """Sentences of reviews that nobody labelled."""
+    """Return the first sentences, of 3 to 60 words, of IMDB's unlabelled reviews."""
     sentences: list[str] = []
     path = Path(os.environ["HEEDFUL_DATA"], "tasks", "imdb", "unsupervised.jsonl.xz")
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
         for line in lines:
             text = " ".join(json.loads(line)["text"].replace("<br />", " ").split())
-            sentences += [word for word in SENTENCE.split(text) if 3 <= len(word.split()) <= 60]
+            sentences += [sentence for sentence in SENTENCE.split(text) if 3 <= len(sentence.split()) <= 60]
             if len(sentences) >= count:
                 break
     return sentences[:count]
 
 
 def estimated(task: str, results: dict[str, Any], run: Run) -> None:
-    """How long all would take, from the time of a step."""
+    """Print how long all runs would take, estimated from the seconds of a training step in a rehearsal."""
     name = "SST-2" if task == "unlabelled" else task
     steps = CURVE if task == "unlabelled" else EPOCHS * -(-len(load(name).train) // PLANS[name].batch)
     total = 0.0
@@ -191,8 +194,8 @@ def estimated(task: str, results: dict[str, Any], run: Run) -> None:
         arms = 1 if task == "unlabelled" and " 0 " not in student_name else 2
         hours = arms * run.seeds * steps * result["step"] / 3600
         total += hours * (1 if task != "unlabelled" else len(AMOUNTS) / 2)
-        took = f"{result['step']:.3f} s a step, {steps:,} steps, {hours:.1f} h for {arms} x {run.seeds}"
-        print(f"{task}, {student_name}: {took}")
+        estimate = f"{result['step']:.3f} s a step, {steps:,} steps, {hours:.1f} h for {arms} x {run.seeds}"
+        print(f"{task}, {student_name}: {estimate}")
     print(f"{task}: about {total:.1f} h in all, without the teacher")
 
 
@@ -200,39 +203,40 @@ def estimated(task: str, results: dict[str, Any], run: Run) -> None:
 
 
 def spread(quality: dict[str, Any]) -> str:
-    """Mean and standard deviation, in per cent."""
+    """Format a mean and its standard deviation, in per cent."""
     deviation = "" if quality["std"] is None else f" ± {100 * quality['std']:.2f}"
     return f"{100 * quality['mean']:.2f}{deviation}"
 
 
 def table(results: dict[str, Any]) -> str:
-    """Format a line for each student, with its speed beside the teacher's in the same turns."""
+    """Format a row for each student as Markdown, with its speed and the teacher's, measured in the same turns."""
     first = next(iter(results.values()))["verdict"]
     main, teacher = f"{first['metric']} on {first['split']}", first["models"]["teacher"]
     columns = ["student", main, "without the teacher", "difference (95 %)", "kept", "parameters", "served in"]
     columns += ["texts/s", "to the teacher's", "one text, p50 / p99 ms", "the teacher's", "to the teacher's"]
-    alike = [f"{teacher['parameters']:,}", teacher["precision"], "", "1.00", "", "", "1.00"]
-    rows = [["the teacher", f"{100 * teacher['quality']['mean']:.2f}", "", "", "100 %", *alike]]
+    speed = [f"{teacher['parameters']:,}", teacher["precision"], "", "1.00", "", "", "1.00"]
+    rows = [["the teacher", f"{100 * teacher['quality']['mean']:.2f}", "", "", "100 %", *speed]]
     for name, result in results.items():
         verdict = result["verdict"]
-        models, gain = verdict["models"], verdict.get("delta_vs_baseline")
-        small, taught = models["student"], models["teacher"]
-        alone = spread(models["baseline"]["quality"]) if "baseline" in models else ""
-        sure = gain is not None and gain["low"] is not None
-        between = f" ({100 * gain['low']:+.2f} to {100 * gain['high']:+.2f})" if gain is not None and sure else ""
+        models = verdict["models"]
+        student, teacher = models["student"], models["teacher"]
+        gain = verdict.get("delta_vs_baseline")
+        difference = "" if gain is None else f"{100 * gain['difference']:+.2f}"
+        if gain is not None and gain["low"] is not None:
+            difference += f" ({100 * gain['low']:+.2f} to {100 * gain['high']:+.2f})"
         rows.append(
             [
                 name,
-                spread(small["quality"]),
-                alone,
-                "" if gain is None else f"{100 * gain['difference']:+.2f}{between}",
+                spread(student["quality"]),
+                spread(models["baseline"]["quality"]) if "baseline" in models else "",
+                difference,
                 f"{100 * verdict['quality_ratio']:.1f} %",
-                f"{small['parameters']:,}",
-                small["precision"],
-                f"{small['texts_per_second']:,.0f}",
+                f"{student['parameters']:,}",
+                student["precision"],
+                f"{student['texts_per_second']:,.0f}",
                 f"{verdict['throughput_ratio']:.2f}",
-                f"{small['p50']:.2f} / {small['p99']:.2f}",
-                f"{taught['p50']:.2f} / {taught['p99']:.2f}",
+                f"{student['p50']:.2f} / {student['p99']:.2f}",
+                f"{teacher['p50']:.2f} / {teacher['p99']:.2f}",
                 f"{1 / verdict['latency_ratio']:.2f}",
             ]
         )
@@ -240,7 +244,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def curve(results: dict[str, Any]) -> str:
-    """Quality over the amount of text, a column for each student."""
+    """Format the quality for each amount of texts without labels as Markdown, with a column for each student."""
     names = list(dict.fromkeys(key.split()[2] for key in results))
     rows = []
     for source, amount in dict.fromkeys(tuple(key.split()[:2]) for key in results):
@@ -250,8 +254,10 @@ def curve(results: dict[str, Any]) -> str:
         ]
         rows.append([source if amount != "0" else "none", f"{int(amount):,}", *cells])
     keys = [f"SST-2 0 {name}" for name in names]
-    alone = [spread(results[key]["verdict"]["models"]["baseline"]["quality"]) if key in results else "" for key in keys]
-    rows.append(["no teacher", "0", *alone])
+    baselines = [
+        spread(results[key]["verdict"]["models"]["baseline"]["quality"]) if key in results else "" for key in keys
+    ]
+    rows.append(["no teacher", "0", *baselines])
     return grid(["texts without labels", "how many", *names], rows)
 
 
@@ -275,7 +281,7 @@ def about(task: str, seeds: int) -> str:
 
 
 def main() -> None:
-    """One task, or the curve; what was found so far is written after each student."""
+    """Distil the students of a task, or of the curve; write the record again after each student."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=[*KINDS, "unlabelled"])
     parser.add_argument("--students", nargs="+", default=[], help="of a task; else all that it has here")
@@ -290,19 +296,19 @@ def main() -> None:
     options = parser.parse_args()
     check_destination(options.output)
     torch.set_num_threads(options.threads)
-    seeds, curved = 1 if options.rehearse else options.seeds, options.task == "unlabelled"
+    seeds = 1 if options.rehearse else options.seeds
+    is_curve = options.task == "unlabelled"
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.rehearse or options.folder is None else options.folder
         run = Run(folder=folder, seeds=seeds, rehearsed=options.rehearse, judge=options.judge)
-        for name, result in unlabelled(run) if curved else tasks(options.task, run, options.students):
+        for name, result in unlabelled(run) if is_curve else tasks(options.task, run, options.students):
             results[name] = result
             if not options.rehearse:
-                shown, description = curve(results) if curved else table(results), about(options.task, seeds)
-                print(
-                    write_record(f"distil-{options.task.casefold()}", description, [shown], results, options.output),
-                    flush=True,
-                )
+                record_name = f"distil-{options.task.casefold()}"
+                text = curve(results) if is_curve else table(results)
+                path = write_record(record_name, about(options.task, seeds), [text], results, options.output)
+                print(path, flush=True)
     if options.rehearse:
         estimated(options.task, results, Run(folder=folder, seeds=options.seeds, rehearsed=True))
 

@@ -1,4 +1,4 @@
-"""How fast texts become sentence vectors, tokenizing counted: `Engine.encode` against sentence-transformers.
+"""Measure how fast texts become sentence vectors, tokenizing included: `Engine.encode` against sentence-transformers.
 
 The texts are of data sets, in the folder that HEEDFUL_DATA names: python benchmarks/encode.py
 """
@@ -20,9 +20,8 @@ import peers
 import tokenizers
 from engines import BOUNDS, OURS, SIZES, Job, fastest, minilm
 from finetune_data import load
-from forward import against, fast_here, text
-from harness import Arm, Prepared, Values, measure, serve
-from lengths import digest
+from forward import SAMPLE, against, fast_here, prepared, text
+from harness import Arm, Prepared, measure, serve
 from numpy.typing import NDArray
 from report import RESULTS, check_destination, write
 
@@ -39,45 +38,31 @@ splits. Every peer takes the batch size of {sizes} that is fastest on all
 texts. Each arm is a process of its own, one runs at a time, and ratios are of real tokens a second, taken in each
 round, to the fastest peer of that round. Before timing {sample} vectors are compared with the first arm's.
 {unmeasured}"""
-COUNTS = {"SST-2": 872, "IMDB": 128}
+COUNTS = {"SST-2": 872, "IMDB": 128}  # texts of a round
 LONGEST = 256  # tokens that the model reads, by its sentence_bert_config.json
-SAMPLE, QUICK = 16, 12
+QUICK = 12  # texts of a rehearsal
 CALIBRATION = 64  # texts of the train split of each data set
 Encode = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
 def texts_of(name: str, count: int) -> list[str]:
-    """Return the first texts of a data set, in its order."""
+    """Return the first texts of a data set's held-out split, in its order."""
     examples = [example for example in load(name).held if isinstance(example, LabelledExample)]
     return [str(example.text) for example in examples[:count]]
 
 
 def train_texts(name: str) -> list[str]:
-    """Return texts of a data set's train split, for calibration, evenly spread over it."""
+    """Return texts for calibration, evenly spread over a data set's train split."""
     train = load(name).train
-    examples = [train[number * len(train) // CALIBRATION] for number in range(CALIBRATION)]
+    examples = [train[index * len(train) // CALIBRATION] for index in range(CALIBRATION)]
     return [str(example.text) for example in examples if isinstance(example, LabelledExample)]
 
 
 def prepare(job: Job) -> Prepared:
-    """An arm, ready."""
+    """Prepare a job's arm: read its texts and load its engine."""
     texts = texts_of(job.distribution, job.count)
-    token_ids = [list(ids) for ids in token_ids_of(texts)]
     encode, settings = ENGINES[job.engine](job, texts)
-    sampled = [number * len(texts) // SAMPLE for number in range(SAMPLE)]
-
-    def sample(vectors: Any) -> Values:
-        values: Values = np.asarray(vectors, np.float32)[sampled].tolist()
-        return values
-
-    return Prepared(
-        run=lambda: encode(texts),
-        sample=sample,
-        tokens=sum(map(len, token_ids)),
-        sequences=len(texts),
-        inputs=digest(token_ids),
-        settings=settings,
-    )
+    return prepared(lambda: encode(texts), token_ids_of(texts), settings)
 
 
 def tokenizer() -> tokenizers.Tokenizer:
@@ -89,13 +74,13 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 def token_ids_of(texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens that the model reads of each text."""
+    """Return the token ids that the model reads of each text."""
     backend = tokenizer()
     return [encoding.ids for encoding in backend.encode_batch_fast(list(texts))]
 
 
 def heedful_encode(job: Job, texts: Sequence[str]) -> tuple[Encode, str]:
-    """Return `Engine.encode` in one precision."""
+    """Return `Engine.encode` in the job's precision, and its settings as text."""
     import heedful
 
     engine = heedful.Engine(job.folder, precision=cast("Precision", job.precision))
@@ -103,36 +88,37 @@ def heedful_encode(job: Job, texts: Sequence[str]) -> tuple[Encode, str]:
 
 
 def transformers_encode(job: Job, texts: Sequence[str]) -> tuple[Encode, str]:
-    """Return `SentenceTransformer.encode` in one dtype, with the fastest batch size."""
+    """Return `SentenceTransformer.encode` in the job's dtype with its fastest batch size, and that size as text."""
     import torch
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(job.folder, device="cpu", model_kwargs={"dtype": getattr(torch, job.precision)})
 
-    def by(size: int) -> Encode:
-        return lambda some: np.asarray(model.encode(list(some), batch_size=size, show_progress_bar=False), np.float32)
+    def encoder(size: int) -> Encode:
+        return lambda batch: np.asarray(model.encode(list(batch), batch_size=size, show_progress_bar=False), np.float32)
 
-    size = job.size or fastest({size: by(size) for size in SIZES}, texts)
-    return by(size), f"{size} texts a batch"
+    size = job.size or fastest({size: encoder(size) for size in SIZES}, texts)
+    return encoder(size), f"{size} texts a batch"
 
 
 def tokenized_encode(engine: Callable[[Job], tuple[Any, str]], job: Job, texts: Sequence[str]) -> tuple[Encode, str]:
-    """Return an engine of padded batches behind `tokenizers`, with the fastest batch size."""
+    """Return an engine of padded batches behind `tokenizers` with its fastest batch size, and its settings as text."""
     backend = tokenizer()
 
-    def by(size: int) -> tuple[Encode, str]:
+    def encoder(size: int) -> tuple[Encode, str]:
         run, settings = engine(replace(job, size=size))
 
-        def encode(some: Sequence[str]) -> NDArray[np.float32]:
-            vectors = np.asarray(run([encoding.ids for encoding in backend.encode_batch_fast(list(some))]), np.float32)
+        def encode(batch: Sequence[str]) -> NDArray[np.float32]:
+            token_ids = [encoding.ids for encoding in backend.encode_batch_fast(list(batch))]
+            vectors = np.asarray(run(token_ids), np.float32)
             normalised: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
             return normalised
 
         return encode, settings
 
     if job.size:
-        return by(job.size)
-    encoders = {size: by(size) for size in SIZES}
+        return encoder(job.size)
+    encoders = {size: encoder(size) for size in SIZES}
     return encoders[fastest({size: encode for size, (encode, _) in encoders.items()}, texts)]
 
 
@@ -144,7 +130,7 @@ ENGINES: dict[str, Callable[[Job, Sequence[str]], tuple[Encode, str]]] = {
 
 
 def compared(best: Job, models: Path, available: Sequence[str]) -> dict[str, Job]:
-    """Return every arm by name; the first is the reference."""
+    """Return all jobs by arm name; the first is the reference."""
     others = peers.jobs([name for name in available if name != "ctranslate2"], models, best)
     return {
         "sentence-transformers float32": replace(best, engine="sentence-transformers", precision="float32"),
@@ -155,7 +141,7 @@ def compared(best: Job, models: Path, available: Sequence[str]) -> dict[str, Job
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure each data set, print its tables and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", nargs="+", choices=list(COUNTS), default=list(COUNTS))
     parser.add_argument("--rounds", type=int, default=5)
@@ -173,7 +159,7 @@ def main() -> None:
         models = (options.models or Path(temporary, "models")) / "minilm-texts"
         calibration = Path(temporary, "calibration.json")
         calibration.write_text(json.dumps(token_ids_of([text for name in COUNTS for text in train_texts(name)])))
-        available, unmeasured = peers.made("minilm", options.peers, minilm(), models, calibration)
+        available, unmeasured = peers.make_models("minilm", options.peers, minilm(), models, calibration)
         for name in options.sets:
             count = QUICK if options.quick else COUNTS[name]
             size = SIZES[0] if options.quick else None
@@ -202,7 +188,7 @@ def main() -> None:
 
 
 def arm(name: str, job: Job) -> Arm:
-    """Return an arm's process."""
+    """Return the arm that runs a job in a process."""
     return Arm(
         name=name,
         command=(sys.executable, __file__, "--arm", json.dumps(asdict(job))),

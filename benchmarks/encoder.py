@@ -1,11 +1,11 @@
-"""Scores of the default encoder: fine-tuned by defaults, and its vectors without any fine-tuning.
+"""Measure the default encoder: fine-tuned by defaults, its vectors without fine-tuning, and the masks that it fills.
 
 HEEDFUL_DATA=folder python benchmarks/encoder.py --tasks SST-2 MRPC --seeds 1 2 3 --out results/encoder.json
 HEEDFUL_DATA=folder python benchmarks/encoder.py --vectors --starts shipped minilm
 HEEDFUL_DATA=folder python benchmarks/encoder.py --fill
 
-`--out` adds what is measured to a file. Beside it are MiniLM and random weights of the same shape, with the rate of
-RATES that is best on dev with seed 1.
+`--out` adds the results to a file. The other starts are MiniLM, and random weights of the encoder's shape with the
+learning rate of RATES that is best on dev with seed 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from heedful.model.heads import pool
 from heedful.runs.finetune.run import finetune
 from heedful.tasks.metrics.regression import ranks
 
-TASKS = {  # the kind of task, the split and the number that count
+TASKS = {  # the kind of task, and the split and the metric that are reported
     "SST-2": ("classify", "dev", "accuracy"),
     "MRPC": ("classify", "dev", "accuracy"),
     "RTE": ("classify", "dev", "accuracy"),
@@ -54,7 +54,7 @@ PLACES = {
     "STS-B towers": "glue/STS-B",
     "CoNLL-2003": "conll2003",
 }
-RATES = (1e-4, 3e-4, 1e-3)  # of random weights
+RATES = (1e-4, 3e-4, 1e-3)  # learning rates that are tried for random weights
 STARTS = ("shipped", "random", "minilm")
 SENTENCES = (
     "The cat is sleeping on the [MASK].",
@@ -81,19 +81,18 @@ SENTENCES = (
 
 
 def start_of(name: str, model: str, folder: Path) -> str:
-    """A folder, or a name, to start from; a random one is drawn into the folder."""
+    """Return the model of one of STARTS, by folder or name; a random model is written into `folder`."""
     if name == "minilm":
         return str(minilm())
     if name == "shipped":
         return model
-    config = heedful.load(model)
-    drawn = create(config.config, config.tokenizer, seed=1)
-    save(drawn, folder / "random")
+    loaded = heedful.load(model)
+    save(create(loaded.config, loaded.tokenizer, seed=1), folder / "random")
     return str(folder / "random")
 
 
 def data_of(task: str) -> Any:
-    """The data for `finetune`: a folder, or the examples of each split."""
+    """Return the data for `finetune`: a folder, or the rows of each split."""
     if task in PLACES:
         return Path(os.environ["HEEDFUL_DATA"], "tasks", PLACES[task])
     data = load(task)
@@ -102,7 +101,7 @@ def data_of(task: str) -> Any:
 
 
 def _row(example: Any) -> dict[str, Any]:
-    """The fields of an example that have a value; answers to a question as SQuAD's data sets have them."""
+    """Return the fields of an example that have a value; answers have the form of SQuAD's data sets."""
     row = {name: value for name, value in asdict(example).items() if value is not None}
     if "answers" in row:
         texts, starts = zip(*row["answers"], strict=True)
@@ -111,13 +110,19 @@ def _row(example: Any) -> dict[str, Any]:
 
 
 def scored(task: str, start: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:
-    """One fine-tuning by defaults; `rate` is set for random weights alone."""
+    """Fine-tune by defaults and return the scores.
+
+    Args:
+        rate: The learning rate, of random weights. If None, it is the default.
+    """
     kind, split, main = TASKS[task]
-    began = time.monotonic()
+    start_time = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         initial = start_of(start, model, Path(scratch))
-        more = [f"train.seed={seed}", *([] if rate is None else [f"train.optimizer.lr={rate}"])]
-        done = finetune(kind, data_of(task), Path(scratch) / "run", model=initial, assignments=more)
+        assignments = [f"train.seed={seed}"]
+        if rate is not None:
+            assignments.append(f"train.optimizer.lr={rate}")
+        done = finetune(kind, data_of(task), Path(scratch) / "run", model=initial, assignments=assignments)
         splits = {name: result["numbers"] for name, result in done.results["splits"].items()}
         settings = done.results["settings"]["train"]
         baseline = done.results.get("baseline")
@@ -134,17 +139,17 @@ def scored(task: str, start: str, model: str, seed: int, rate: float | None = No
         "max_steps": settings["max_steps"],
         "batch": settings["batch_size"],
         "rate": settings["optimizer"]["lr"],
-        "minutes": round((time.monotonic() - began) / 60, 1),
+        "minutes": round((time.monotonic() - start_time) / 60, 1),
     }
 
 
 def best_rate(task: str, model: str) -> float:
-    """The rate of RATES with which random weights are best on dev, by seed 1."""
+    """Return the learning rate of RATES with which random weights are best on dev, with seed 1."""
     return max(RATES, key=lambda rate: scored(task, "random", model, 1, rate)["dev"])
 
 
 def fill(model: str) -> list[dict[str, Any]]:
-    """The five most likely words for each of the sentences."""
+    """Return the most likely words for the mask of each of SENTENCES."""
     engine = heedful.Engine(model, head="masked_lm")
     return [
         {"text": text, "words": [token["text"] for token in answer["masks"][0]["candidates"]]}
@@ -153,7 +158,7 @@ def fill(model: str) -> list[dict[str, Any]]:
 
 
 def vectors(start: str, model: str) -> dict[str, Any]:
-    """Scores of cosines of mean-pooled vectors, without any fine-tuning."""
+    """Return the scores of the cosines of mean-pooled vectors, without fine-tuning."""
     tasks = Path(os.environ["HEEDFUL_DATA"], "tasks")
     name = str(minilm()) if start == "minilm" else model
     loaded = heedful.load(name)
@@ -163,18 +168,17 @@ def vectors(start: str, model: str) -> dict[str, Any]:
         embeddings = torch.from_numpy(engine.encode(texts)) if engine is not None else mean_vectors(loaded, texts)
         return torch.nn.functional.normalize(embeddings, dim=-1)
 
-    rows = [line.split("\t") for line in (tasks / "glue/STS-B/original/sts-test.tsv").read_text("utf-8").splitlines()]
-    sick = [
-        line.split("\t") for line in (tasks / "sick2014/SICK_test_annotated.txt").read_text("utf-8").splitlines()[1:]
-    ]
+    sts_lines = (tasks / "glue/STS-B/original/sts-test.tsv").read_text("utf-8").splitlines()
+    sick_lines = (tasks / "sick2014/SICK_test_annotated.txt").read_text("utf-8").splitlines()[1:]
     pairs = {
-        "STS-B test": [(row[5], row[6], float(row[4])) for row in rows],
-        "SICK test": [(row[1], row[2], float(row[3])) for row in sick],
+        "STS-B test": [(row[5], row[6], float(row[4])) for row in (line.split("\t") for line in sts_lines)],
+        "SICK test": [(row[1], row[2], float(row[3])) for row in (line.split("\t") for line in sick_lines)],
     }
     record: dict[str, Any] = {"start": start}
     for task, triples in pairs.items():
-        first, two = encode([a for a, _, _ in triples]), encode([b for _, b, _ in triples])
-        cosines = (first * two).sum(-1).double().numpy()
+        first_vectors = encode([first for first, _, _ in triples])
+        second_vectors = encode([second for _, second, _ in triples])
+        cosines = (first_vectors * second_vectors).sum(-1).double().numpy()
         scores = np.array([score for _, _, score in triples])
         record[task] = round(100 * float(np.corrcoef(ranks(cosines), ranks(scores))[0, 1]), 2)
     record["TREC-QA test MRR"] = round(100 * reciprocal_rank(tasks / "trecqa/test.csv", encode), 2)
@@ -182,35 +186,35 @@ def vectors(start: str, model: str) -> dict[str, Any]:
 
 
 def mean_vectors(loaded: heedful.ModelBundle, texts: list[str]) -> Tensor:
-    """The mean of the last hidden states of each text."""
+    """Return the mean of the last hidden states of each text."""
     assert loaded.tokenizer is not None
-    rows = []
+    vectors = []
     with torch.no_grad():
         for start in range(0, len(texts), 64):
             batch = loaded.tokenizer.pack(texts[start : start + 64])
-            rows.append(pool(loaded.hidden_states(batch), batch, "mean"))
-    return torch.cat(rows)
+            vectors.append(pool(loaded.hidden_states(batch), batch, "mean"))
+    return torch.cat(vectors)
 
 
 def reciprocal_rank(path: Path, encode: Callable[[list[str]], Tensor]) -> float:
-    """The mean over questions with right and wrong candidates of 1 / rank of the first right one."""
+    """Return the mean of 1 / rank of the first right candidate, over questions with right and wrong candidates."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     questions: dict[str, list[tuple[str, int]]] = {}
     for row in rows:
         questions.setdefault(row["qtext"], []).append((row["atext"], int(row["label"])))
-    ranks_of = []
+    first_ranks = []
     for question, candidates in questions.items():
         if len({label for _, label in candidates}) < 2:
             continue
         cosines = encode([text for text, _ in candidates]) @ encode([question])[0]
         order = cosines.argsort(descending=True).tolist()
-        ranks_of.append(1 + next(place for place, number in enumerate(order) if candidates[number][1]))
-    return float(np.mean([1 / rank for rank in ranks_of]))
+        first_ranks.append(next(rank for rank, index in enumerate(order, start=1) if candidates[index][1]))
+    return float(np.mean([1 / rank for rank in first_ranks]))
 
 
 def main() -> None:
-    """Measure, and add to the file."""
+    """Measure, print each result and add it to the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
@@ -230,8 +234,8 @@ def main() -> None:
 
     def add(part: str, entry: dict[str, Any]) -> None:
         record.setdefault(part, []).append(entry)
-        short = {name: value for name, value in entry.items() if name not in ("numbers", "baseline")}
-        print(json.dumps(short), flush=True)
+        summary = {name: value for name, value in entry.items() if name not in ("numbers", "baseline")}
+        print(json.dumps(summary), flush=True)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import heedful
 
 
 def main() -> None:
-    """Convert the model of a run, or of a folder."""
+    """Convert the model of a run or a model folder, and print its size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,9 +1,8 @@
-"""Deepen an encoder of the BERT family by repeating its layers, so that training begins from what it knows.
+"""Deepen an encoder of the BERT family by repeating its layers, so that training starts from its weights.
 
 python benchmarks/encoder_start.py MODEL OUT --layers 0 1 2 3 2 3
 
-The weights are the model's own: layers are stacked as in Gong et al. 2019 (Efficient Training of BERT by Progressively
-Stacking).
+Layers are stacked as in Gong et al. 2019 (Efficient Training of BERT by Progressively Stacking).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
 def deepen(model: Path, out: Path, layers: list[int]) -> None:
-    """Write the model with these of its layers, in this order, in float32."""
+    """Write the model in float32 with the given layers, by index and in this order."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     if not layers or not all(0 <= layer < config["num_hidden_layers"] for layer in layers):
         raise SystemExit(f"--layers is {layers}; expected numbers from 0 to {config['num_hidden_layers'] - 1}")
@@ -31,9 +30,9 @@ def deepen(model: Path, out: Path, layers: list[int]) -> None:
         if match is None:
             tensors[name] = tensor.float()
             continue
-        for number, layer in enumerate(layers):
+        for new_layer, layer in enumerate(layers):
             if layer == int(match[2]):
-                tensors[f"{match[1]}{number}{match[3]}"] = tensor.float().clone()
+                tensors[f"{match[1]}{new_layer}{match[3]}"] = tensor.float().clone()
     out.mkdir(parents=True)
     config |= {"num_hidden_layers": len(layers), "dtype": "float32"}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

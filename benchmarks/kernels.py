@@ -1,6 +1,7 @@
-"""The kernels in C++ beside PyTorch's operators: how long a layer's parts take, and their share of the matrix rate.
+"""Measure the parts of a layer by the kernels in C++ and by PyTorch's operators, and their share of the matrix rate.
 
-All in one process, in turns; MiniLM's layer (384 wide, 12 heads, 1,536 inside), bfloat16, short and long texts.
+The layer is MiniLM's (hidden size 384, 12 heads, 1,536 in the feed-forward), in bfloat16, for short and for long texts;
+all ways run in turn in one process.
 """
 
 from __future__ import annotations
@@ -31,69 +32,76 @@ ABOUT = """{rounds} rounds, every way in turn, in one process with {threads} thr
 The matrix rate is the best of oneDNN's and our products of 4,096 x 768 with 768 x 3,072 in bfloat16: {rate:,.0f}
 GFLOP/s. `of it` is the share of that rate that a product uses, of its multiplications alone. Training is under
 autocast, from float32 weights, with what that copies; `PyTorch` is what Heedful takes without kernels."""
-WIDTH, HEADS, INNER, WORDS = 384, 12, 1536, 30_522
+WIDTH = 384  # hidden size
+HEADS = 12
+INNER = 1536  # size inside the feed-forward
+WORDS = 30_522  # of the vocabulary
 CASES = {"32 short texts": ("sst2", 32), "16 texts of about 150 tokens": ("mean150", 16)}
 Ways = dict[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One part by one way."""
+    """The measurements of a part by one way; a record's JSON has these names."""
 
     case: str
     part: str
     way: str
     milliseconds: Spread
-    share: float | None  # of the matrix rate
+    share: float | None  # of the matrix rate; only products have one
     gain: float  # PyTorch's time over this one's
 
 
-def taken(ways: Ways, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each, in turns, after two that warm up."""
+def time_in_turns(ways: Ways, rounds: int) -> dict[str, list[float]]:
+    """Run all ways in turn, after two rounds to warm up; return the milliseconds of each round by way."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 2):
+    for round_index in range(rounds + 2):
         for name, run in ways.items():
             start = time.perf_counter()
             run()
-            if number > 1:
+            if round_index > 1:
                 times[name].append(1e3 * (time.perf_counter() - start))
     return times
 
 
 def rate(rounds: int, precision: str = "bfloat16") -> float:
-    """GFLOP/s of large products in bfloat16, float32 or int8, by the fastest of the ways."""
-    kind = torch.float32 if precision == "float32" else torch.bfloat16
-    x, linear = torch.randn(4096, 768).to(kind), nn.Linear(768, 3072, dtype=kind)
-    kinds: dict[str, tuple[type[nn.Module], ...]]
-    kinds = {"float32": (OneDnnLinear,), "bfloat16": (OneDnnLinear, NativeLinear), "int8": (Int8Linear,)}
+    """Return the GFLOP/s of large products in bfloat16, float32 or int8, by the fastest linear layer."""
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    x = torch.randn(4096, 768).to(dtype)
+    linear = nn.Linear(768, 3072, dtype=dtype)
+    layers: dict[str, tuple[type[nn.Module], ...]] = {
+        "float32": (OneDnnLinear,),
+        "bfloat16": (OneDnnLinear, NativeLinear),
+        "int8": (Int8Linear,),
+    }
     with torch.inference_mode():
-        times = taken({kind.__name__: partial(kind(linear), x) for kind in kinds[precision]}, rounds)
+        times = time_in_turns({layer.__name__: partial(layer(linear), x) for layer in layers[precision]}, rounds)
     return 2 * 4096 * 768 * 3072 / 1e6 / min(median(durations) for durations in times.values())
 
 
-def learning(run: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Any]:
-    """Forward and backward under autocast."""
+def train_step(run: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Any]:
+    """Return a function that runs forward under autocast and backward."""
     inputs = [tensor.detach().requires_grad_() for tensor in tensors]
 
-    def both() -> None:
+    def run_both() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             out = run(*inputs)
         out.backward(torch.ones_like(out))
         for tensor in inputs:
             tensor.grad = None
 
-    return both
+    return run_both
 
 
 def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
-    """Each part of a layer: its name, GFLOP, and the ways to compute it."""
-    rows, bounds = sum(lengths), [0, *accumulate(lengths)]
-    x, wide = torch.randn(rows, WIDTH), torch.randn(rows, INNER)
-    halves, wide_halves = x.bfloat16(), wide.bfloat16()
+    """Return the parts of a layer for texts of these lengths: the name, GFLOP, and the ways to compute it."""
+    tokens = sum(lengths)
+    x, wide = torch.randn(tokens, WIDTH), torch.randn(tokens, INNER)
+    x_bfloat16, wide_bfloat16 = x.bfloat16(), wide.bfloat16()
     up, norm = cpu_ops.TrainedLinear(WIDTH, INNER), nn.LayerNorm(WIDTH)
-    q, k, v = torch.randn(rows, 3, HEADS, WIDTH // HEADS).bfloat16().unbind(1)
-    call = AttentionArgs(layout=Layout.of(bounds), scale=(WIDTH // HEADS) ** -0.5)
-    laid: dict[str, Any] = {
+    q, k, v = torch.randn(tokens, 3, HEADS, WIDTH // HEADS).bfloat16().unbind(1)
+    args = AttentionArgs(layout=Layout.of([0, *accumulate(lengths)]), scale=(WIDTH // HEADS) ** -0.5)
+    linears: dict[str, Any] = {
         "PyTorch": F.linear,
         "laid out for oneDNN": OneDnnLinear(up.bfloat16()),
         "ours": NativeLinear(up),
@@ -101,31 +109,31 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
     }
     weight, bias = up.weight.detach(), up.bias.detach()
     up.float()
-    flops = 2 * rows * WIDTH * INNER / 1e9
-    chosen = max(1, rows * 15 // 100)
-    scores, targets = torch.randn(chosen, WORDS).bfloat16(), torch.arange(chosen)
+    gflop = 2 * tokens * WIDTH * INNER / 1e9
+    masked = max(1, tokens * 15 // 100)
+    scores, targets = torch.randn(masked, WORDS).bfloat16(), torch.arange(masked)
 
-    def attended(name: str, q: Tensor, k: Tensor, third: Tensor) -> Tensor:
-        return attend_with(q, k, third, call, backend=name)
+    def attention(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_with(q, k, v, args, backend=name)
 
-    def normed(x: Tensor, residual: Tensor) -> Tensor:
+    def add_norm(x: Tensor, residual: Tensor) -> Tensor:
         output = cpu_ops.add_norm(x, residual, norm, 0.1)
         assert output is not None
         return output
 
-    def crossed(logits: Tensor) -> Tensor:
+    def cross_entropy(logits: Tensor) -> Tensor:
         logits = logits.float().requires_grad_()
         F.cross_entropy(logits, targets, reduction="sum").backward()
         assert logits.grad is not None
         return logits.grad.bfloat16()
 
     serving: Ways = {
-        name: partial(way, halves, weight, bias) if way is F.linear else partial(way, halves)
-        for name, way in laid.items()
+        name: partial(linear, x_bfloat16, weight, bias) if linear is F.linear else partial(linear, x_bfloat16)
+        for name, linear in linears.items()
     }
-    attending: Ways = {name: partial(attend_with, q, k, v, call, backend=name) for name in ("bmm", "fused", "native")}
+    attending: Ways = {name: partial(attend_with, q, k, v, args, backend=name) for name in ("bmm", "fused", "native")}
     return [
-        ("linear layer, serving", flops, serving),
+        ("linear layer, serving", gflop, serving),
         (
             "attention, serving",
             0.0,
@@ -133,38 +141,41 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
         ),
         (
             "linear layer, training",
-            3 * flops,
+            3 * gflop,
             {
-                "PyTorch": learning(partial(nn.Linear.forward, up), x),
-                "ours": learning(up, x),
+                "PyTorch": train_step(partial(nn.Linear.forward, up), x),
+                "ours": train_step(up, x),
             },
         ),
         (
             "attention, training",
             0.0,
             {
-                "PyTorch": learning(partial(attended, "bmm"), q, k, v),
-                "ours": learning(partial(attended, "native"), q, k, v),
+                "PyTorch": train_step(partial(attention, "bmm"), q, k, v),
+                "ours": train_step(partial(attention, "native"), q, k, v),
             },
         ),
         (
             "norm(x + dropout(y)), training",
             0.0,
             {
-                "PyTorch": learning(lambda rows_, y: norm(rows_ + F.dropout(y, 0.1)), x, halves),
-                "ours": learning(normed, x, halves),
+                "PyTorch": train_step(lambda x, y: norm(x + F.dropout(y, 0.1)), x, x_bfloat16),
+                "ours": train_step(add_norm, x, x_bfloat16),
             },
         ),
         (
             "GELU, training",
             0.0,
-            {"PyTorch": learning(F.gelu, wide_halves), "ours": learning(cpu_ops.gelu, wide_halves)},
+            {
+                "PyTorch": train_step(F.gelu, wide_bfloat16),
+                "ours": train_step(cpu_ops.gelu, wide_bfloat16),
+            },
         ),
         (
             "cross-entropy over 30,522 words",
             0.0,
             {
-                "PyTorch": partial(crossed, scores),
+                "PyTorch": partial(cross_entropy, scores),
                 "ours": partial(cpu_ops.cross_entropy, scores, targets),
             },
         ),
@@ -172,16 +183,20 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
 
 
 def measure(case: str, rounds: int, best: float) -> list[Line]:
-    """All parts of a layer for the texts of a case."""
+    """Time all parts of a layer for the texts of a case.
+
+    Args:
+        best: The matrix rate, in GFLOP/s.
+    """
     name, count = CASES[case]
     lines = []
-    for part, flops, ways in parts([len(sequence) for sequence in sequences(name, count)]):
+    for part, gflop, ways in parts([len(sequence) for sequence in sequences(name, count)]):
         with torch.inference_mode("serving" in part):
-            times = taken(ways, rounds)
+            times = time_in_turns(ways, rounds)
         for way, durations in times.items():
-            usual = median(durations)
-            share = flops / (usual / 1e3) / best if flops and "bytes" not in way else None
-            gain = median(times["PyTorch"]) / usual
+            typical = median(durations)
+            share = gflop / (typical / 1e3) / best if gflop and "bytes" not in way else None
+            gain = median(times["PyTorch"]) / typical
             lines.append(Line(case=case, part=part, way=way, milliseconds=Spread.of(durations), share=share, gain=gain))
     return lines
 
@@ -202,7 +217,7 @@ def table(case: str, lines: list[Line]) -> str:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure both cases, print their tables and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--quick", action="store_true", help="rehearse, without a record")
@@ -222,11 +237,8 @@ def main() -> None:
     print(f"matrix rate: {best:,.0f} GFLOP/s", *texts, sep="\n\n")
     if not options.quick:
         about = ABOUT.format(rounds=rounds, threads=torch.get_num_threads(), rate=best)
-        print(
-            write(
-                "kernels", about, texts, [asdict(line) for lines in results.values() for line in lines], options.output
-            )
-        )
+        data = [asdict(line) for lines in results.values() for line in lines]
+        print(write("kernels", about, texts, data, options.output))
 
 
 if __name__ == "__main__":

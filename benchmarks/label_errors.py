@@ -1,10 +1,9 @@
-"""Flipped labels that `heedful check --label-errors` finds, on SST-2 and AG News, beside the loss of one model.
+"""Measure how well `heedful check --label-errors` finds flipped labels, beside the loss of one model.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/label_errors.py --seeds 1 2 3
 
-The labels of a share of the rows are replaced by another one, chosen at random. Both arms rank all rows; the precision
-is the share of flipped labels among as many first rows as labels were flipped. The data's own wrong labels count as
-mistakes of the arms.
+A share of the labels is replaced by random other labels. Both arms rank all rows; if n labels are flipped, precision is
+the share of flipped labels among the first n rows. Wrong labels that the data have already count as mistakes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from heedful.runs.frozen_vectors import linear_classifier, sentence_features
 from heedful.runs.label_errors import find_label_errors
 
 TASKS = ("SST-2", "AG News")
-ROWS, FLIPPED = 5000, 0.06
+ROWS = 5000
+FLIPPED = 0.06  # share of the labels
 
 
 def sampled_rows(name: str, seed: int, count: int) -> list[LabelledExample]:
@@ -41,19 +41,19 @@ def sampled_rows(name: str, seed: int, count: int) -> list[LabelledExample]:
 
 
 def flipped_labels(labels: Sequence[str], share: float, seed: int) -> tuple[list[str], set[int]]:
-    """Return labels of which a share was replaced by another one, and the numbers of these."""
-    stream = random.Random(f"flips {seed}")
-    known = sorted(set(labels))
-    numbers = set(stream.sample(range(len(labels)), round(share * len(labels))))
+    """Replace a share of the labels by random other ones; return all labels, and the indices of the replaced ones."""
+    generator = random.Random(f"flips {seed}")
+    classes = sorted(set(labels))
+    indices = set(generator.sample(range(len(labels)), round(share * len(labels))))
     changed = [
-        stream.choice([other for other in known if other != label]) if number in numbers else label
-        for number, label in enumerate(labels)
+        generator.choice([candidate for candidate in classes if candidate != label]) if index in indices else label
+        for index, label in enumerate(labels)
     ]
-    return changed, numbers
+    return changed, indices
 
 
 def losses_of_one_model(engine: Engine, texts: Sequence[str], labels: Sequence[str]) -> NDArray[np.float64]:
-    """Return the loss of each label by a linear model over frozen vectors that was fitted on all of them."""
+    """Return the loss of each label by a linear model over frozen vectors, which is fitted on all of these labels."""
     features = sentence_features([(text,) for text in texts], engine)
     model = linear_classifier().fit(features, list(labels))
     columns = np.searchsorted(model.classes_, list(labels))
@@ -62,7 +62,7 @@ def losses_of_one_model(engine: Engine, texts: Sequence[str], labels: Sequence[s
 
 
 def precision(ranked: Sequence[int], flipped: set[int]) -> float:
-    """Return the share of flipped labels among as many first rows as labels were flipped."""
+    """Return the share of flipped labels among the first n rows of a ranking; n labels are flipped."""
     return len(flipped.intersection(list(ranked)[: len(flipped)])) / len(flipped)
 
 
@@ -70,9 +70,9 @@ def measured(engine: Engine, rows: Sequence[LabelledExample], seed: int) -> dict
     """Flip labels and rank the rows by both arms."""
     texts = [row.text for row in rows]
     labels, flipped = flipped_labels([row.label for row in rows], FLIPPED, seed)
-    found = find_label_errors((texts, labels), model=engine, seed=seed)
-    number = {text: index for index, text in enumerate(texts)}
-    ranked = [number[error.text] for error in found.errors]
+    result = find_label_errors((texts, labels), model=engine, seed=seed)
+    index_of_text = {text: index for index, text in enumerate(texts)}
+    ranked = [index_of_text[error.text] for error in result.errors]
     order = np.argsort(-losses_of_one_model(engine, texts, labels), kind="stable").tolist()
     return {
         "rows": len(rows),
@@ -81,28 +81,29 @@ def measured(engine: Engine, rows: Sequence[LabelledExample], seed: int) -> dict
         "precision": precision(ranked, flipped),
         "recall of the list": len(flipped.intersection(ranked)) / len(flipped),
         "precision by loss": precision(order, flipped),
-        "accuracy": found.accuracy,
+        "accuracy": result.accuracy,
     }
 
 
 def summary(by_seed: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield the mean and the extremes of each figure over the seeds."""
     for name in by_seed[0]:
-        values = [float(each[name]) for each in by_seed]
+        values = [float(figures[name]) for figures in by_seed]
         yield name, {"mean": statistics.fmean(values), "low": min(values), "high": max(values)}
 
 
 def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The record in Markdown."""
-    shown = ("precision", "precision by loss", "recall of the list", "accuracy")
+    """Format the figures of all tasks as Markdown."""
+    shares = ("precision", "precision by loss", "recall of the list", "accuracy")
+
+    def percent(figure: dict[str, float]) -> str:
+        return f"{100 * figure['mean']:.1f} ({100 * figure['low']:.1f}–{100 * figure['high']:.1f})"
+
     rows = []
     for task, figures in results.items():
-        cells = [
-            f"{100 * f['mean']:.1f} ({100 * f['low']:.1f}–{100 * f['high']:.1f})" for f in map(figures.get, shown) if f
-        ]
         counts = [f"{figures[name]['mean']:,.0f}" for name in ("rows", "flipped")]
-        rows.append([task, *counts, *cells])
-    return grid(["data", "rows", "flipped", *(f"{name}, %" for name in shown)], rows)
+        rows.append([task, *counts, *(percent(figures[name]) for name in shares)])
+    return grid(["data", "rows", "flipped", *(f"{name}, %" for name in shares)], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""How long one sequence alone takes, from token ids to its mean-pooled embedding; tokenising is not counted."""
+"""Measure how long a single sequence takes, from token ids to its mean-pooled embedding, without tokenising."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ embeddings are compared with the first arm's: `cosine` is the least one; an arm 
 int8, stops the run, and a peer below {least} is reported and never the quickest peer.{unmeasured}"""
 CALLS = {"minilm": 100, "base": 50}
 SHAPES = {"minilm": "all-MiniLM-L6-v2", "base": "BERT-base's shape with random weights"}
-TOKENS, WARM, QUICK, SAMPLE = (16, 64, 256), 5, 3, 4
-Times = dict[int, list[float]]  # seconds of each call, by the number of tokens
+TOKENS = (16, 64, 256)  # of a sequence
+WARM = 5  # calls to warm up, before each measurement
+QUICK = 3  # calls of a rehearsal
+SAMPLE = 4  # sequences of each length whose embeddings are compared
+Times = dict[int, list[float]]  # seconds of each call, by the tokens of its sequence
 
 
 def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
-    """An arm, ready: a round is `job.count` calls for each number of tokens, the first one as many as warm it up."""
+    """Prepare a job's arm: a round makes `job.count` calls for each length, but the first one only WARM."""
     run, settings = (ENGINES | peers.ENGINES)[job.engine](job)
     by_length = {length: sequences(length, job.count) for length in tokens}
     counts = chain([WARM], repeat(job.count))
 
     def round_of_calls() -> Times:
         count = next(counts)
-        return {length: seconds(run, several[:count]) for length, several in by_length.items()}
+        return {length: seconds(run, calls[:count]) for length, calls in by_length.items()}
 
     def sample(_: Any) -> Values:
-        return [run([sequence])[0].tolist() for several in by_length.values() for sequence in several[:SAMPLE]]
+        return [run([sequence])[0].tolist() for calls in by_length.values() for sequence in calls[:SAMPLE]]
 
     return Prepared(
         run=round_of_calls,
@@ -60,7 +63,7 @@ def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
 
 
 def sequences(length: int, count: int) -> list[list[int]]:
-    """[CLS], random words, [SEP], all of one length."""
+    """Return `count` sequences of [CLS], random words and [SEP], all of one length."""
     generator = random.Random(f"latency {length}")
     words = [
         [generator.randrange(lengths.FIRST_WORD, lengths.VOCABULARY) for _ in range(length - 2)] for _ in range(count)
@@ -68,12 +71,12 @@ def sequences(length: int, count: int) -> list[list[int]]:
     return [[lengths.CLS, *word, lengths.SEP] for word in words]
 
 
-def seconds(run: Round, prompts: Sequence[Sequence[int]]) -> list[float]:
+def seconds(run: Round, calls: Sequence[Sequence[int]]) -> list[float]:
     """Return the seconds of each call, after WARM calls that are not counted."""
-    for sequence in prompts[:WARM]:
+    for sequence in calls[:WARM]:
         run([sequence])
     times = []
-    for sequence in prompts:
+    for sequence in calls:
         start = time.perf_counter()
         run([sequence])
         times.append(time.perf_counter() - start)
@@ -81,7 +84,7 @@ def seconds(run: Round, prompts: Sequence[Sequence[int]]) -> list[float]:
 
 
 def compared(usual: Job, models: Path, available: Sequence[str]) -> dict[str, Job]:
-    """Every arm by name; the first is the reference."""
+    """Return all jobs by arm name; the first is the reference."""
     return {
         "transformers float32": usual,
         "transformers bfloat16": replace(usual, precision="bfloat16"),
@@ -91,7 +94,7 @@ def compared(usual: Job, models: Path, available: Sequence[str]) -> dict[str, Jo
 
 
 def arms(jobs: Mapping[str, Job], tokens: Sequence[int]) -> list[Arm]:
-    """Their processes."""
+    """Return the arms of the jobs."""
     return [
         Arm(
             name=name,
@@ -105,31 +108,31 @@ def arms(jobs: Mapping[str, Job], tokens: Sequence[int]) -> list[Arm]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """An arm at one number of tokens; percentiles in milliseconds, ratios of the 50th."""
+    """The measurements of an arm at one length; a record's JSON has these names. Percentiles are milliseconds."""
 
     name: str
     ours: bool
     settings: str
-    middle: Spread  # the 50th percentile of each round
-    high: Spread  # the 99th
-    to_peers: Spread  # over the least of the peers of its round
-    to_floats: Spread  # the same without those in int8
-    middles: tuple[float, ...]  # of each round
-    highs: tuple[float, ...]
+    middle: Spread  # the 50th percentiles of the rounds
+    high: Spread  # the 99th percentiles of the rounds
+    to_peers: Spread  # ratios of the 50th percentile to the least one among the peers
+    to_floats: Spread  # ratios of the 50th percentile to the least one among the peers without int8
+    middles: tuple[float, ...]  # the 50th percentile of each round
+    highs: tuple[float, ...]  # the 99th percentile of each round
     difference: float
     cosine: float
     aside: str
 
 
 def lines(measured: Measured, jobs: Mapping[str, Job], length: int) -> list[Line]:
-    """Summarise the measurements at one number of tokens."""
+    """Summarise the measurements at one length."""
     middles, highs = ({name: percentiles(turns, length, q) for name, turns in measured.turns.items()} for q in (50, 99))
     stock = [arm.name for arm in measured.arms if measured.counts(arm)]
     floats = [name for name in stock if jobs[name].precision != "int8"]
 
-    def ratios(name: str, others: Sequence[str]) -> Spread:
-        pairs = zip(middles[name], *(middles[peer] for peer in others), strict=True)
-        return Spread.of([mine / min(peer_seconds) for mine, *peer_seconds in pairs])
+    def ratios(name: str, peer_names: Sequence[str]) -> Spread:
+        rounds = zip(middles[name], *(middles[peer] for peer in peer_names), strict=True)
+        return Spread.of([own / min(peer_times) for own, *peer_times in rounds])
 
     return [
         Line(
@@ -150,12 +153,12 @@ def lines(measured: Measured, jobs: Mapping[str, Job], length: int) -> list[Line
     ]
 
 
-def percentiles(turns: Sequence[Answer], length: int, which: int) -> list[float]:
-    """One of each round, in milliseconds."""
-    return [1e3 * quantiles(turn["times"][str(length)], n=100, method="inclusive")[which - 1] for turn in turns]
+def percentiles(turns: Sequence[Answer], length: int, q: int) -> list[float]:
+    """Return the q-th percentile of each round, in milliseconds."""
+    return [1e3 * quantiles(turn["times"][str(length)], n=100, method="inclusive")[q - 1] for turn in turns]
 
 
-def table(length: int, several: Sequence[Line]) -> str:
+def table(length: int, arm_lines: Sequence[Line]) -> str:
     """Format the lines of one length as Markdown."""
     columns = ["arm", "settings", "50th, ms", "99th, ms", "time to the quickest peer", "to the quickest but int8"]
     rows = [
@@ -169,13 +172,13 @@ def table(length: int, several: Sequence[Line]) -> str:
             f"{line.difference:.1e}",
             f"{line.cosine:.6f}",
         ]
-        for line in several
+        for line in arm_lines
     ]
     return f"## {length} tokens\n\n" + grid([*columns, "difference", "cosine"], rows)
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure all lengths, print their tables and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(CALLS), default="minilm")
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
@@ -195,14 +198,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = minilm() if options.shape == "minilm" else random_shape(options.shape, f"{temporary}/{options.shape}")
         models = (options.models or Path(temporary, "models")) / options.shape
-        available, unmeasured = peers.made(options.shape, options.peers, folder, models)
-        jobs = compared(
-            Job(engine="padded", precision="float32", folder=folder, count=calls, size=1), models, available
-        )
+        available, unmeasured = peers.make_models(options.shape, options.peers, folder, models)
+        usual = Job(engine="padded", precision="float32", folder=folder, count=calls, size=1)
+        jobs = compared(usual, models, available)
         measured = alternate(arms(jobs, options.tokens), options.rounds)
     by_length = {length: lines(measured, jobs, length) for length in options.tokens}
     texts = [f"Other processes took at most {measured.others:.0%} of the machine in a turn.\n"]
-    texts += [table(length, several) for length, several in by_length.items()]
+    texts += [table(length, arm_lines) for length, arm_lines in by_length.items()]
     print(*texts, sep="\n", flush=True)
     if options.output or not options.quick:
         about = ABOUT.format(
@@ -215,7 +217,7 @@ def main() -> None:
             **BOUNDS,
         )
         data = [
-            {"tokens": length, "lines": [asdict(line) for line in several]} for length, several in by_length.items()
+            {"tokens": length, "lines": [asdict(line) for line in arm_lines]} for length, arm_lines in by_length.items()
         ]
         part = "" if set(options.tokens) == set(TOKENS) else "".join(f"-{length}" for length in options.tokens)
         print(write(f"latency-{options.shape}{part}", about, texts, data, options.output or RESULTS))

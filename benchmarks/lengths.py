@@ -1,4 +1,4 @@
-"""The length distributions, three of forward and two of training benchmarks, and random token ids of those lengths."""
+"""Length distributions of the benchmarks, three for forward passes and two for training, and random token ids."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from math import exp, log
 from statistics import NormalDist, fmean
 
 FEWEST = 3  # [CLS], one token, [SEP]
-CLS, SEP, FIRST_WORD, VOCABULARY = 101, 102, 1000, 30522  # of BERT's English vocabulary
+CLS, SEP, FIRST_WORD, VOCABULARY = 101, 102, 1000, 30522  # ids of BERT's English vocabulary, and its size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """Lognormal lengths with a given spread of the logarithm, cut at both ends; `mean` is that of the cut lengths."""
+    """Lognormal lengths, clipped at both ends."""
 
-    mean: float
-    most: int
-    sigma: float
+    mean: float  # of the clipped lengths
+    most: int  # tokens of a sequence
+    sigma: float  # standard deviation of the logarithm of a length
     fewest: int = FEWEST
 
 
@@ -36,17 +36,18 @@ TRAINING = {
 
 
 def draw(name: str, count: int, seed: int = 0) -> list[int]:
-    """That many lengths in random order: one from each of `count` equally likely ranges, so that few are enough."""
-    kind, generator = (DISTRIBUTIONS | TRAINING)[name], random.Random(f"{name} {seed}")
-    middle = _middle(kind)
-    shares = [max((number + generator.random()) / count, 1e-9) for number in range(count)]
-    drawn = [_length(kind, middle, share) for share in shares]
-    generator.shuffle(drawn)
-    return [round(length) for length in drawn]
+    """Return `count` lengths in random order, one from each of `count` equally likely ranges of the distribution."""
+    distribution = (DISTRIBUTIONS | TRAINING)[name]
+    generator = random.Random(f"{name} {seed}")
+    log_mean = _log_mean(distribution)
+    probabilities = [max((index + generator.random()) / count, 1e-9) for index in range(count)]
+    lengths = [_length(distribution, log_mean, probability) for probability in probabilities]
+    generator.shuffle(lengths)
+    return [round(length) for length in lengths]
 
 
 def sequences(name: str, count: int, seed: int = 0) -> list[list[int]]:
-    """[CLS], random words, [SEP], of the lengths that `draw` gives."""
+    """Return `count` sequences of [CLS], random words and [SEP], with the lengths that `draw` returns."""
     generator = random.Random(f"tokens {name} {seed}")
     return [
         [CLS, *(generator.randrange(FIRST_WORD, VOCABULARY) for _ in range(length - 2)), SEP]
@@ -55,33 +56,39 @@ def sequences(name: str, count: int, seed: int = 0) -> list[list[int]]:
 
 
 def digest(token_ids: Sequence[Sequence[int]]) -> str:
-    """A short name for exactly these sequences."""
+    """Return a short hash of the sequences."""
     return hashlib.sha256(json.dumps(token_ids).encode()).hexdigest()[:16]
 
 
 def fill(lengths: Sequence[int], budget: int, *, longest_first: bool = True) -> list[list[int]]:
-    """The numbers of each batch, filled up to a budget of tokens; longest first is how heedful.Engine does it."""
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number]) if longest_first else range(len(lengths))
+    """Return the indices of the sequences of each batch, filled up to a budget of tokens.
+
+    Args:
+        longest_first: Whether long sequences come first, as in heedful.Engine; otherwise they keep their order.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index]) if longest_first else range(len(lengths))
     batches: list[list[int]] = []
-    rows = 0
-    for number in order:
-        if not batches or rows + lengths[number] > budget:
+    tokens = 0
+    for index in order:
+        if not batches or tokens + lengths[index] > budget:
             batches.append([])
-            rows = 0
-        batches[-1].append(number)
-        rows += lengths[number]
+            tokens = 0
+        batches[-1].append(index)
+        tokens += lengths[index]
     return batches
 
 
-def _length(kind: Distribution, middle: float, share: float) -> float:
-    return min(max(exp(middle + kind.sigma * NormalDist().inv_cdf(share)), kind.fewest), kind.most)
+def _length(distribution: Distribution, log_mean: float, probability: float) -> float:
+    """Return the length at a cumulative probability, before it is rounded."""
+    length = exp(log_mean + distribution.sigma * NormalDist().inv_cdf(probability))
+    return min(max(length, distribution.fewest), distribution.most)
 
 
-def _middle(kind: Distribution, steps: int = 1000) -> float:
-    """The mean of the logarithm with which the cut lengths have the mean that is asked for."""
-    low, high = log(kind.fewest), log(kind.most) + 2
+def _log_mean(distribution: Distribution, steps: int = 1000) -> float:
+    """Search for the mean of the logarithm with which the clipped lengths have the distribution's mean."""
+    low, high = log(distribution.fewest), log(distribution.most) + 2
     for _ in range(40):
-        middle = (low + high) / 2
-        mean = fmean(_length(kind, middle, (step + 0.5) / steps) for step in range(steps))
-        low, high = (middle, high) if mean < kind.mean else (low, middle)
+        log_mean = (low + high) / 2
+        mean = fmean(_length(distribution, log_mean, (step + 0.5) / steps) for step in range(steps))
+        low, high = (log_mean, high) if mean < distribution.mean else (low, log_mean)
     return (low + high) / 2

@@ -1,6 +1,6 @@
-"""Pages with the encoder that ships in them: their size, the time until they are ready, and the time for a sentence.
+"""Measure pages that contain the bundled encoder: their size, the time until they are ready, and a sentence's time.
 
-With --transformers-js FOLDER, transformers.js runs the same model beside them. FOLDER is where
+With --transformers-js FOLDER, transformers.js runs the same model as a peer. FOLDER is the one in which
 `npm install --ignore-scripts @huggingface/transformers` was run.
 """
 
@@ -48,9 +48,9 @@ A sentence is from the call of the pipeline until its candidates are in the docu
 FIRST = "He opened the [MASK] and went inside."
 SENTENCE = "The old man put the [MASK] on the table, closed the door and went to town."
 TOKENS = 20  # of the sentence, with special tokens
-CALLS, WARM = 20, 3
+CALLS, WARM = 20, 3  # clicks that are timed, and clicks before them
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"
-PEERS = {"transformers.js int8": "q8", "transformers.js float32": "fp32"}  # the dtypes that its pipelines call so
+PEERS = {"transformers.js int8": "q8", "transformers.js float32": "fp32"}  # the dtypes by the names of its pipelines
 PEER_PAGE = """<!doctype html><html lang="en"><title>transformers.js</title><p id="answer"></p>
 <script type="module">
 import {{ env, pipeline }} from "./transformers.js";
@@ -130,14 +130,14 @@ def peer_files(bundle: ModelBundle, node: Path, folder: Path) -> None:
 
 
 class CountingHandler(SimpleHTTPRequestHandler):
-    """Serves a folder and counts the bytes of the files that are fetched."""
+    """A handler that serves a folder and records the sizes of the files that are fetched."""
 
-    def __init__(self, *arguments: Any, fetched: dict[str, int], **more: Any) -> None:
+    def __init__(self, *arguments: Any, fetched: dict[str, int], **options: Any) -> None:
         self.fetched = fetched
-        super().__init__(*arguments, **more)
+        super().__init__(*arguments, **options)
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
-        """Note the file's size and send it."""
+        """Record the file's size and send it."""
         self.fetched[self.path] = Path(self.translate_path(self.path)).stat().st_size
         super().copyfile(source, outputfile)
 
@@ -147,7 +147,7 @@ class CountingHandler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
-    """Serve a folder; the address, and the size of each file that was fetched."""
+    """Serve a folder; yield the address, and a dict in which each fetched file gets its size."""
     fetched: dict[str, int] = {}
     handler = partial(CountingHandler, directory=str(folder), fetched=fetched)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -158,7 +158,7 @@ def served(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
 
 @contextmanager
 def opened(kind: str) -> Iterator[Browser]:
-    """A fresh browser without a network, in which pages record when they are ready."""
+    """Yield a new browser without a network, in which pages record when they are ready."""
     with tempfile.TemporaryDirectory() as folder, browser(Path(folder), flags=(OFFLINE,)) as chromium:
         source = WATCH.format(ready=READY[kind])
         chromium.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
@@ -179,7 +179,7 @@ def measure(kind: str, address: str, calls: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure all pages, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="rehearse, without a record")
@@ -196,7 +196,8 @@ def main() -> None:
         for kind, content in pages(bundle).items():
             file = folder / f"{kind}.html"
             file.write_text(content, encoding="utf-8")
-            addresses[kind], sizes[kind] = file.as_uri(), file.stat().st_size
+            addresses[kind] = file.as_uri()
+            sizes[kind] = file.stat().st_size
         if options.transformers_js:
             peer_files(bundle, options.transformers_js, folder)
             for kind, dtype in PEERS.items():
@@ -205,9 +206,9 @@ def main() -> None:
         measured: list[dict[str, Any]] = []
         for _ in range(rounds):
             measured.append({})
-            for kind, place in addresses.items():
+            for kind, page_address in addresses.items():
                 fetched.clear()
-                measured[-1][kind] = measure(kind, place, calls)
+                measured[-1][kind] = measure(kind, page_address, calls)
                 if kind in PEERS:
                     sizes[kind] = sum(fetched.values())
                     assert measured[-1][kind]["token"] == measured[-1]["form"]["token"], measured[-1]

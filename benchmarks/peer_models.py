@@ -1,7 +1,8 @@
-"""Turns a folder of BERT's shape into what a peer runs: python peer_models.py PEER FOLDER OUT [CALIBRATION].
+"""Convert a model of BERT's shape into a peer's format: python peer_models.py PEER FOLDER OUT [CALIBRATION].
 
-From token ids to mean-pooled vectors, from float32 weights; a file `made` says that all of it is there. CALIBRATION, a
-JSON file with lists of token ids, is what static quantisation sees in place of random ids.
+peers.py runs this script. The models compute mean-pooled vectors from token ids and have float32 weights or int8 ones;
+the file `made` is written last. CALIBRATION is a JSON file with lists of token ids for static quantisation; without it
+they are random.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ import torch
 from engines import minilm
 from torch import Tensor, nn
 
-SAMPLE = 64  # sequences that static quantisation sees
-FAR = -10_000.0  # added to a score that must not count
+SAMPLE = 64  # random sequences for static quantisation
+FAR = -10_000.0  # added to the scores of padding
 
 
 class Padded(nn.Module):
-    """Tokens and mask [sequences, longest] to mean-pooled vectors."""
+    """A model from token ids and a mask, [sequences, longest], to mean-pooled vectors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """The mean of the hidden states where the mask is 1."""
-        rows: Tensor = self.model(input_ids=tokens, attention_mask=self.added(mask)).last_hidden_state
+        """Return the mean of the hidden states where the mask is 1."""
+        states: Tensor = self.model(input_ids=tokens, attention_mask=self.added(mask)).last_hidden_state
         real = mask[:, :, None].float()
-        return (rows * real).sum(1) / real.sum(1)
+        return (states * real).sum(1) / real.sum(1)
 
     def added(self, mask: Tensor) -> Tensor:
         """Return the values that are added to the scores."""
@@ -45,26 +46,26 @@ class Known(Padded):
     """A padded model whose mask has the form that ONNX Runtime's attention fusion recognises."""
 
     def added(self, mask: Tensor) -> Tensor:
-        """Filled instead of multiplied."""
+        """Return the values that are added to the scores, by masked_fill instead of a product."""
         absent = 1.0 - mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1).float()
         return absent.masked_fill(absent.bool(), FAR)
 
 
 class Rows(nn.Module):
-    """Tokens and positions [rows, width] and an added mask [rows, 1, width, width] to hidden states."""
+    """A model from tokens and positions [rows, width] and an added mask [rows, 1, width, width] to hidden states."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states of all places."""
-        rows: Tensor = self.model(input_ids=tokens, position_ids=positions, attention_mask=mask).last_hidden_state
-        return rows
+        """Return the hidden states of all tokens, padding included."""
+        states: Tensor = self.model(input_ids=tokens, position_ids=positions, attention_mask=mask).last_hidden_state
+        return states
 
 
 def source(folder: str, attention: str) -> Any:
-    """transformers' model, from which all are converted."""
+    """Load transformers' model with the given attention implementation."""
     from transformers import BertModel
 
     model: Any = BertModel.from_pretrained(
@@ -74,7 +75,7 @@ def source(folder: str, attention: str) -> Any:
 
 
 def openvino(folder: str, out: Path) -> None:
-    """Float models of padded batches and of packed rows; int8 by nncf's static quantisation, calibrated on samples."""
+    """Write float models for padded batches and for packed rows, and an int8 model by nncf's static quantisation."""
     import nncf
     import openvino
 
@@ -93,7 +94,7 @@ def openvino(folder: str, out: Path) -> None:
 
 
 def calibration() -> list[list[int]]:
-    """Sequences that no arm is timed on: those of the file that was named, else of the middle distribution."""
+    """Return token ids for static quantisation: those of the file CALIBRATION, or random ones."""
     if len(sys.argv) > 4:
         sequences: list[list[int]] = json.loads(Path(sys.argv[4]).read_text("utf-8"))
         return sequences
@@ -101,7 +102,7 @@ def calibration() -> list[list[int]]:
 
 
 def onnxruntime(folder: str, out: Path) -> None:
-    """The exported model with ONNX Runtime's transformer fusions, and its dynamic quantisation to int8."""
+    """Write the exported model with ONNX Runtime's transformer fusions, and its dynamic quantisation to int8."""
     from onnx import TensorProto
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers import optimizer
@@ -136,33 +137,33 @@ def onnxruntime(folder: str, out: Path) -> None:
         out / "int8.onnx",
         weight_type=QuantType.QInt8,
         per_channel=True,
-        extra_options={"DefaultTensorType": TensorProto.FLOAT},  # that of fused operators is not inferred
+        extra_options={"DefaultTensorType": TensorProto.FLOAT},  # types of fused operators are not inferred
     )
     (out / "exported.onnx").unlink()
 
 
 def ctranslate2(folder: str, out: Path) -> None:
-    """The float32 model; its converter wants a tokenizer beside the weights, and a setting of old folders."""
+    """Write the float32 model; the converter needs a tokenizer beside the weights, and an entry of old configs."""
     from ctranslate2.converters import TransformersConverter
 
     with tempfile.TemporaryDirectory() as temporary:
-        whole = Path(temporary, "whole")
-        shutil.copytree(minilm(), whole, ignore=shutil.ignore_patterns("*.safetensors"))
+        complete = Path(temporary, "whole")
+        shutil.copytree(minilm(), complete, ignore=shutil.ignore_patterns("*.safetensors"))
         for path in Path(folder).iterdir():
             if path.is_file():
-                shutil.copy(path, whole)
-        config = whole / "config.json"
+                shutil.copy(path, complete)
+        config = complete / "config.json"
         config_values = {"position_embedding_type": "absolute"}
         config.write_text(json.dumps(config_values | json.loads(config.read_text("utf-8"))), "utf-8")
-        TransformersConverter(str(whole)).convert(str(out), force=True)
+        TransformersConverter(str(complete)).convert(str(out), force=True)
 
 
 def main() -> None:
-    """One peer's models."""
+    """Write one peer's models."""
     peer, folder, destination = sys.argv[1:4]
     out = Path(destination)
     out.mkdir(parents=True, exist_ok=True)
-    warnings.simplefilter("ignore")  # of conversion: it is compared with the others before timing
+    warnings.simplefilter("ignore")  # of the converters; results are compared before timing
     with torch.no_grad():
         {"openvino": openvino, "onnxruntime": onnxruntime, "ctranslate2": ctranslate2}[peer](folder, out)
     (out / "made").touch()

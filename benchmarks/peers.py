@@ -1,7 +1,7 @@
-"""The peers that only answer: OpenVINO, ONNX Runtime and CTranslate2, each as its makers offer it, from one folder.
+"""The engines of inference libraries: OpenVINO, ONNX Runtime and CTranslate2, each as its makers offer it.
 
-`peer_models.py` makes their models. What computes is chosen explicitly: OpenVINO takes its precision from
-INFERENCE_PRECISION_HINT, CTranslate2 from compute_type, and ONNX Runtime from the model alone.
+forward.py, latency.py and encode.py time them; `peer_models.py` makes their models. OpenVINO's precision is set by
+INFERENCE_PRECISION_HINT and CTranslate2's by compute_type; ONNX Runtime's follows from the model.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Vectors = NDArray[np.float32]
-Spans = list[tuple[int, int]]  # of sequences in the rows of a batch, laid end to end
-Sent = tuple[Array, ...]  # what a model is given
-Infer = Callable[[Iterable[Sent]], list[Array]]  # what it returns for each batch, in order
+Spans = list[tuple[int, int]]  # start and stop of each sequence in the concatenated rows of a batch
+Sent = tuple[Array, ...]  # the inputs of a model
+Infer = Callable[[Iterable[Sent]], list[Array]]  # returns the output of each batch, in order
 
 NEEDS = {"openvino": ("openvino", "nncf"), "onnxruntime": ("onnxruntime", "onnx"), "ctranslate2": ("ctranslate2",)}
 TITLES = {"openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "ctranslate2": "CTranslate2"}
@@ -42,16 +42,16 @@ OFFERS: dict[
     "ctranslate2": {"ctranslate2": ("", ("float32", "int8"))},
 }
 SEVERAL = ("openvino throughput", "openvino rows")  # engines for several sequences at once
-SHAPES = ("minilm", "base")  # that peer_models.py can convert
-WIDTHS = (64, 128, 256, 512)  # of packed rows
-BUDGET = 4096  # places of a batch of packed rows
+SHAPES = ("minilm", "base")  # shapes that peer_models.py can convert
+WIDTHS = (64, 128, 256, 512)  # tokens of a packed row
+BUDGET = 4096  # tokens of a batch of packed rows, padding included
 
 
-# -- which there are ------------------------------------------------------------------------------------------
+# -- available peers ------------------------------------------------------------------------------------------
 
 
 def missing(peer: str) -> list[str]:
-    """The packages that a peer needs and that are not installed."""
+    """Return the packages that a peer needs and that are not installed."""
     return [name for name in NEEDS[peer] if importlib.util.find_spec(name) is None]
 
 
@@ -61,39 +61,50 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=Path, help="keep their models in this folder, and take those that are there")
 
 
-def made(
-    shape: str, asked: Sequence[str], folder: str, models: Path, calibration: Path | None = None
+def make_models(
+    shape: str, requested: Sequence[str], folder: str, models: Path, calibration: Path | None = None
 ) -> tuple[list[str], str]:
-    """The peers whose models are there now, each made by a process of its own; and a sentence that names the others.
+    """Make the models of the peers that are requested and available, unless `models` has them.
 
     Args:
-        calibration: A JSON file with the token ids that static quantisation sees; None: random ones.
+        folder: The model that is converted.
+        calibration: A JSON file with token ids for static quantisation. If None, they are random.
+
+    Returns:
+        The available peers, and a sentence that names the others and why they are not measured.
     """
-    available, why = [], {}
+    available, reasons = [], {}
     for peer, title in TITLES.items():
-        if peer not in asked:
-            why[title] = "was not asked for"
+        if peer not in requested:
+            reasons[title] = "was not asked for"
         elif shape not in SHAPES:
-            why[title] = "takes BERT's shape only here"
+            reasons[title] = "takes BERT's shape only here"
         elif absent := missing(peer):
-            why[title] = f"is not installed ({', '.join(absent)}): pip install 'heedful[bench]'"
+            reasons[title] = f"is not installed ({', '.join(absent)}): pip install 'heedful[bench]'"
         else:
             available.append(peer)
-    unmeasured = f" Not measured: {'; '.join(f'{title} {reason}' for title, reason in why.items())}." if why else ""
-    if why:
+    unmeasured = ""
+    if reasons:
+        unmeasured = f" Not measured: {'; '.join(f'{title} {reason}' for title, reason in reasons.items())}."
         print(unmeasured.strip(), file=sys.stderr, flush=True)
     for peer in available:
         if not (models / peer / "made").exists():
             print(f"making {TITLES[peer]}'s models", file=sys.stderr, flush=True)
             script = Path(__file__).with_name("peer_models.py")
-            more = [str(calibration)] if calibration else []
-            command = [sys.executable, str(script), peer, folder, str(models / peer), *more]
+            command = [sys.executable, str(script), peer, folder, str(models / peer)]
+            if calibration:
+                command.append(str(calibration))
             subprocess.run(command, check=True, stdout=sys.stderr)
     return available, unmeasured
 
 
 def jobs(peers: Iterable[str], models: Path, common: Job, *, alone: bool = False) -> dict[str, Job]:
-    """Every arm of these peers, by name; `alone`: those that take one sequence at a time."""
+    """Return the jobs of these peers by arm name.
+
+    Args:
+        common: The job without a peer's engine, precision and folder.
+        alone: Whether to leave out engines for several sequences at once.
+    """
     return {
         f"{TITLES[peer]} {precision}{mode}": replace(
             common, engine=engine, precision=precision, folder=str(models / peer)
@@ -114,69 +125,71 @@ def threads() -> int:
 
 
 def openvino(job: Job, hint: str) -> tuple[Round, str]:
-    """OpenVINO on padded batches, one after another (LATENCY), or as many at once as it likes (THROUGHPUT)."""
+    """Return OpenVINO on padded batches, one after another (LATENCY) or several at once (THROUGHPUT)."""
     infer, about = _openvino(job, "padded-int8" if job.precision == "int8" else "padded", hint)
 
-    def every(batches: Iterable[Sequences]) -> Vectors:
+    def embed_batches(batches: Iterable[Sequences]) -> Vectors:
         return np.concatenate(infer(pad(batch) for batch in batches))
 
-    return in_batches(job, every, about)
+    return in_batches(job, embed_batches, about)
 
 
 def openvino_rows(job: Job) -> tuple[Round, str]:
-    """OpenVINO fed with Heedful's packed rows, in the faster of its two modes; no stock peer, but what packing buys."""
+    """Return OpenVINO on Heedful's packed rows, in the faster of its two modes: it shows the gain of packing alone."""
     models = {hint: _openvino(job, "rows", hint) for hint in ("LATENCY", "THROUGHPUT")}
 
-    def by(infer: Infer) -> Round:
+    def round_of(infer: Infer) -> Round:
         def run(sequences: Sequences) -> Vectors:
             batches = list(rows(sequences))
             outputs = infer(batch.sent for batch in batches)
             pairs = zip(outputs, batches, strict=True)
             vectors = [means(output.reshape(-1, output.shape[-1]), batch.spans) for output, batch in pairs]
-            restored: Vectors = restore(np.concatenate(vectors), [batch.numbers for batch in batches])
+            restored: Vectors = restore(np.concatenate(vectors), [batch.indices for batch in batches])
             return restored
 
         return run
 
-    ways = {hint: by(infer) for hint, (infer, _) in models.items()}
+    ways = {hint: round_of(infer) for hint, (infer, _) in models.items()}
     hint = "LATENCY" if job.size else fastest(ways, lengths.sequences(job.distribution, job.count))
-    shown = ", ".join(map(str, WIDTHS))
-    return ways[hint], f"rows of {shown}, {BUDGET} places a batch, {models[hint][1]}"
+    widths = ", ".join(map(str, WIDTHS))
+    return ways[hint], f"rows of {widths}, {BUDGET} places a batch, {models[hint][1]}"
 
 
 def _openvino(job: Job, name: str, hint: str) -> tuple[Infer, str]:
-    """A compiled model; beside int8 it computes in the precision that OpenVINO takes by itself for such a model."""
+    """Compile a model; the precision beside int8 weights is OpenVINO's default."""
     import openvino
 
-    precision = {"float32": {"INFERENCE_PRECISION_HINT": "f32"}, "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}}
-    settings = {"PERFORMANCE_HINT": hint, "INFERENCE_NUM_THREADS": threads(), **precision.get(job.precision, {})}
+    settings: dict[str, Any] = {"PERFORMANCE_HINT": hint, "INFERENCE_NUM_THREADS": threads()}
+    if job.precision != "int8":
+        settings["INFERENCE_PRECISION_HINT"] = {"float32": "f32", "bfloat16": "bf16"}[job.precision]
     compiled = openvino.Core().compile_model(str(Path(job.folder) / f"{name}.xml"), "CPU", settings)
-    properties = {what: compiled.get_property(what) for what in ("INFERENCE_PRECISION_HINT", "NUM_STREAMS")}
-    about = f"{hint.lower()}, {properties['NUM_STREAMS']} streams, {properties['INFERENCE_PRECISION_HINT'].to_string()}"
-    about += f", {compiled.get_property('INFERENCE_NUM_THREADS')} threads"
+    streams = compiled.get_property("NUM_STREAMS")
+    precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    about = f"{hint.lower()}, {streams} streams, {precision}, {compiled.get_property('INFERENCE_NUM_THREADS')} threads"
     if hint == "LATENCY":
         request = compiled.create_infer_request()
         return lambda batches: [request.infer(list(sent), share_inputs=True)[0] for sent in batches], about
-    queue, results = openvino.AsyncInferQueue(compiled), {}
+    queue = openvino.AsyncInferQueue(compiled)
+    results: dict[int, Array] = {}
 
-    def keep(request: Any, number: int) -> None:
-        results[number] = request.get_output_tensor(0).data.copy()
+    def store(request: Any, index: int) -> None:
+        results[index] = request.get_output_tensor(0).data.copy()
 
     def infer(batches: Iterable[Sent]) -> list[Array]:
         results.clear()
-        held = []  # a request reads them until it is done
-        for number, sent in enumerate(batches):
-            held.append(sent)
-            queue.start_async(list(sent), number, share_inputs=True)
+        references = []  # a request reads its shared inputs until it is done
+        for index, sent in enumerate(batches):
+            references.append(sent)
+            queue.start_async(list(sent), index, share_inputs=True)
         queue.wait_all()
-        return [results[number] for number in range(len(held))]
+        return [results[index] for index in range(len(references))]
 
-    queue.set_callback(keep)
+    queue.set_callback(store)
     return infer, f"{about}, {len(queue)} requests"
 
 
 def onnxruntime(job: Job) -> tuple[Round, str]:
-    """ONNX Runtime, its transformer fusions made beforehand; int8 is its dynamic quantisation of the fused model."""
+    """Return ONNX Runtime on padded batches; its transformer fusions and its dynamic int8 are in the model's file."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -185,15 +198,15 @@ def onnxruntime(job: Job) -> tuple[Round, str]:
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     fused = (Path(job.folder) / "fused").read_text("utf-8")
 
-    def every(batches: Iterable[Sequences]) -> Vectors:
-        sent = (dict(zip(("tokens", "mask"), pad(batch), strict=True)) for batch in batches)
-        return np.concatenate([session.run(None, inputs)[0] for inputs in sent])
+    def embed_batches(batches: Iterable[Sequences]) -> Vectors:
+        inputs_of_batches = (dict(zip(("tokens", "mask"), pad(batch), strict=True)) for batch in batches)
+        return np.concatenate([session.run(None, inputs)[0] for inputs in inputs_of_batches])
 
-    return in_batches(job, every, f"fused {fused}, {threads()} threads")
+    return in_batches(job, embed_batches, f"fused {fused}, {threads()} threads")
 
 
 def ctranslate2(job: Job) -> tuple[Round, str]:
-    """CTranslate2's encoder, which leaves out padding by itself where it can; int8 weights are made at loading."""
+    """Return CTranslate2's encoder, which leaves out padding where it can and quantises to int8 when it loads."""
     import ctranslate2
 
     encoder = ctranslate2.Encoder(job.folder, device="cpu", compute_type=job.precision, intra_threads=threads())
@@ -204,12 +217,13 @@ def ctranslate2(job: Job) -> tuple[Round, str]:
         view = ctranslate2.StorageView.from_array
         states = np.array(encoder.forward_batch(view(tokens), view(counts)).last_hidden_state)
         starts = range(0, tokens.size, tokens.shape[1])
-        return means(states.reshape(-1, states.shape[-1]), [(a, a + n) for a, n in zip(starts, counts, strict=True)])
+        spans = [(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        return means(states.reshape(-1, states.shape[-1]), spans)
 
-    def every(batches: Iterable[Sequences]) -> Vectors:
+    def embed_batches(batches: Iterable[Sequences]) -> Vectors:
         return np.concatenate([embed(batch) for batch in batches])
 
-    return in_batches(job, every, f"{encoder.compute_type}, {threads()} threads")
+    return in_batches(job, embed_batches, f"{encoder.compute_type}, {threads()} threads")
 
 
 ENGINES: dict[str, Callable[[Job], tuple[Round, str]]] = {
@@ -225,59 +239,64 @@ ENGINES: dict[str, Callable[[Job], tuple[Round, str]]] = {
 
 
 def pad(sequences: Sequences) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens and mask, [sequences, longest]."""
+    """Return the padded token ids and their mask, [sequences, longest]."""
     tokens = np.zeros((len(sequences), max(map(len, sequences))), np.int64)
     mask = np.zeros_like(tokens)
-    for number, sequence in enumerate(sequences):
-        tokens[number, : len(sequence)], mask[number, : len(sequence)] = sequence, 1
+    for index, sequence in enumerate(sequences):
+        tokens[index, : len(sequence)] = sequence
+        mask[index, : len(sequence)] = 1
     return tokens, mask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """A batch of rows that several sequences share."""
+    """A batch of rows that hold several sequences each."""
 
     sent: Sent  # tokens and positions [rows, width], and the mask [rows, 1, width, width] that is added to scores
-    spans: Spans  # of each sequence
-    numbers: list[int]  # and which it is
+    spans: Spans
+    indices: list[int]  # of the sequence in each span
 
 
 def rows(sequences: Sequences) -> Iterator[Rows]:
-    """All sequences, those of each width packed best-fit-decreasing; a batch is as narrow as its fullest row allows."""
+    """Pack the sequences of each width by best-fit decreasing; a batch is as narrow as its fullest row allows."""
     from heedful.nn.kernels import best_fit
 
     sizes = [len(sequence) for sequence in sequences]
     assert max(sizes) <= WIDTHS[-1]
     for width, narrower in zip(WIDTHS, (0, *WIDTHS), strict=False):
-        lines = best_fit([number for number, size in enumerate(sizes) if narrower < size <= width], sizes, width)
+        lines = best_fit([index for index, size in enumerate(sizes) if narrower < size <= width], sizes, width)
         count = BUDGET // width
         for start in range(0, len(lines), count):
-            several = lines[start : start + count]
-            fullest = max(sum(sizes[number] for number in line) for line in several)
-            yield _rows(sequences, several, min(width, -(-fullest // 16) * 16))
+            batch = lines[start : start + count]
+            fullest = max(sum(sizes[index] for index in line) for line in batch)
+            yield _rows(sequences, batch, min(width, -(-fullest // 16) * 16))
 
 
 def _rows(sequences: Sequences, lines: Sequence[Sequence[int]], width: int) -> Rows:
+    """Lay out the sequences of each line, which are given by index, in a row."""
     tokens = np.zeros((len(lines), width), np.int64)
-    positions, owner = np.zeros_like(tokens), np.full(tokens.shape, -1, np.int32)
-    spans, numbers = [], []
+    positions = np.zeros_like(tokens)
+    sequence_of_token = np.full(tokens.shape, -1, np.int32)
+    spans, indices = [], []
     for row, line in enumerate(lines):
         start = 0
-        for number in line:
-            stop = start + len(sequences[number])
-            tokens[row, start:stop], owner[row, start:stop] = sequences[number], number
+        for index in line:
+            stop = start + len(sequences[index])
+            tokens[row, start:stop] = sequences[index]
+            sequence_of_token[row, start:stop] = index
             positions[row, start:stop] = np.arange(stop - start)
             spans.append((row * width + start, row * width + stop))
-            numbers.append(number)
+            indices.append(index)
             start = stop
-    mask = np.where(owner[:, None, :, None] == owner[:, None, None, :], np.float32(0), np.float32(-1e4))
-    return Rows(sent=(tokens, positions, mask), spans=spans, numbers=numbers)
+    sees = sequence_of_token[:, None, :, None] == sequence_of_token[:, None, None, :]
+    mask = np.where(sees, np.float32(0), np.float32(-1e4))
+    return Rows(sent=(tokens, positions, mask), spans=spans, indices=indices)
 
 
 def means(flat: Array, spans: Spans) -> Vectors:
-    """The mean of the rows of each span, [spans, width]."""
+    """Return the mean vector of each span, [spans, hidden size]."""
     edges = np.array(spans)
-    ends = edges.ravel()[: -1 if edges[-1, 1] == len(flat) else None]  # the last one may be open
+    ends = edges.ravel()[: -1 if edges[-1, 1] == len(flat) else None]  # reduceat takes no edge at the end of the array
     sums: Vectors = np.add.reduceat(flat, ends)[::2]
     counts = (edges[:, 1] - edges[:, 0])[:, None].astype(np.float32)
     return np.asarray(sums / counts, np.float32)

@@ -1,4 +1,7 @@
-"""How fast a masked language model is pre-trained on the CPU: packed rows against padded batches and against blocks."""
+"""Measure how fast a masked language model is pre-trained on the CPU: packed rows against padded batches and blocks.
+
+The data of a round are made by pretraining_data.py; gpu_arms.py takes `regrouped` from here.
+"""
 
 from __future__ import annotations
 
@@ -49,30 +52,34 @@ the fastest peer of that round. Before timing, every arm makes {checks} updates 
 in float32 on the same blocks. Heedful's processes keep freed memory, as its command line does; peers have the C
 library's own settings."""
 BOUNDS = {"float32": Bound(difference=1e-4, cosine=0.99999), "bfloat16": Bound(difference=0.01, cosine=0.9999)}
-LAYERS, WIDTH, HEADS, INNER = 4, 256, 4, 1024
-RATE, CHECKS = 1e-4, 3
-SIZES = (8, 16, 32, 64)  # sequences in one pass of a padded arm, to choose from
-CASE, QUICK = Case(row=1024, batch=4, steps=3), Case(row=512, batch=1, steps=2)
+LAYERS, WIDTH, HEADS, INNER = 4, 256, 4, 1024  # BERT-Mini's shape
+RATE = 1e-4  # learning rate
+CHECKS = 3  # updates before timing, whose losses are compared
+SIZES = (8, 16, 32, 64)  # sequences in one pass of a padded arm, from which the fastest is chosen
+CASE = Case(row=1024, batch=4, steps=3)
+QUICK = Case(row=512, batch=1, steps=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The job of an arm's process."""
+    """The work of an arm's process, which is sent as JSON on its command line."""
 
     engine: str
     precision: str
-    data: str  # a file with a Round
+    data: str  # file of a Round
     vocabulary: int
     batch: int  # rows of a step
-    timed: str  # the folder of the model
-    checked: str  # of the same one without dropout
-    grouped: bool = False  # sequences of like lengths in a step, padded to the longest; else all padded to LENGTH
-    size: int | None = None  # sequences of a pass of transformers; None: try
-    attention: str | None = None  # of transformers; None: try which is faster
+    timed: str  # folder of the model
+    checked: str  # folder of the same model without dropout
+    grouped: bool = (
+        False  # whether steps have similar lengths, padded to the longest; otherwise all are padded to LENGTH
+    )
+    size: int | None = None  # sequences in a pass of transformers; if None, the arm chooses the fastest
+    attention: str | None = None  # implementation in transformers; if None, the arm chooses the faster one
 
 
 def packed(job: Job, folder: str, data: Round) -> Epoch:
-    """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
+    """Return an epoch of Heedful's trainer, in a process that keeps freed memory as the command line does."""
     import heedful
     from heedful.train.memory import disable_malloc_trim
     from heedful.train.optim import AdamW, Constant
@@ -92,7 +99,7 @@ def packed(job: Job, folder: str, data: Round) -> Epoch:
 
 
 def padded(job: Job, folder: str, data: Round) -> Epoch:
-    """transformers' model in a plain PyTorch loop."""
+    """Return an epoch of transformers' model in a plain PyTorch loop."""
     import torch
 
     from heedful.data.sampler import BatchSampler
@@ -100,80 +107,89 @@ def padded(job: Job, folder: str, data: Round) -> Epoch:
     model = peer("AutoModelForMaskedLM", folder, job.attention)
     move = mover(model, RATE)
     order = BatchSampler(num_samples=len(data.counts), batch_size=job.batch, seed=SEED)
-    members = np.split(np.arange(len(data.lengths)), np.cumsum(data.counts)[:-1])  # the sequences of each row
-    read, labels = (torch.from_numpy(array).split(data.lengths.tolist()) for array in (data.read, data.labels))
-    asked = [int((label >= 0).sum()) for label in labels]
-    turns = (np.concatenate([members[row] for row in order.plan(number).indices]).tolist() for number in count())
+    indices_of_row = np.split(np.arange(len(data.lengths)), np.cumsum(data.counts)[:-1])  # of its sequences
+    inputs = torch.from_numpy(data.inputs).split(data.lengths.tolist())
+    labels = torch.from_numpy(data.labels).split(data.lengths.tolist())
+    masked_counts = [int((label >= 0).sum()) for label in labels]
+    indices_of_steps = (
+        np.concatenate([indices_of_row[row] for row in order.plan(step).indices]).tolist() for step in count()
+    )
 
-    def line(parts: Sequence[Tensor], width: int, empty: int) -> Tensor:
-        lines = torch.full((len(parts), width), empty)
-        for number, part in enumerate(parts):
-            lines[number, : len(part)] = part
-        return lines
+    def pad(sequences: Sequence[Tensor], length: int, value: int) -> Tensor:
+        result = torch.full((len(sequences), length), value)
+        for row, sequence in enumerate(sequences):
+            result[row, : len(sequence)] = sequence
+        return result
 
     def step(batch: list[int]) -> float:
-        whole, size, total = sum(asked[number] for number in batch), job.size or len(batch), 0.0
+        masked_in_step = sum(masked_counts[index] for index in batch)
+        size = job.size or len(batch)
+        total = 0.0
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
-            width = max(len(read[number]) for number in part) if job.grouped else LENGTH
-            mask = line([torch.ones_like(read[number]) for number in part], width, 0)
-            rows, wanted = (line([row[n] for n in part], width, no) for row, no in ((read, PAD), (labels, -100)))
+            length = max(len(inputs[index]) for index in part) if job.grouped else LENGTH
             with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bfloat16"):
-                mean = model(input_ids=rows, attention_mask=mask, labels=wanted).loss
-            loss = mean.float() * (sum(asked[number] for number in part) / whole)
+                mean = model(
+                    input_ids=pad([inputs[index] for index in part], length, PAD),
+                    attention_mask=pad([torch.ones_like(inputs[index]) for index in part], length, 0),
+                    labels=pad([labels[index] for index in part], length, -100),
+                ).loss
+            loss = mean.float() * (sum(masked_counts[index] for index in part) / masked_in_step)
             loss.backward()
             total += loss.item()
         move()
         return total
 
     def epoch() -> list[float]:
-        batches = [next(turns) for _ in range(order.steps_per_epoch)]
+        batches = [next(indices_of_steps) for _ in range(order.steps_per_epoch)]
         return [step(batch) for batch in (regrouped(batches, data.lengths) if job.grouped else batches)]
 
     return epoch
 
 
 def regrouped(batches: Sequence[Sequence[int]], lengths: NDArray[np.int64]) -> list[list[int]]:
-    """Regroup the numbers into as many batches, with similar token counts and lengths, in random order."""
-    numbers = np.concatenate([*map(np.array, batches)])
-    numbers = numbers[np.argsort(-lengths[numbers], kind="stable")]
-    ends = np.cumsum(lengths[numbers])
-    cuts = np.searchsorted(ends, [ends[-1] * place / len(batches) for place in range(1, len(batches))], side="right")
-    sequences = [part.tolist() for part in np.split(numbers, cuts)]
-    random.Random(str(batches)).shuffle(sequences)
-    return sequences
+    """Regroup the indices into equally many batches of similar token counts and lengths, in random order."""
+    indices = np.concatenate([*map(np.array, batches)])
+    indices = indices[np.argsort(-lengths[indices], kind="stable")]
+    ends = np.cumsum(lengths[indices])
+    targets = [ends[-1] * index / len(batches) for index in range(1, len(batches))]
+    groups = [group.tolist() for group in np.split(indices, np.searchsorted(ends, targets, side="right"))]
+    random.Random(str(batches)).shuffle(groups)
+    return groups
 
 
 ENGINES: dict[str, Callable[[Job, str, Round], Epoch]] = {"packed": packed, "padded": padded}
 
 
 def prepare(job: Job) -> Prepared:
-    """An arm, ready, after it has shown what it learns without dropout."""
+    """Prepare a job's arm; its sample is the losses of CHECKS updates without dropout."""
     import torch
 
     data = Round.open(job.data)
-    if job.engine == "packed":  # what is really drawn
+    if job.engine == "packed":  # the digest is of the tokens that Heedful masks, not of the file
         data = Round.of(data.samples(), objective(job.vocabulary))
-    tried = job.engine == "padded" and None in (job.size, job.attention)
-    if tried:
+    must_choose = job.engine == "padded" and None in (job.size, job.attention)
+    if must_choose:
         job = fastest(job, data if job.grouped else data.first(job.batch))
     check = ENGINES[job.engine](job, job.checked, data.first(job.batch))
-    learned = [loss for _ in range(CHECKS) for loss in check()]
+    check_losses = [loss for _ in range(CHECKS) for loss in check()]
     torch.manual_seed(SEED)
-    how = f"{job.attention}, up to {job.size} a pass{' (the fastest)' if tried else ''}, " if job.attention else ""
+    choices = ""
+    if job.attention:
+        choices = f"{job.attention}, up to {job.size} a pass{' (the fastest)' if must_choose else ''}, "
     tokens, sequences = int(data.lengths.sum()), len(data.lengths)
     return Prepared(
         run=ENGINES[job.engine](job, job.timed, data),
-        sample=lambda losses: [learned],
+        sample=lambda losses: [check_losses],
         tokens=tokens,
         sequences=sequences,
         inputs=data.digest(),
-        settings=f"{how}{sequences:,} sequences, {tokens:,} tokens a round, {torch.get_num_threads()} threads",
+        settings=f"{choices}{sequences:,} sequences, {tokens:,} tokens a round, {torch.get_num_threads()} threads",
     )
 
 
 def fastest(job: Job, data: Round) -> Job:
-    """With the size and then the attention that take the least time for these, after they were seen once."""
+    """Return the job with the size, and then the attention, whose second epoch over the data takes the least time."""
 
     def seconds(job: Job) -> float:
         epoch = padded(job, job.timed, data)
@@ -183,19 +199,25 @@ def fastest(job: Job, data: Round) -> Job:
         return time.perf_counter() - start
 
     times: dict[Job, float] = {}
-    usual, *others = ATTENTIONS
-    for size in (size for size, smaller in zip(SIZES, (0, *SIZES), strict=False) if smaller < len(data.lengths)):
-        tried = replace(job, size=size, attention=usual)
-        times[tried] = seconds(tried)
+    usual, *alternatives = ATTENTIONS
+    sizes = [size for size, smaller in zip(SIZES, (0, *SIZES), strict=False) if smaller < len(data.lengths)]
+    for size in sizes:
+        candidate = replace(job, size=size, attention=usual)
+        times[candidate] = seconds(candidate)
     best = min(times, key=times.__getitem__)
-    for attention in others:
-        tried = replace(best, attention=attention)
-        times[tried] = seconds(tried)
+    for attention in alternatives:
+        candidate = replace(best, attention=attention)
+        times[candidate] = seconds(candidate)
     return min(times, key=times.__getitem__)
 
 
 def arms(common: Job, block: str, *, fast: bool, quick: bool) -> list[Arm]:
-    """Every arm, the first is the reference; `block`: a file of blocks; `fast`: the processor has bfloat16 products."""
+    """Return all arms; the first is the reference.
+
+    Args:
+        block: The file of a Round of blocks.
+        fast: Whether the processor multiplies bfloat16.
+    """
     usual = replace(common, engine="padded", size=SIZES[-1], attention=ATTENTIONS[0])
     best = usual if quick else replace(usual, size=None, attention=None)
     half = replace(best, precision="bfloat16")
@@ -223,7 +245,7 @@ def arms(common: Job, block: str, *, fast: bool, quick: bool) -> list[Arm]:
 
 
 def models(folder: Path, vocabulary: int, attention: float) -> tuple[str, str]:
-    """Two folders with the same fresh weights: one with attention dropout, one without."""
+    """Write two models with the same fresh weights and return their folders: with attention dropout, and without."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -294,7 +316,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure the arms, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--attention-dropout", type=float, default=0.0, help="0.0 is the main table, 0.1 the usual one")

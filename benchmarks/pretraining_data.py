@@ -1,4 +1,4 @@
-"""Pre-training data for a masked language model: invented documents, as rows of windows and as rows of blocks."""
+"""Random documents for pretraining.py, packed into rows of windows and of blocks, and the objective that masks them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from heedful.objectives import Sample
     from heedful.objectives.masked_lm import MaskedLM
 
-PAD, UNKNOWN, MASK = 0, 100, 103  # of BERT's English vocabulary, as CLS and SEP are
-LENGTH, SHARE, SEED = 128, 0.15, 1
-DOCUMENT, SENTENCE = (400.0, 1.0), (24.0, 0.55)  # mean tokens, and the spread of the logarithm
+PAD, UNKNOWN, MASK = 0, 100, 103  # ids of BERT's English vocabulary, like CLS and SEP
+LENGTH = 128  # most tokens of a sequence
+SHARE = 0.15  # of the tokens that are masked
+SEED = 1
+DOCUMENT = (400.0, 1.0)  # mean tokens, and standard deviation of their logarithm
+SENTENCE = (24.0, 0.55)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +34,7 @@ class Case:
 
     row: int  # tokens of a sample
     batch: int  # samples of a step
-    steps: int  # of a round: about a minute for all arms
+    steps: int  # of a round, which takes all arms about a minute
 
     @property
     def tokens(self) -> int:
@@ -41,11 +44,11 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Round:
-    """Rows of several sequences end to end, as they are and as they are read; labels are -100 where none is asked."""
+    """The data of a round: rows of several sequences each, concatenated."""
 
     tokens: NDArray[np.int64]
-    read: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    inputs: NDArray[np.int64]  # the tokens after masking, which the model reads
+    labels: NDArray[np.int64]  # -100 for tokens that are not masked
     lengths: NDArray[np.int64]  # of the sequences
     counts: NDArray[np.int64]  # how many sequences each row has
 
@@ -54,16 +57,16 @@ class Round:
         """Corrupt the samples as Heedful's trainer does in every epoch."""
         from heedful.data.sampler import derive_seed
 
-        read, labels = [], []
-        for number, sample in enumerate(samples):
-            batch = objective.batch([sample], [derive_seed(SEED, 0, number)])
+        inputs, labels = [], []
+        for index, sample in enumerate(samples):
+            batch = objective.batch([sample], [derive_seed(SEED, 0, index)])
             assert batch.rows is not None
-            read.append(batch.packed.tokens.numpy())
+            inputs.append(batch.packed.tokens.numpy())
             labels.append(np.full(len(sample), -100))
             labels[-1][batch.rows.numpy()] = batch.targets.numpy()
         return cls(
             tokens=np.concatenate([sample.tokens.astype(np.int64) for sample in samples]),
-            read=np.concatenate(read),
+            inputs=np.concatenate(inputs),
             labels=np.concatenate(labels),
             lengths=np.concatenate([np.diff(sample.bounds) for sample in samples]),
             counts=np.array([len(sample.bounds) - 1 for sample in samples]),
@@ -76,49 +79,55 @@ class Round:
             return cls(**file)
 
     def save(self, path: Path) -> str:
-        """Write it to a file, and say which."""
+        """Write the round to a file and return its path."""
         np.savez(path, **{name: getattr(self, name) for name in self.__slots__})
         return str(path)
 
     def first(self, rows: int) -> Round:
-        """The first rows alone."""
+        """Return the round of the first rows."""
         sequences = int(self.counts[:rows].sum())
         tokens = int(self.lengths[:sequences].sum())
-        flat = {name: getattr(self, name)[:tokens] for name in ("tokens", "read", "labels")}
-        return Round(**flat, lengths=self.lengths[:sequences], counts=self.counts[:rows])
+        return Round(
+            tokens=self.tokens[:tokens],
+            inputs=self.inputs[:tokens],
+            labels=self.labels[:tokens],
+            lengths=self.lengths[:sequences],
+            counts=self.counts[:rows],
+        )
 
     def digest(self) -> str:
-        """A short name for exactly these."""
+        """Return a short hash of the round."""
         return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in astuple(self))).hexdigest()[:16]
 
     def samples(self) -> list[Sample]:
         """Return the samples for Heedful's trainer."""
         from heedful.objectives import Sample
 
-        rows, at = [], 0
+        samples, start = [], 0
         for lengths in np.split(self.lengths, np.cumsum(self.counts)[:-1]):
             bounds = (0, *accumulate(lengths.tolist()))
-            tokens = self.tokens[at : at + bounds[-1]].astype(np.int32)
-            rows.append(Sample(tokens=tokens, types=np.zeros(len(tokens), dtype=np.uint8), bounds=bounds))
-            at += bounds[-1]
-        return rows
+            tokens = self.tokens[start : start + bounds[-1]].astype(np.int32)
+            samples.append(Sample(tokens=tokens, types=np.zeros(len(tokens), dtype=np.uint8), bounds=bounds))
+            start += bounds[-1]
+        return samples
 
 
 def corpus(tokens: int, vocabulary: int) -> Any:
-    """Documents of random words, somewhat more tokens than that."""
+    """Return a corpus of random words with at least `tokens` tokens; its last document is complete."""
     from heedful.data.corpus.shards import Corpus
 
-    draw, documents, segments = random.Random(SEED), [0], [0]
+    generator = random.Random(SEED)
+    documents, segments = [0], [0]
 
-    def lognormal(mean: float, spread: float) -> int:
-        return max(2, round(exp(draw.gauss(log(mean) - spread**2 / 2, spread))))
+    def lognormal(mean: float, sigma: float) -> int:
+        return max(2, round(exp(generator.gauss(log(mean) - sigma**2 / 2, sigma))))
 
     while segments[-1] < tokens:
-        until = segments[-1] + lognormal(*DOCUMENT)
-        while segments[-1] < until:
+        document_end = segments[-1] + lognormal(*DOCUMENT)
+        while segments[-1] < document_end:
             segments.append(segments[-1] + lognormal(*SENTENCE))
         documents.append(len(segments) - 1)
-    ids = np.array([draw.randrange(FIRST_WORD, vocabulary) for _ in range(segments[-1])], dtype=np.int32)
+    ids = np.array([generator.randrange(FIRST_WORD, vocabulary) for _ in range(segments[-1])], dtype=np.int32)
 
     class Invented(Corpus):
         """A corpus in memory."""
@@ -136,22 +145,22 @@ def corpus(tokens: int, vocabulary: int) -> Any:
 
 
 def windows(dataset: Any, case: Case) -> list[Sample]:
-    """Rows of windows, as pre-training takes them; those of a round, any of all."""
+    """Return the rows of windows of a round, drawn from those that pre-training packs."""
     from heedful.data.sampler import epoch_order
     from heedful.objectives import packing
     from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 
-    frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), text_types=(0,))
-    ranges = packing.segment_windows(dataset, np.arange(len(dataset)), frame.room(LENGTH))
-    packed = packing.PackedRows(dataset, frame, ranges, case.row, SEED)
-    drawn = (packed[number] for number in epoch_order(len(packed), SEED, 0))
-    rows = [row for row in drawn if len(row) >= packing.FULL * case.row]
+    template = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), text_types=(0,))
+    ranges = packing.segment_windows(dataset, np.arange(len(dataset)), template.room(LENGTH))
+    packed = packing.PackedSequences(dataset, template, ranges, case.row, SEED)
+    shuffled = (packed[index] for index in epoch_order(len(packed), SEED, 0))
+    rows = [row for row in shuffled if len(row) >= packing.FULL * case.row]
     assert len(rows) >= case.batch * case.steps, "a longer corpus is needed, or longer rows"
     return rows[: case.batch * case.steps]
 
 
 def blocks(dataset: Any, case: Case) -> list[Sample]:
-    """Rows of blocks, as group_texts cuts them; those of a round, the first ones."""
+    """Return the rows of blocks of a round, the first ones that group_texts of run_mlm cuts."""
     from heedful.objectives import Sample
 
     edges = dataset.segments[dataset.documents]
@@ -175,6 +184,6 @@ def objective(vocabulary: int) -> MaskedLM:
     from heedful.tokenizer import Tokenizer
 
     special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
-    words = {str(number): number for number in range(FIRST_WORD, vocabulary)}
+    words = {str(token_id): token_id for token_id in range(FIRST_WORD, vocabulary)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(special | words, unk_token="unk_token"))
     return MaskedLM(tokenizer=Tokenizer(backend, {name: name for name in special}), mask_prob=SHARE, num_static_masks=1)

@@ -30,16 +30,20 @@ COLUMNS = {"query": "qtext", "document": "atext", "relevance": "label"}
 
 
 def measure(model: str, loss: str, seeds: int, epochs: float | None, data: Path) -> dict[str, Any]:
-    """Fine-tune with a loss, and return the scores on test."""
+    """Fine-tune with a loss, and return the scores on test.
+
+    Args:
+        epochs: If None, the default of `heedful finetune rank`.
+    """
     overrides: dict[str, object] = {"task.loss": loss, "task.metric": "map", "data.columns": COLUMNS, "seeds": seeds}
     overrides["task.list_size"] = 1000  # a question of train has up to 576 sentences
     if epochs is not None:
         overrides["train.epochs"] = epochs
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        start = time.perf_counter()
         files = {split: data / f"{split}.csv" for split in ("train", "dev", "test")}
         run = finetune("rank", files, Path(folder) / "run", model=model, overrides=overrides)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
     if run.status != "completed":
         raise SystemExit(f"the run with the loss {loss} was interrupted: nothing is recorded")
     results = run.results
@@ -75,7 +79,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the record."""
+    """Measure each model with each loss, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=("shipped", "minilm"), default=["shipped", "minilm"])
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=["listwise", "binary"])
@@ -84,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     check_destination(options.output)
-    busy, began, own = machine_busy(), time.perf_counter(), time.process_time()
+    start, start_busy, start_own = time.perf_counter(), machine_busy(), time.process_time()
     makers: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
     data = Path(os.environ["HEEDFUL_DATA"]) / "tasks" / "trecqa"
     rows = [
@@ -92,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.models
         for loss in options.losses
     ]
-    others = machine_busy() - busy - (time.process_time() - own)
-    share = max(0.0, others / (time.perf_counter() - began) / (os.cpu_count() or 1))
+    others = machine_busy() - start_busy - (time.process_time() - start_own)
+    share = max(0.0, others / (time.perf_counter() - start) / (os.cpu_count() or 1))
     about = (__doc__ or "").strip().split("\n\n", 2)[2]
     about += f"\n\nOther processes took {share:.0%} of the machine meanwhile; where that is much, times are too long."
     print(write("rank", about, [table(rows)], {"arms": rows}, options.output))

@@ -1,6 +1,6 @@
-"""Recurrent cells of our own beside PyTorch's: a training step of a net that reads in both directions.
+"""Measure a training step of bidirectional LSTMs and GRUs, by Heedful's recurrent cells and by PyTorch's.
 
-All in one process, in turns; LSTM and GRU, short and long texts, float32.
+Both run in turn in one process, in float32, on short and on long texts.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from kernels import taken
+from kernels import Ways, time_in_turns
 from lengths import draw
 from report import RESULTS, Spread, check_destination, grid, write
 from torch import Tensor, nn
@@ -26,32 +27,35 @@ from heedful.nn.recurrence import run_cells
 ABOUT = """{rounds} rounds, both ways in turn, in one process with {threads} threads; milliseconds of the sum of all
 rows and its gradients, median (min-max); tokens a second are real ones. Both take the same rows, time by time: torch.nn
 as a PackedSequence. Rows and gradients agree within {near:.0e} before timing."""
-GIVEN, NEAR = 96, 1e-4  # the width of the words' rows
+GIVEN = 96  # size of a word vector
+NEAR = 1e-4  # largest difference, over the scale
 CELLS = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 CASES = {"32 short texts": ("sst2", 32), "32 texts of about 150 tokens": ("mean150", 32)}
-WIDTHS = (128, 300)
+WIDTHS = (128, 300)  # hidden sizes
 
 
-def step(run: Callable[[Tensor], Tensor], x: Tensor, learned: list[nn.Parameter]) -> list[Tensor]:
-    """Rows, and gradients of what is learned."""
-    rows = run(x)
-    return [rows.detach(), *torch.autograd.grad(rows.sum(), learned)]
+def step(run: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return the hidden states, and the gradients of the parameters."""
+    states = run(x)
+    return [states.detach(), *torch.autograd.grad(states.sum(), parameters)]
 
 
 def line(name: str, case: str, width: int, rounds: int) -> dict[str, Any]:
-    """One net and its texts, both ways."""
+    """Compare and time both ways for one kind of cells, hidden size and case."""
     lengths = draw(*CASES[case])
     counts = torch.from_numpy(time_major_order((0, *accumulate(lengths)))[1])
     cells = CELLS[name](GIVEN, width, bidirectional=True)
-    x, learned = torch.randn(sum(lengths), GIVEN), list(cells.parameters())
+    parameters = list(cells.parameters())
+    x = torch.randn(sum(lengths), GIVEN)
     ways: dict[str, Callable[[Tensor], Tensor]] = {
-        "PyTorch": lambda rows: cells(PackedSequence(rows, counts))[0].data,
-        "ours": lambda rows: run_cells(cells, rows, counts.tolist()),
+        "PyTorch": lambda x: cells(PackedSequence(x, counts))[0].data,
+        "ours": lambda x: run_cells(cells, x, counts.tolist()),
     }
-    reference, results = (step(run, x, learned) for run in ways.values())
+    reference, results = (step(run, x, parameters) for run in ways.values())
     for expected, actual in zip(reference, results, strict=True):
         assert float((expected - actual).abs().max()) <= NEAR * float(expected.abs().max()), name
-    times = taken({way: lambda run=run: step(run, x, learned) for way, run in ways.items()}, rounds)  # type: ignore[misc]
+    steps: Ways = {way: partial(step, run, x, parameters) for way, run in ways.items()}
+    times = time_in_turns(steps, rounds)
     return {
         "texts": case,
         "cells": name,
@@ -64,7 +68,7 @@ def line(name: str, case: str, width: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure all cases, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -1,7 +1,8 @@
-"""Records of benchmarks: spreads, tables and facts of the machine, as dated Markdown and JSON.
+"""Write the records of benchmarks: tables and facts of the machine, as dated Markdown and JSON.
 
-A record names the git commit that it measured. Records in benchmarks/results come from checkouts without uncommitted
-changes; rehearsals go into other folders.
+All benchmarks call `write`, most of them with the `Table` that harness.py makes. A record names the git commit that it
+measured. Records in benchmarks/results come from checkouts without uncommitted changes; rehearsals go into other
+folders.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
-PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")  # if installed
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")  # of x86 processors
+PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")  # named if installed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Median, extremes and quartiles."""
+    """The spread of a measurement over the rounds."""
 
     median: float
     low: float
     high: float
-    quartiles: tuple[float, float]
+    quartiles: tuple[float, float]  # the first and the third
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -46,20 +47,20 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """The line of one arm; ratios compare real tokens a second, so more than 1 means faster."""
+    """The row of one arm; its ratios compare tokens a second, so more than 1 means faster."""
 
     name: str
     ours: bool
     settings: str
     seconds: tuple[float, ...]  # of each round
     tokens_per_second: Spread
-    sequences_per_second: float
-    to_best_peer: Spread  # the fastest peer of the same round
-    to_reference: Spread  # the first arm
-    difference: float  # of the sample to the reference's: the largest, over the reference's scale
-    cosine: float  # of the sample to the reference's: the least
+    sequences_per_second: float  # the median
+    to_best_peer: Spread  # ratio to the fastest peer of the same round
+    to_reference: Spread  # ratio to the first arm
+    difference: float  # the largest between the sample and the reference's, over the reference's scale
+    cosine: float  # the least between the sample and the reference's
     checksum: str  # of the sample in float32
-    aside: str = ""  # why it may not be the fastest peer
+    aside: str = ""  # why the arm may not be the fastest peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +68,12 @@ class Table:
     """Measurements of several arms on the same inputs."""
 
     title: str
-    inputs: str  # their digest
-    tokens: int
-    sequences: int
+    inputs: str  # digest of the inputs
+    tokens: int  # of one round, without padding
+    sequences: int  # of one round
     rounds: int
-    best_peers: dict[str, int]  # in how many rounds each was the fastest peer
-    others: float  # the largest share of the machine's cores that other processes took in a turn
+    best_peers: dict[str, int]  # how many rounds each arm was the fastest peer
+    others: float  # the largest share of the machine's cores that other processes used in a turn
     rows: tuple[Row, ...]
 
     def text(self) -> str:
@@ -192,7 +193,7 @@ def clean_commit(checkout: Path) -> str:
 
 
 def machine_busy() -> float:
-    """Return the seconds for which the cores have worked or were taken by the host; 0 if the system does not say."""
+    """Return the busy seconds of all cores since the start, time stolen by the host included; 0.0 if unknown."""
     try:
         line = Path("/proc/stat").read_text("utf-8").splitlines()[0]
     except OSError:
@@ -202,6 +203,7 @@ def machine_busy() -> float:
 
 
 def _version(name: str) -> str:
+    """Return the version of an installed package, or "" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -209,6 +211,7 @@ def _version(name: str) -> str:
 
 
 def _git(checkout: Path, *arguments: str) -> str:
+    """Return the output of a git command, or "" if it fails or git is not installed."""
     try:
         done = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True)
     except OSError:

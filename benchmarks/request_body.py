@@ -1,8 +1,8 @@
-"""Time to parse a request body: `parse_body`, and msgspec's parser with a second parse for duplicate keys.
+"""Measure the time to parse a request body: by `parse_body`, and by msgspec with a second parse for duplicate keys.
 
     python -m benchmarks.request_body
 
-Prints microseconds of processor time for each body of 100 inputs, the fastest of 50 rounds.
+The script prints microseconds of processor time for each body of 100 inputs, the fastest of 50 rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ BODIES: tuple[tuple[str, Any, Any], ...] = (
     ("questions", QuestionAnsweringBody, [{"question": TEXT, "context": TEXT * 4}] * 100),
     ("lists of words", TokenClassificationBody, [TEXT.split()] * 100),
 )
-RUNS, ROUNDS, MAX_VALUES = 20, 50, 100_000
+RUNS = 20  # parses of a round
+ROUNDS = 50
+MAX_VALUES = 100_000  # limit of the values of a body
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def parse_twice(decoder: msgspec.json.Decoder[Any], raw: bytes) -> Any:
 
 
 def fastest(parsers: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return microseconds of processor time of each parser, the least over rounds in which all have their turn."""
+    """Return microseconds of processor time of each parser, the least over rounds in which they alternate."""
     times = dict.fromkeys(parsers, float("inf"))
     for _ in range(ROUNDS):
         for name, parse in parsers.items():

@@ -1,8 +1,9 @@
-"""An estimate of pre-training on 64 GPUs: communication beside compute, tokens a step, hours, dollars.
+"""Estimate pre-training on 64 GPUs: communication beside compute, tokens of a step, hours and dollars.
 
     python benchmarks/scale.py        # the tables of docs/scale.md
 
-Nothing here was measured by us on 64 GPUs. Every number that goes in has a name below and its source in docs/scale.md.
+Nothing here was measured by us on 64 GPUs. All inputs of the estimate are constants below; docs/scale.md names their
+sources.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from report import grid
 
 GPUS, PER_HOST = 64, 8
 MATRIX, COPY = 790e12, 4.3e12  # FLOP/s in bf16 and bytes/s of one H200, as they were measured
-CHOSEN = 0.15  # share of the positions that the vocabulary head sees
+CHOSEN = 0.15  # share of the positions for which the head computes scores of the vocabulary
 GRADIENT, UPDATE = 2, 28  # bytes a parameter: reduced in bf16; AdamW reads p, m, v, g and writes p, m, v in float32
-LATENCY = 30e-6  # seconds until a reduction of nothing at all is done
-BACKWARD = 2 / 3  # share of the compute in which gradients appear
+LATENCY = 30e-6  # seconds of a reduction of zero bytes
+BACKWARD = 2 / 3  # share of the compute that is the backward pass
 STEPS = (2_048, 8_192, 16_384, 65_536)  # tokens of a GPU in a step
 CORPUS = 38e9  # tokens in 160 GB of text: 36 to 40 billion
-BYTES = 2  # of a token on disk
+BYTES = 2  # of a token id on disk
 PRICES = (2.49, 12.29)  # dollars for a GPU and an hour
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """An encoder, and the share of the matrix rate that it is assumed to reach alone on one GPU."""
+    """The shape of an encoder."""
 
     name: str
     layers: int
-    width: int
+    width: int  # hidden size
     vocabulary: int
-    places: int
-    types: int
-    share: float
+    places: int  # position embeddings
+    types: int  # token type embeddings
+    share: float  # of the matrix rate; we assume that the encoder reaches it on a single GPU
 
     @property
     def embedding(self) -> int:
@@ -48,7 +49,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters, with positions, types, their norm, and a head of one product, a norm and biases."""
+        """Number of parameters, with positions, types, their norm, and a head of one product, a norm and biases."""
         rest = (self.places + self.types + 2) * self.width + self.width**2 + 3 * self.width + self.vocabulary
         return self.embedding + self.layers * self.block + rest
 
@@ -64,13 +65,13 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """How fast a ring over all GPUs turns: bytes a second that each GPU sends while it receives."""
+    """A network that reduces gradients in a ring over all GPUs."""
 
     name: str
-    rate: float
+    rate: float  # bytes a second that each GPU sends while it receives
 
     def reduce(self, parameters: float) -> float:
-        """Seconds until all GPUs have the sum: latency + 2 (n - 1) / n * bytes / rate."""
+        """Return the seconds until all GPUs have the sum: latency + 2 (n - 1) / n * bytes / rate."""
         return LATENCY + 2 * (GPUS - 1) / GPUS * GRADIENT * parameters / self.rate
 
 
@@ -81,56 +82,56 @@ ROBERTA = (
     Shape(name="RoBERTa-large", layers=24, width=1024, vocabulary=50_265, places=514, types=1, share=0.41),
 )
 NETWORKS = (
-    Network(name="fast", rate=200e9),  # bytes/s: eight 400 Gb/s adapters a host and NVLink inside, half of it used
-    Network(name="slow", rate=0.9 * 100e9 / 8),  # one 100 Gb/s Ethernet a host, nine tenths of it used
+    Network(name="fast", rate=200e9),  # eight 400 Gb/s adapters a host and NVLink inside, at half of their rate
+    Network(name="slow", rate=0.9 * 100e9 / 8),  # one 100 Gb/s Ethernet a host, at nine tenths of its rate
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Seconds of one step."""
+    """The seconds of one training step."""
 
     compute: float
-    waiting: float  # for reductions that are not done when the backward pass is
+    waiting: float  # for reductions after the backward pass
     update: float
 
     @property
     def total(self) -> float:
-        """The sum of all three."""
+        """Seconds of the step."""
         return self.compute + self.waiting + self.update
 
     @property
     def efficiency(self) -> float:
-        """The share of one GPU's speed that is left: its step without waiting over this step."""
+        """Share of a single GPU's speed: its step, which waits for nothing, over this step."""
         return (self.compute + self.update) / self.total
 
 
 def step(shape: Shape, network: Network, tokens: float, length: int = 128) -> Step:
-    """One step, followed reduction by reduction.
+    """Simulate the reductions of one training step.
 
     Gradients of the blocks are ready one after another, evenly over the backward pass, the last block's first; each is
-    reduced as soon as the link is free. The token embedding is used by the head too, so that its gradient, with all
-    that is beside it, is ready at the very end and hides behind nothing.
+    reduced as soon as the link is free. The head shares the token embedding, so its gradient and those of all
+    parameters outside the blocks are reduced after the backward pass, when no compute hides them.
     """
     compute = shape.seconds(tokens, length)
-    free = begun = compute * (1 - BACKWARD)
-    for number in range(shape.layers):
-        ready = begun + (number + 1) / shape.layers * (compute - begun)
-        free = max(free, ready) + network.reduce(shape.block)
-    last = shape.parameters - shape.layers * shape.block
-    done = max(free, compute) + network.reduce(last)
+    link_free = backward_start = compute * (1 - BACKWARD)
+    for index in range(shape.layers):
+        ready = backward_start + (index + 1) / shape.layers * (compute - backward_start)
+        link_free = max(link_free, ready) + network.reduce(shape.block)
+    outside_blocks = shape.parameters - shape.layers * shape.block
+    done = max(link_free, compute) + network.reduce(outside_blocks)
     return Step(compute=compute, waiting=done - compute, update=UPDATE * shape.parameters / COPY)
 
 
 def needed(shape: Shape, network: Network, efficiency: float, length: int = 128) -> int:
-    """The fewest tokens of a GPU and step, in whole thousands, with which that efficiency is reached."""
+    """Return the fewest tokens of a GPU and step, in thousands, with which a step has the efficiency."""
     thousands = 1
     while step(shape, network, 1000 * thousands, length).efficiency < efficiency:
         thousands += 1
     return 1000 * thousands
 
 
-# -- what was published -------------------------------------------------------------------------------------------
+# -- published runs -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,16 +143,16 @@ class Published:
     log: str
     rates: tuple[float, float]  # "throughput" of tracked_stats in result_0.txt and result_1.txt
     steps: int  # of result_0.txt
-    samples: int  # of result_0.txt: sequences
-    rows: int | None  # packed rows of 512 tokens of a GPU and step; None: sequences without padding
+    samples: int  # sequences of result_0.txt
+    rows: int | None  # packed rows of 512 tokens of a GPU and step; if None, sequences are neither packed nor padded
 
     @property
-    def each(self) -> float:
+    def rate_of_gpu(self) -> float:
         """Sequences a second of a GPU, the mean of both logs."""
         return sum(self.rates) / len(self.rates) / self.gpus
 
     @property
-    def together(self) -> float:
+    def batch_of_gpu(self) -> float:
         """Sequences of a GPU in a step."""
         return self.samples / self.steps / self.gpus
 
@@ -188,43 +189,44 @@ LOGS = (
 
 
 def longest() -> float:
-    """Return the most tokens of a sequence, from how many of them packed rows of 512 hold."""
+    """Return the largest possible mean length of the published sequences: that of packed rows without padding."""
     log = LOGS[1]
     assert log.rows is not None
-    return 512 * log.rows / log.together
+    return 512 * log.rows / log.batch_of_gpu
 
 
 def kept() -> float:
-    """Return the share of one host's speed that eight hosts keep: sequences a second of a GPU among 64 over among 8."""
-    return LOGS[2].each / LOGS[1].each
+    """Return the published efficiency of 64 GPUs: the rate of a GPU among 64 over that of a GPU among 8."""
+    return LOGS[2].rate_of_gpu / LOGS[1].rate_of_gpu
 
 
 def rest() -> float:
-    """Return the factor that the estimate misses: the published efficiency over that of `step` for as many tokens."""
-    return kept() / step(LARGE, NETWORKS[0], LOGS[2].together * longest(), round(longest())).efficiency
+    """Return the published efficiency over the one that `step` estimates for the same tokens."""
+    tokens = LOGS[2].batch_of_gpu * longest()
+    return kept() / step(LARGE, NETWORKS[0], tokens, round(longest())).efficiency
 
 
 # -- tables -------------------------------------------------------------------------------------------------------
 
 
 def communication() -> str:
-    """Compute and communication of a step."""
+    """Format compute and communication of a step as Markdown."""
     rows = []
     for shape in (BASE, LARGE):
         for network in NETWORKS:
-            whole = network.reduce(shape.parameters)
+            reduction = network.reduce(shape.parameters)
             for tokens in STEPS:
-                counts = step(shape, network, tokens)
+                estimate = step(shape, network, tokens)
                 rows.append(
                     [
                         shape.name,
                         network.name,
                         f"{tokens:,}",
-                        f"{1e3 * counts.compute:.1f}",
-                        f"{1e3 * whole:.1f}",
-                        f"{1e3 * counts.waiting:.1f}",
-                        f"{counts.efficiency:.0%}",
-                        f"{counts.efficiency * rest():.0%}",
+                        f"{1e3 * estimate.compute:.1f}",
+                        f"{1e3 * reduction:.1f}",
+                        f"{1e3 * estimate.waiting:.1f}",
+                        f"{estimate.efficiency:.0%}",
+                        f"{estimate.efficiency * rest():.0%}",
                     ]
                 )
     columns = ["shape", "network", "tokens a GPU and step", "compute, ms", "reduction, ms", "of it waited for, ms"]
@@ -232,7 +234,7 @@ def communication() -> str:
 
 
 def tokens_needed() -> str:
-    """Tokens of a GPU and step for an efficiency."""
+    """Format the tokens of a GPU and step that several efficiencies need as Markdown."""
     rows = [
         [shape.name, network.name, *(f"{needed(shape, network, least):,}" for least in (0.8, 0.9, 0.95))]
         for shape in (BASE, LARGE)
@@ -242,15 +244,15 @@ def tokens_needed() -> str:
 
 
 def calibration() -> str:
-    """Describe what MLPerf's logs show."""
+    """Format the rates of MLPerf's logs as Markdown."""
     rows = [
         [
             log.machine,
             log.log,
             f"{log.rates[0]:,.0f}, {log.rates[1]:,.0f}",
-            f"{log.each:,.0f}",
-            f"{log.together:.0f}" + (f" in {log.rows} rows of 512" if log.rows else ""),
-            f"{log.each * longest() * LARGE.flop(round(longest())) / MATRIX:.0%}",
+            f"{log.rate_of_gpu:,.0f}",
+            f"{log.batch_of_gpu:.0f}" + (f" in {log.rows} rows of 512" if log.rows else ""),
+            f"{log.rate_of_gpu * longest() * LARGE.flop(round(longest())) / MATRIX:.0%}",
         ]
         for log in LOGS
     ]
@@ -259,19 +261,19 @@ def calibration() -> str:
 
 
 def run(length: int = 512, tokens: int = 65_536) -> str:
-    """Hours and dollars of a RoBERTa-sized run: once over the corpus, and as many tokens as the paper's."""
+    """Format hours and dollars of a RoBERTa-sized run as Markdown: one epoch, and as many tokens as in the paper."""
     passes = {"once over 160 GB": CORPUS, "500,000 steps of 8,192 × 512": 500_000 * 8_192 * 512.0}
     rows = []
     for shape in ROBERTA:
         for network in NETWORKS:
             speed = GPUS * tokens / step(shape, network, tokens, length).total * rest()
-            for what, count in passes.items():
+            for title, count in passes.items():
                 hours = count / speed / 3600
                 rows.append(
                     [
                         f"{shape.name} ({shape.parameters / 1e6:.0f} M)",
                         network.name,
-                        what,
+                        title,
                         f"{speed / 1e6:.1f} M",
                         f"{BYTES * speed / 1e6:.0f} MB/s",
                         f"{hours:,.1f}" if hours < 100 else f"{hours:,.0f}",
@@ -291,7 +293,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Print every table."""
+    """Print all tables, and the efficiency that published runs keep."""
     for title, make in TABLES.items():
         print(f"## {title}\n\n{make()}")
     print(

@@ -38,7 +38,7 @@ from heedful.tasks.metrics import RankingScores, mean_interval
 
 DEPTH = 1000  # documents in a ranking
 GRADES = {1: 4, 2: 3, 3: 2, 4: 1}  # gain by Cranfield's code; the others are not relevant
-WIDTH = 384
+WIDTH = 384  # dimension of random vectors
 TIMED = 25  # queries whose time is measured
 METHODS: tuple[SearchMethod, ...] = ("words", "vectors", "hybrid")
 Judgments = dict[str, dict[str, int]]
@@ -46,7 +46,7 @@ Rankings = Mapping[str, Mapping[str, float]]
 
 
 def cranfield(folder: Path) -> tuple[list[Document], dict[str, str], Judgments]:
-    """Return the abstracts, the queries by their order, from 1, and the judgments."""
+    """Return the abstracts, the queries by id ("1", "2", ...), and the judgments."""
     documents = [Document(id=record["I"], text=record["W"]) for record in records(folder / "cran.all.1400")]
     queries = {str(n): record["W"] for n, record in enumerate(records(folder / "cran.qry"), start=1)}
     judgments: Judgments = {query: {} for query in queries}
@@ -59,34 +59,37 @@ def cranfield(folder: Path) -> tuple[list[Document], dict[str, str], Judgments]:
 def records(path: Path) -> Iterator[dict[str, str]]:
     """Yield the fields of each record of a file with lines .I, .T, .A, .B and .W."""
     for record in path.read_text(encoding="ascii").split("\n.I "):
-        number, _, rest = record.removeprefix(".I ").partition("\n")
+        record_id, _, rest = record.removeprefix(".I ").partition("\n")
         parts = re.split(r"^\.([A-Z]) *$", rest, flags=re.MULTILINE)
         fields = dict(zip(parts[1::2], parts[2::2], strict=True))
-        yield {"I": number.strip()} | {name: " ".join(text.split()) for name, text in fields.items()}
+        yield {"I": record_id.strip()} | {name: " ".join(text.split()) for name, text in fields.items()}
 
 
 def rankings_of(index: SearchIndex, queries: Mapping[str, str], method: SearchMethod) -> Rankings:
-    """Return the ranking of each query."""
+    """Return the scores of the first DEPTH documents for each query, by ids."""
     rankings = index.rank(list(queries.values()), DEPTH, method=method)
     return {
-        query: {index.document(number).id: score for number, score in ranking}
+        query: {index.document(document_index).id: score for document_index, score in ranking}
         for query, ranking in zip(queries, rankings, strict=True)
     }
 
 
 def by_bm25s(documents: Sequence[Document], queries: Mapping[str, str]) -> Rankings:
-    """Rank by bm25s, which gets the words that Heedful makes."""
+    """Rank by bm25s, on the words into which Heedful splits texts."""
     import bm25s
 
     words = WordIndex(None, "english")
     retriever = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
     retriever.index([words.terms(document.content) for document in documents], show_progress=False)
-    numbers, scores = retriever.retrieve(
-        [words.terms(query) for query in queries.values()], k=DEPTH, show_progress=False, sorted=True
-    )
+    query_words = [words.terms(query) for query in queries.values()]
+    indices, scores = retriever.retrieve(query_words, k=DEPTH, show_progress=False, sorted=True)
     return {
-        query: {documents[n].id: float(s) for n, s in zip(row, values, strict=True) if s > 0}
-        for query, row, values in zip(queries, numbers, scores, strict=True)
+        query: {
+            documents[index].id: float(score)
+            for index, score in zip(query_indices, query_scores, strict=True)
+            if score > 0
+        }
+        for query, query_indices, query_scores in zip(queries, indices, scores, strict=True)
     }
 
 
@@ -95,29 +98,29 @@ class CachedEngine(Engine):
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
-        self.known: dict[tuple[str, ...], NDArray[np.float32]] = {}
+        self.cache: dict[tuple[str, ...], NDArray[np.float32]] = {}
 
     def encode_document(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
         key = tuple(texts)
-        if key not in self.known:
-            self.known[key] = super().encode_document(key)
-        return self.known[key]
+        if key not in self.cache:
+            self.cache[key] = super().encode_document(key)
+        return self.cache[key]
 
 
-def median_ms(work: Callable[[str], object], queries: Sequence[str]) -> float:
-    """Return the median time of a query."""
+def median_ms(search: Callable[[str], object], queries: Sequence[str]) -> float:
+    """Return the median time of a query, in milliseconds."""
     seconds = []
     for query in queries:
-        began = time.perf_counter()
-        work(query)
-        seconds.append(time.perf_counter() - began)
+        start = time.perf_counter()
+        search(query)
+        seconds.append(time.perf_counter() - start)
     return 1000 * statistics.median(seconds)
 
 
 def row(name: str, scores: RankingScores, baseline: RankingScores, ms: float | None) -> dict[str, Any]:
-    """Return the metrics of an arm with their intervals, and its difference to the baseline."""
-    place = scores.names.index("ndcg@10")
-    differences = [scores.scores[query][place] - baseline.scores[query][place] for query in scores.scores]
+    """Return the metrics of an arm with their intervals, and its difference to the baseline in nDCG@10."""
+    column = scores.names.index("ndcg@10")
+    differences = [scores.scores[query][column] - baseline.scores[query][column] for query in scores.scores]
     return {
         "arm": name,
         "numbers": scores.compute(),
@@ -136,12 +139,12 @@ def quality(models: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
     for name, model in models.items():
         engine = CachedEngine(model)
         for vectors in VECTOR_FORMATS:
-            with tempfile.TemporaryDirectory() as place:
-                began = time.perf_counter()
-                SearchIndex.create(Path(place) / "index", model=model, vectors=vectors)
-                index = SearchIndex(Path(place) / "index", engine=engine)
+            with tempfile.TemporaryDirectory() as scratch:
+                start = time.perf_counter()
+                SearchIndex.create(Path(scratch) / "index", model=model, vectors=vectors)
+                index = SearchIndex(Path(scratch) / "index", engine=engine)
                 index.add(documents)
-                print(f"{name} {vectors}: indexed in {time.perf_counter() - began:.1f} s", flush=True)
+                print(f"{name} {vectors}: indexed in {time.perf_counter() - start:.1f} s", flush=True)
                 for method in METHODS:
                     if method == "words" and baseline is not None:
                         continue
@@ -159,17 +162,18 @@ def quality(models: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
 
 def speed(count: int, rounds: int = 30) -> list[dict[str, Any]]:
     """Measure the time of the exact search of one query among random vectors."""
-    draw = np.random.default_rng(0)
-    vectors = normalized_rows(draw.normal(size=(count, WIDTH)).astype(np.float32))
-    queries = normalized_rows(vectors[:rounds] + 0.1 * draw.normal(size=(rounds, WIDTH)).astype(np.float32))
+    generator = np.random.default_rng(0)
+    vectors = normalized_rows(generator.normal(size=(count, WIDTH)).astype(np.float32))
+    noise = generator.normal(size=(rounds, WIDTH)).astype(np.float32)
+    queries = normalized_rows(vectors[:rounds] + 0.1 * noise)
     rows = []
     for vector_format in VECTOR_FORMATS:
         table = VectorTable.of(vectors, vector_format)
         seconds = []
         for query in queries:
-            began = time.perf_counter()
+            start = time.perf_counter()
             table.nearest(query[None], 10)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
         rows.append(
             {
                 "format": vector_format,
@@ -183,48 +187,47 @@ def speed(count: int, rounds: int = 30) -> list[dict[str, Any]]:
 
 
 def tables(rows: Sequence[dict[str, Any]], times: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the record's tables."""
+    """Format the tables of quality and of speed as Markdown."""
 
     def percent(value: float, interval: Mapping[str, float]) -> str:
         return f"{100 * value:.2f} ({100 * interval['low']:.2f}–{100 * interval['high']:.2f})"
 
     names = ["ndcg@10", "map", "mrr", "recall@100"]
     lines = []
-    for measured in rows:
-        cells = [percent(measured["numbers"][name], measured["intervals"][name]) for name in names]
-        difference = measured["difference"]
-        ms = "" if measured["median ms"] is None else f"{measured['median ms']:.1f}"
-        against = percent(difference["mean"], difference)
-        lines.append([measured["arm"], *cells, "" if measured["arm"] == "BM25" else against, ms])
+    for row in rows:
+        cells = [percent(row["numbers"][name], row["intervals"][name]) for name in names]
+        difference = "" if row["arm"] == "BM25" else percent(row["difference"]["mean"], row["difference"])
+        ms = "" if row["median ms"] is None else f"{row['median ms']:.1f}"
+        lines.append([row["arm"], *cells, difference, ms])
     parts = []
     if lines:
-        parts.append(
-            "## Cranfield, percent with 95 % intervals\n\n"
-            + grid(["arm", *names, "nDCG@10 less BM25's", "median ms"], lines)
-        )
+        columns = ["arm", *names, "nDCG@10 less BM25's", "median ms"]
+        parts.append("## Cranfield, percent with 95 % intervals\n\n" + grid(columns, lines))
     if times:
-        lines = [[t["format"], f"{t['rows']:,}", f"{t['median ms']:.2f}", f"{t['least ms']:.2f}"] for t in times]
-        parts.append(
-            "## Exact search of one query, width 384\n\n" + grid(["format", "rows", "median ms", "least ms"], lines)
-        )
+        lines = [
+            [line["format"], f"{line['rows']:,}", f"{line['median ms']:.2f}", f"{line['least ms']:.2f}"]
+            for line in times
+        ]
+        columns = ["format", "rows", "median ms", "least ms"]
+        parts.append("## Exact search of one query, width 384\n\n" + grid(columns, lines))
     return parts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the record."""
+    """Measure quality and speed, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=("shipped", "minilm"), default=["shipped", "minilm"])
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000])
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     check_destination(options.output)
-    busy, began, own = machine_busy(), time.perf_counter(), time.process_time()
+    start, start_busy, start_own = time.perf_counter(), machine_busy(), time.process_time()
     makers: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
     models = {name: makers[name]() for name in options.models}
     rows = quality(models, Path(os.environ["HEEDFUL_DATA"]) / "tasks" / "cranfield") if models else []
     times = [line for count in options.rows for line in speed(count)]
-    others = machine_busy() - busy - (time.process_time() - own)
-    share = max(0.0, others / (time.perf_counter() - began) / (os.cpu_count() or 1))
+    others = machine_busy() - start_busy - (time.process_time() - start_own)
+    share = max(0.0, others / (time.perf_counter() - start) / (os.cpu_count() or 1))
     about = (__doc__ or "").strip().split("\n\n", 2)[2]
     about += f"\n\nOther processes took {share:.0%} of the machine meanwhile; where that is much, times are too long."
     print(write("search", about, tables(rows, times), {"quality": rows, "speed": times}, options.output))

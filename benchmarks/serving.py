@@ -1,4 +1,7 @@
-"""A server under load: what it answers at most, and how long that takes at shares of it and beyond."""
+"""Measure a server under load: the most answers a second, and the latency at shares of that rate and beyond it.
+
+Tests of the server's load and memory use `Client`, `capacity` and `load` too.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +34,25 @@ for {seconds:g} s. Then arrivals that do not wait for answers (Poisson), at shar
 request's time counts from when it was due. Beyond 100 % requests carry a deadline of {patience} ms, and what cannot
 be answered in time is refused. Others took at most {others:.0%} of the machine in a measurement."""
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "who", "wrote", "it", "first", "she", "lives", "here")
-LENGTHS, SHARES = (12, 100), (0.5, 0.7, 0.9, 3.0, 0.5)  # words of a text; of the capacity
+LENGTHS = (12, 100)  # words of a text
+SHARES = (0.5, 0.7, 0.9, 3.0, 0.5)  # of the capacity
 PERCENTILES = (50, 90, 99)
-PATIENCE = 3_000  # ms
+PATIENCE = 3_000  # milliseconds of the deadline of requests beyond the capacity
 REST = 2.0  # seconds between measurements
 IDLE = 5.0  # seconds after which a connection is not used again: the server closes it after 10
 
 
 @dataclass(kw_only=True, slots=True)
 class Heard:
-    """The responses that came back."""
+    """The times and statuses of the responses."""
 
-    seconds: list[float] = field(default_factory=list)  # of answers
-    refused: list[float] = field(default_factory=list)  # seconds until a refusal
-    statuses: Counter[int] = field(default_factory=Counter)  # 0: the connection broke
+    seconds: list[float] = field(default_factory=list)  # until responses with status 200
+    refused: list[float] = field(default_factory=list)  # until responses with another status
+    statuses: Counter[int] = field(default_factory=Counter)  # status 0 is a broken connection
 
 
 class Client:
-    """Connections that are kept, one for each request under way."""
+    """A client that keeps its connections open and reuses them, one for each concurrent request."""
 
     def __init__(self, port: int, route: str, headers: Mapping[str, str] | None = None) -> None:
         all_headers = {"host": "localhost", "content-type": "application/json"} | dict(headers or {})
@@ -57,7 +61,7 @@ class Client:
         self.free: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, body: bytes, heard: Heard, start: float) -> None:
-        """One request; its time counts from when it was due."""
+        """Send one request and record its response; its time is counted from `start`, when it was due."""
         writer = None
         try:
             reader, writer = self._free() or await asyncio.open_connection("127.0.0.1", self.port)
@@ -75,7 +79,7 @@ class Client:
         (heard.seconds if status == 200 else heard.refused).append(time.perf_counter() - start)
 
     def _free(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """The one that was used last, unless that is long ago."""
+        """Return the connection that was used last, or None if it may be closed by the server."""
         if self.free and time.perf_counter() - self.free[-1][0] < IDLE:
             return self.free.pop()[1:]
         return None
@@ -89,27 +93,28 @@ class Client:
 
 def texts(count: int, words: int, seed: int) -> list[bytes]:
     """Make request bodies whose texts have `words` words."""
-    draw = random.Random(seed)
-    return [json.dumps({"inputs": " ".join(draw.choices(WORDS, k=words))}).encode() for _ in range(count)]
+    generator = random.Random(seed)
+    return [json.dumps({"inputs": " ".join(generator.choices(WORDS, k=words))}).encode() for _ in range(count)]
 
 
-async def together(port: int, route: str, bodies: list[bytes], seconds: float, clients: int) -> Heard:
+async def run_clients(port: int, route: str, bodies: list[bytes], seconds: float, clients: int) -> Heard:
     """Run several clients, each of which sends its next request when the last one is answered."""
-    client, heard, end = Client(port, route), Heard(), time.perf_counter() + seconds
+    client, heard = Client(port, route), Heard()
+    end = time.perf_counter() + seconds
 
-    async def one(number: int) -> None:
+    async def run_one(index: int) -> None:
         while time.perf_counter() < end:
-            number += 1
-            await client.ask(bodies[number % len(bodies)], heard, time.perf_counter())
+            index += 1
+            await client.ask(bodies[index % len(bodies)], heard, time.perf_counter())
 
-    await asyncio.gather(*(one(number * 997) for number in range(clients)))
+    await asyncio.gather(*(run_one(index * 997) for index in range(clients)))
     await client.close()
     return heard
 
 
 async def capacity(port: int, route: str, bodies: list[bytes], seconds: float, clients: int) -> float:
-    """Answers per second of theirs."""
-    return (await together(port, route, bodies, seconds, clients)).statuses[200] / seconds
+    """Return the answers per second that several clients get together."""
+    return (await run_clients(port, route, bodies, seconds, clients)).statuses[200] / seconds
 
 
 async def load(
@@ -121,27 +126,27 @@ async def load(
     seed: int,
     headers: Mapping[str, str] | None = None,
 ) -> Heard:
-    """Arrivals do not wait for answers."""
-    client, heard, draw = Client(port, route, headers), Heard(), random.Random(seed)
+    """Send requests at random times (Poisson) with a rate, whether or not earlier ones are answered."""
+    client, heard, generator = Client(port, route, headers), Heard(), random.Random(seed)
     due, tasks = time.perf_counter(), set()
     end = due + seconds
     while due < end:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        task = asyncio.ensure_future(client.ask(draw.choice(bodies), heard, due))
+        task = asyncio.ensure_future(client.ask(generator.choice(bodies), heard, due))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        due += draw.expovariate(rate)
+        due += generator.expovariate(rate)
     await asyncio.gather(*tasks)
     await client.close()
     return heard
 
 
-# -- what is written ------------------------------------------------------------------------------------------------
+# -- the record -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def served(folder: str) -> Iterator[int]:
-    """The port of heedful serve in a process of its own."""
+    """Run heedful serve in another process, and yield its port."""
     command = [sys.executable, "-m", "heedful", "serve", f"model={folder}", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -154,7 +159,7 @@ def served(folder: str) -> Iterator[int]:
                 break
         else:
             raise RuntimeError(f"the server ended with {process.wait()}")
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # nobody reads the log
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # so that the pipe of the log never fills
         yield port
     finally:
         process.send_signal(signal.SIGTERM)
@@ -162,36 +167,40 @@ def served(folder: str) -> Iterator[int]:
 
 
 def row(name: str, offered: float | None, seconds: float, heard: Heard) -> dict[str, Any]:
-    """A line of the table; times in milliseconds."""
+    """Summarise one load as a row of the table, with times in milliseconds.
+
+    Args:
+        offered: Requests a second. If None, clients wait for answers.
+    """
     summary: dict[str, Any] = {"load": name, "offered": offered, "answered": heard.statuses[200] / seconds}
-    for share in PERCENTILES:
-        summary[f"p{share}"] = 1e3 * float(np.percentile(heard.seconds, share)) if heard.seconds else None
+    for q in PERCENTILES:
+        summary[f"p{q}"] = 1e3 * float(np.percentile(heard.seconds, q)) if heard.seconds else None
     summary["refused p99"] = 1e3 * float(np.percentile(heard.refused, 99)) if heard.refused else None
     return summary | {"statuses": {str(status): count for status, count in sorted(heard.statuses.items())}}
 
 
 def measure(port: int, words: int, options: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
-    """Each load in turn, and the largest share of the machine that others took."""
+    """Measure each load; return the rows, and the largest share of the machine that other processes used."""
     bodies = texts(2_000, words, seed=1)
-    asyncio.run(together(port, options.route, bodies, min(5.0, options.seconds), options.clients))
+    asyncio.run(run_clients(port, options.route, bodies, min(5.0, options.seconds), options.clients))
     rows: list[dict[str, Any]] = []
     for clients in (1, options.clients):
-        heard = asyncio.run(together(port, options.route, bodies, options.seconds, clients))
+        heard = asyncio.run(run_clients(port, options.route, bodies, options.seconds, clients))
         rows.append(row(f"{clients} at once", None, options.seconds, heard))
     most, others = rows[-1]["answered"], 0.0
     for share in options.shares:
         time.sleep(REST)
         headers = {"x-request-timeout-ms": str(PATIENCE)} if share > 1 else {}
-        start, busy = time.perf_counter(), machine_busy() - _ours()
+        start, start_busy = time.perf_counter(), machine_busy() - _own_seconds()
         heard = asyncio.run(load(port, options.route, bodies, share * most, options.seconds, 2, headers))
-        taken = (time.perf_counter() - start) * (os.cpu_count() or 1)
-        others = max(others, (machine_busy() - _ours() - busy) / taken)
+        core_seconds = (time.perf_counter() - start) * (os.cpu_count() or 1)
+        others = max(others, (machine_busy() - _own_seconds() - start_busy) / core_seconds)
         rows.append(row(f"{share:.0%}", share * most, options.seconds, heard))
     return rows, others
 
 
-def _ours() -> float:
-    """Seconds for which this process, and all that it has started, have worked."""
+def _own_seconds() -> float:
+    """Return the seconds of processor time of this process and its descendants."""
     tick, seconds, waiting = os.sysconf("SC_CLK_TCK"), 0.0, [os.getpid()]
     while waiting:
         process = waiting.pop()
@@ -203,7 +212,7 @@ def _ours() -> float:
 
 def table(words: int, rows: list[dict[str, Any]]) -> str:
     """Format the rows of a text length as Markdown."""
-    times = [f"p{share}" for share in PERCENTILES]
+    times = [f"p{q}" for q in PERCENTILES]
     columns = ["load", "offered/s", "answered/s", *(f"{name}, ms" for name in times), "refused, p99, ms", "statuses"]
     return f"## {words} words in a text\n\n" + grid(
         columns,
@@ -220,7 +229,7 @@ def table(words: int, rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure all text lengths, print the tables and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", help="another run or model folder, of which no record is made")
     parser.add_argument("--route", default="/embed")
@@ -234,13 +243,13 @@ def main() -> None:
     options.seconds = 1.0 if options.quick else options.seconds
     if not options.quick and not options.run:
         check_destination(options.output)
-    rows_by_load: dict[int, list[dict[str, Any]]] = {}
+    rows_by_words: dict[int, list[dict[str, Any]]] = {}
     others = 0.0
     with served(options.run or minilm()) as port:
         for words in options.words:
-            rows_by_load[words], more = measure(port, words, options)
-            others = max(others, more)
-    tables = [table(words, rows) for words, rows in rows_by_load.items()]
+            rows_by_words[words], share = measure(port, words, options)
+            others = max(others, share)
+    tables = [table(words, rows) for words, rows in rows_by_words.items()]
     print("\n".join(tables))
     if not options.quick and not options.run:
         about = ABOUT.format(
@@ -250,9 +259,8 @@ def main() -> None:
             patience=PATIENCE,
             others=others,
         )
-        print(
-            write("serving", about, tables, {str(words): rows for words, rows in rows_by_load.items()}, options.output)
-        )
+        data = {str(words): rows for words, rows in rows_by_words.items()}
+        print(write("serving", about, tables, data, options.output))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much of the matrix rate is used: the multiplications that the tokens of a record need, beside products alone.
+"""Compute how much of the matrix rate the arms of a record use: their multiplications, beside products alone.
 
 python benchmarks/shares.py results/training-sst2-0.0-DATE.json results/training-mean150-0.0-DATE.json
 python benchmarks/shares.py --name shares-serving results/forward-minilm-short-DATE.json
@@ -26,12 +26,12 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """The arithmetic that a token needs."""
+    """The multiplications and additions that a token needs in a model."""
 
     layers: int
-    width: int
-    trained: bool = False
-    head: float = 0.0  # of each token
+    width: int  # hidden size
+    trained: bool = False  # whether there is a backward pass
+    head: float = 0.0  # operations of the head for each token
 
     def flop(self, lengths: list[float]) -> float:
         """Return the operations of a token, in the mean over sequences of these lengths."""
@@ -40,37 +40,40 @@ class Work:
         return 3 * once if self.trained else once
 
 
-SERVED, TRAINED = Work(layers=6, width=384), Work(layers=6, width=384, trained=True)
-ASKED, WORDS = 0.15, 30_522
-MINI = Work(layers=4, width=256, trained=True, head=ASKED * (2 * 256**2 + 2 * 256 * WORDS))
+SERVED = Work(layers=6, width=384)
+TRAINED = Work(layers=6, width=384, trained=True)
+MASKED, WORDS = 0.15, 30_522  # share of the tokens that are masked, and the vocabulary
+MINI = Work(layers=4, width=256, trained=True, head=MASKED * (2 * 256**2 + 2 * 256 * WORDS))
 WORKS = {"SHORT": SERVED, "MIXED": SERVED, "LONG": SERVED, "sst2": TRAINED, "mean150": TRAINED, "mini": MINI}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """One arm of a record."""
+    """The share of the matrix rate that an arm of a record uses."""
 
     record: str
     arm: str
-    gflops: Spread  # that its tokens need, a second
+    gflops: Spread  # GFLOP/s that its tokens need
     percent: Spread  # of the matrix rate
 
 
 def needed(path: Path) -> dict[str, list[float]]:
-    """GFLOP/s that the tokens of each of Heedful's arms need, round by round."""
+    """Return the GFLOP/s that the tokens of each of Heedful's arms in a record need, round by round."""
     gflops: dict[str, list[float]] = {}
     for table in json.loads(path.read_text("utf-8"))["tables"]:
         title, count = table["title"], table["sequences"]
         if title not in WORKS:
             raise SystemExit(f"{path} tells of {title}, whose multiplications are not known here: {', '.join(WORKS)}")
-        drawn = [table["tokens"] / count] * count if title == "mini" else list(map(float, draw(title, count)))
-        work = table["tokens"] * WORKS[title].flop(drawn) / 1e9
-        gflops |= {row["name"]: [work / seconds for seconds in row["seconds"]] for row in table["rows"] if row["ours"]}
+        lengths = [table["tokens"] / count] * count if title == "mini" else list(map(float, draw(title, count)))
+        gflop = table["tokens"] * WORKS[title].flop(lengths) / 1e9
+        for row in table["rows"]:
+            if row["ours"]:
+                gflops[row["name"]] = [gflop / seconds for seconds in row["seconds"]]
     return gflops
 
 
 def main() -> None:
-    """Measure the rates, read the records, write."""
+    """Read the records, measure the matrix rates, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, help="JSON files, of training.py, pretraining.py, forward.py")
     parser.add_argument("--name", default="shares", help="of the record")

@@ -1,4 +1,7 @@
-"""How fast a classifier is trained on the CPU: packed batches against padded ones, all-MiniLM-L6-v2 with a new head."""
+"""Measure how fast a classifier is trained on the CPU: packed batches (Heedful) against padded ones (transformers).
+
+The model is all-MiniLM-L6-v2 with a new head. pretraining.py takes `peer` and `mover` from here.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +40,18 @@ Heedful's processes keep freed memory, as its command line does; peers have the 
 BOUNDS = {"float32": Bound(difference=1e-5, cosine=0.99999), "bfloat16": Bound(difference=0.002, cosine=0.9999)}
 ATTENTIONS = ("sdpa", "eager")
 LABELS = ("no", "yes")
-HIDDEN, RATE, SEED, CHECKS = 0.1, 2e-5, 1, 4
+HIDDEN = 0.1  # dropout of hidden states
+RATE = 2e-5  # learning rate
+SEED = 1
+CHECKS = 4  # updates before timing, whose losses are compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Lengths as in lengths.py."""
+    """The size of a round; its lengths are the distribution of the same name in lengths.py."""
 
     batch: int  # sequences of a step
-    steps: int  # of a round: some seconds for the fastest arm, and enough that grouping pays
+    steps: int  # of a round: it takes the fastest arm some seconds, and grouping pays
 
 
 CASES = {"sst2": Case(batch=32, steps=48), "mean150": Case(batch=16, steps=16)}
@@ -54,17 +60,17 @@ QUICK = Case(batch=4, steps=2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The job of an arm's process."""
+    """The work of an arm's process, which is sent as JSON on its command line."""
 
     engine: str
     precision: str
     case: str
     batch: int
     steps: int
-    timed: str  # the folder of the model
-    checked: str  # of the same one without dropout
-    grouped: bool = False
-    attention: str | None = None  # of transformers; None: try which is faster
+    timed: str  # folder of the model
+    checked: str  # folder of the same model without dropout
+    grouped: bool = False  # whether batches have similar lengths
+    attention: str | None = None  # implementation in transformers; if None, the arm chooses the faster one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,16 +80,16 @@ class Examples:
     ids: Sequence[Sequence[int]]
     labels: Sequence[int]
 
-    def first(self, number: int) -> Examples:
-        """The first ones alone."""
-        return Examples(ids=self.ids[:number], labels=self.labels[:number])
+    def first(self, count: int) -> Examples:
+        """Return the first examples."""
+        return Examples(ids=self.ids[:count], labels=self.labels[:count])
 
 
-Epoch = Callable[[], list[float]]  # once over the examples; the loss of each step
+Epoch = Callable[[], list[float]]  # trains once over the examples and returns the loss of each step
 
 
 def packed(job: Job, folder: str, data: Examples) -> Epoch:
-    """Heedful's trainer, in a process that keeps freed memory, as its command line does."""
+    """Return an epoch of Heedful's trainer, in a process that keeps freed memory as the command line does."""
     import heedful
     from heedful.objectives import Sample
     from heedful.tasks.classify import Classify
@@ -110,7 +116,7 @@ def packed(job: Job, folder: str, data: Examples) -> Epoch:
 
 
 def padded(job: Job, folder: str, data: Examples) -> Epoch:
-    """transformers' model in a plain PyTorch loop."""
+    """Return an epoch of transformers' model in a plain PyTorch loop."""
     import torch
     from torch.nn.functional import cross_entropy
     from torch.nn.utils.rnn import pad_sequence
@@ -120,28 +126,29 @@ def padded(job: Job, folder: str, data: Examples) -> Epoch:
     model = peer("AutoModelForSequenceClassification", folder, job.attention)
     move = mover(model, RATE)
     order = BatchSampler(num_samples=len(data.ids), batch_size=job.batch, seed=SEED)
-    tokens, labels = [torch.tensor(ids) for ids in data.ids], torch.tensor(data.labels)
-    turns = (order.plan(step).indices.tolist() for step in count())
+    tokens = [torch.tensor(ids) for ids in data.ids]
+    labels = torch.tensor(data.labels)
+    indices_of_steps = (order.plan(step).indices.tolist() for step in count())
 
     def step(batch: list[int]) -> float:
-        mask = pad_sequence([torch.ones_like(tokens[number]) for number in batch], batch_first=True)
+        mask = pad_sequence([torch.ones_like(tokens[index]) for index in batch], batch_first=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bfloat16"):
-            rows = pad_sequence([tokens[number] for number in batch], batch_first=True)
-            scores: Tensor = model(input_ids=rows, attention_mask=mask).logits
+            padded_tokens = pad_sequence([tokens[index] for index in batch], batch_first=True)
+            scores: Tensor = model(input_ids=padded_tokens, attention_mask=mask).logits
         loss = cross_entropy(scores.float(), labels[batch])
         loss.backward()
         move()
         return loss.item()
 
     def epoch() -> list[float]:
-        batches = [next(turns) for _ in range(order.steps_per_epoch)]
+        batches = [next(indices_of_steps) for _ in range(order.steps_per_epoch)]
         return [step(batch) for batch in (regrouped(batches, data.ids) if job.grouped else batches)]
 
     return epoch
 
 
 def peer(kind: str, folder: str, attention: str | None) -> Any:
-    """A model of transformers, in training mode and without a word."""
+    """Load a model of transformers in training mode, without its log messages."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -153,24 +160,23 @@ def peer(kind: str, folder: str, attention: str | None) -> Any:
 
 
 def mover(model: Any, rate: float) -> Callable[[], None]:
-    """An update by the gradients that are there, with Heedful's settings; it leaves none."""
+    """Return a function that updates the model by its gradients as Heedful does, and clears them."""
     import torch
 
     from heedful.train.optim import AdamW
 
-    same = AdamW(lr=rate)
+    settings = AdamW(lr=rate)
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [
-        {
-            "params": [parameter for parameter in model.parameters() if parameter.ndim >= 2],
-            "weight_decay": same.weight_decay,
-        },
-        {"params": [parameter for parameter in model.parameters() if parameter.ndim < 2], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=same.lr, betas=same.betas, eps=same.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
     def move() -> None:
-        assert same.max_grad_norm is not None
-        torch.nn.utils.clip_grad_norm_(model.parameters(), same.max_grad_norm)
+        assert settings.max_grad_norm is not None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -178,10 +184,10 @@ def mover(model: Any, rate: float) -> Callable[[], None]:
 
 
 def regrouped(batches: Sequence[Sequence[int]], ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Regroup the numbers into batches of one size with similar lengths, in random order."""
+    """Regroup the indices of all batches into batches of the same size with similar lengths, in random order."""
     size = len(batches[0])
-    numbers = sorted(chain.from_iterable(batches), key=lambda number: -len(ids[number]))
-    chunks = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    indices = sorted(chain.from_iterable(batches), key=lambda index: -len(ids[index]))
+    chunks = [indices[start : start + size] for start in range(0, len(indices), size)]
     random.Random(str(batches)).shuffle(chunks)
     return chunks
 
@@ -190,32 +196,32 @@ ENGINES: dict[str, Callable[[Job, str, Examples], Epoch]] = {"packed": packed, "
 
 
 def prepare(job: Job) -> Prepared:
-    """An arm, ready, after it has shown what it learns without dropout."""
+    """Prepare a job's arm; its sample is the losses of CHECKS updates without dropout."""
     import torch
 
     ids = lengths.sequences(job.case, job.batch * job.steps)
     generator = random.Random(f"labels {job.case}")
     examples = Examples(ids=ids, labels=[generator.randrange(len(LABELS)) for _ in ids])
-    tried = job.engine == "padded" and job.attention is None
-    if tried:
+    must_choose = job.engine == "padded" and job.attention is None
+    if must_choose:
         job = replace(job, attention=_faster(job, examples.first(len(ids) // 4)))
     check = ENGINES[job.engine](job, job.checked, examples.first(job.batch))
-    learned = [loss for _ in range(CHECKS) for loss in check()]
+    check_losses = [loss for _ in range(CHECKS) for loss in check()]
     torch.manual_seed(SEED)
     order = "like lengths together" if job.grouped else "arrival order"
-    how = f"{job.attention}{' (the faster)' if tried else ''}, {order}, " if job.attention else ""
+    choices = f"{job.attention}{' (the faster)' if must_choose else ''}, {order}, " if job.attention else ""
     return Prepared(
         run=ENGINES[job.engine](job, job.timed, examples),
-        sample=lambda losses: [learned],
+        sample=lambda losses: [check_losses],
         tokens=sum(map(len, ids)),
         sequences=len(ids),
         inputs=lengths.digest([*ids, examples.labels]),
-        settings=f"{how}{job.batch} sequences a step, {torch.get_num_threads()} threads",
+        settings=f"{choices}{job.batch} sequences a step, {torch.get_num_threads()} threads",
     )
 
 
 def _faster(job: Job, examples: Examples) -> str:
-    """The attention that takes the least time for these examples, after they were seen once."""
+    """Return the attention implementation whose second epoch over the examples takes the least time."""
     times = {}
     for attention in ATTENTIONS:
         epoch = padded(replace(job, attention=attention), job.timed, examples)
@@ -227,7 +233,7 @@ def _faster(job: Job, examples: Examples) -> str:
 
 
 def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> list[Arm]:
-    """Every arm that this machine can run at speed; the first is the reference, and what people run."""
+    """Return all arms that this machine can run fast; the first is the reference."""
     from heedful.device import has_fast_bfloat16
 
     packed = Job(
@@ -262,21 +268,25 @@ def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> lis
 
 
 def models(folder: Path, attention: float) -> tuple[str, str]:
-    """Two folders with the same weights, a seeded head among them: one with dropout, one without."""
+    """Write two models with the same weights and return their folders: `timed` with dropout, `checked` without."""
     import heedful
     from heedful.checkpoint.new_head import with_head
 
     bundle = with_head(heedful.load(minilm()), "sequence_classification", labels=LABELS, seed=SEED)
-    for name, hidden, inner in (("timed", HIDDEN, attention), ("checked", 0.0, 0.0)):
+    for name, hidden, attention_dropout in (("timed", HIDDEN, attention), ("checked", 0.0, 0.0)):
         heedful.save(bundle, folder / name)
         path = folder / name / "config.json"
-        dropouts = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": inner, "classifier_dropout": hidden}
+        dropouts = {
+            "hidden_dropout_prob": hidden,
+            "attention_probs_dropout_prob": attention_dropout,
+            "classifier_dropout": hidden,
+        }
         path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | dropouts), "utf-8")
     return str(folder / "timed"), str(folder / "checked")
 
 
 def record(table: Table, size: Case, attention: float, folder: Path) -> Path:
-    """Write the results."""
+    """Write the record and return its path."""
     about = ABOUT.format(
         title=table.title,
         batch=size.batch,
@@ -292,7 +302,7 @@ def record(table: Table, size: Case, attention: float, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure the arms, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=list(CASES), default="sst2")
     parser.add_argument("--attention-dropout", type=float, default=0.0, help="0.0 is the main table, 0.1 the usual one")

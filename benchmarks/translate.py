@@ -1,4 +1,6 @@
-"""Recurrent nets without and with attention, and a small Transformer: Multi30k, German to English, test 2016.
+"""Measure translation by recurrent nets, without and with attention, and by a small Transformer, on Multi30k.
+
+The direction is German to English; the test split is test 2016.
 
 HEEDFUL_DATA=folder python benchmarks/translate.py none attention transformer --folder runs
 HEEDFUL_DATA=folder python benchmarks/translate.py transformer --rehearse     # speed alone; records nothing
@@ -38,92 +40,100 @@ from heedful.train.journal import read_journal
 from heedful.train.trainer import Step, Trainer
 
 BEAMS = 5
-BATCH = 256  # pairs whose loss is found at once
-EVERY = 100  # steps between two lines
-SAID = {  # published on these data: torchtext's BLEU, and the perplexity of its words
+BATCH = 256  # pairs whose loss is computed at once
+EVERY = 100  # training steps between two lines of output
+PUBLISHED = {  # on these data: torchtext's BLEU, and the perplexity of its words
     "none": "14, perplexity 43.8",
     "attention": "28, perplexity 23.2",
     "transformer": "36.52, perplexity 5.316",
 }
-ARMS = dict(zip(SAID, multi30k.RECIPES.values(), strict=True))
+ARMS = dict(zip(PUBLISHED, multi30k.RECIPES.values(), strict=True))
 
 
 def data(folder: Path) -> Path:
-    """The pairs of each split, lower-cased, as files that Heedful reads."""
+    """Write the lower-cased pairs of each split, and return their folder."""
     return multi30k.write_pairs(Path(os.environ.get("HEEDFUL_DATA", "absent")), folder / "data")
 
 
 def words(text: str) -> list[str]:
-    """Words and single marks, about as the published figures' tokenizer splits them."""
+    """Split a text into words and single punctuation marks, about as the tokenizer of the published figures does."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 def counted_bleu(written: Sequence[str], golds: Sequence[str]) -> float:
-    """torchtext's: exp(min(0, 1 - r / c) + mean log p_n), n to 4, of `words`, not smoothed: 0 where some p_n is 0."""
-    right, total, lengths = [0] * 4, [0] * 4, [0, 0]
-    for pair in zip(written, golds, strict=True):
-        text_words, gold = (words(text) for text in pair)
-        lengths = [lengths[0] + len(text_words), lengths[1] + len(gold)]
+    """Return torchtext's BLEU of the words, in per cent: exp(min(0, 1 - r / c) + mean log p_n), n = 1 to 4.
+
+    r and c are the words of the golds and of the written texts. It is not smoothed: 0 if some precision p_n is 0.
+    """
+    matches, totals = [0] * 4, [0] * 4
+    written_count = gold_count = 0
+    for written_text, gold_text in zip(written, golds, strict=True):
+        written_words, gold_words = words(written_text), words(gold_text)
+        written_count += len(written_words)
+        gold_count += len(gold_words)
         for n in range(1, 5):
-            a, b = (
-                Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)) for tokens in (text_words, gold)
+            written_ngrams, gold_ngrams = (
+                Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
+                for tokens in (written_words, gold_words)
             )
-            right[n - 1] += (a & b).total()
-            total[n - 1] += a.total()
-    if not all(right):
+            matches[n - 1] += (written_ngrams & gold_ngrams).total()
+            totals[n - 1] += written_ngrams.total()
+    if not all(matches):
         return 0.0
-    logs = sum(math.log(a / b) for a, b in zip(right, total, strict=True)) / 4
-    return 100 * math.exp(min(0.0, 1 - lengths[1] / lengths[0]) + logs)
+    mean_log = sum(math.log(match / total) for match, total in zip(matches, totals, strict=True)) / 4
+    return 100 * math.exp(min(0.0, 1 - gold_count / written_count) + mean_log)
 
 
 def scores(written: list[str], golds: list[str]) -> dict[str, Any]:
-    """BLEU by sacrebleu with its signature, and by torchtext's definition, which sacrebleu has to confirm."""
+    """Return sacrebleu's BLEU with its signature, and torchtext's BLEU, which sacrebleu has to confirm."""
     from sacrebleu.metrics.bleu import BLEU
 
     usual = BLEU(lowercase=True, force=True)
     bleu = usual.corpus_score(written, [golds]).score
-    split = [[" ".join(words(text)) for text in texts] for texts in (written, golds)]
-    plain = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(split[0], [split[1]]).score
+    written_words, gold_words = ([" ".join(words(text)) for text in texts] for texts in (written, golds))
+    unsmoothed = BLEU(tokenize="none", smooth_method="none", force=True)
+    expected = unsmoothed.corpus_score(written_words, [gold_words]).score
     counted = counted_bleu(written, golds)
-    assert abs(plain - counted) < 1e-6, (plain, counted)
+    assert abs(expected - counted) < 1e-6, (expected, counted)
     return {"sacrebleu": bleu, "signature": str(usual.get_signature()), "torchtext": counted}
 
 
 @torch.inference_mode()
 def perplexity(loaded: heedful.ModelBundle, folder: Path) -> dict[str, float]:
-    """exp of the mean -log p, the right beginning given: of each token with the end, and of each word with the end."""
+    """Return the perplexity of the golds' tokens and of their words; each text's end is one more token and word."""
     source = read(folder, Seq2SeqExample)
     task, loaded = build_eval_task(loaded, source, "test")
     examples = list(source.examples("test"))
     samples = task.encode_split(examples).samples
-    total = count = 0.0
+    loss_sum = token_count = 0.0
     for start in range(0, len(samples), BATCH):
-        part = samples[start : start + BATCH]
-        loss = task.loss(loaded, task.batch(part, [0] * len(part)))
-        total, count = total + float(loss.sum), count + loss.count
-    spoken = sum(len(words(example.rewritten)) + 1 for example in examples)
-    return {"of tokens": math.exp(total / count), "of words": math.exp(total / spoken)}
+        batch = samples[start : start + BATCH]
+        loss = task.loss(loaded, task.batch(batch, [0] * len(batch)))
+        loss_sum += float(loss.sum)
+        token_count += loss.count
+    word_count = sum(len(words(example.rewritten)) + 1 for example in examples)
+    return {"of tokens": math.exp(loss_sum / token_count), "of words": math.exp(loss_sum / word_count)}
 
 
 def curve(run: Path) -> dict[str, Any]:
-    """The mean loss of each hundredth of the training steps, and what dev said at each look."""
+    """Return the mean loss of each hundredth of the training steps, and the BLEU on dev at each evaluation."""
     lines = list(read_journal(run / "journal.jsonl"))
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     size = max(1, len(losses) // 100)
     parts = [losses[start : start + size] for start in range(0, len(losses), size)]
-    looks = [[line["step"], line["dev"].get("bleu")] for line in lines if "dev" in line]
-    return {"loss": [[part[-1][0], statistics.fmean(loss for _, loss in part)] for part in parts], "dev bleu": looks}
+    return {
+        "loss": [[part[-1][0], statistics.fmean(loss for _, loss in part)] for part in parts],
+        "dev bleu": [[line["step"], line["dev"].get("bleu")] for line in lines if "dev" in line],
+    }
 
 
-class Told(Reporter):
-    """Says how it goes."""
+class PrintingReporter(Reporter):
+    """A reporter that prints the progress of a training."""
 
     def step(self, step: Step, trainer: Trainer) -> None:
         if step.number % EVERY == 0:
-            speed = trainer.tokens_seen / trainer.seconds
-            print(
-                f"step {step.number} of {trainer.total_steps}, loss {step.loss:.3f}, {speed:,.0f} tokens/s", flush=True
-            )
+            progress = f"step {step.number} of {trainer.total_steps}, loss {step.loss:.3f}"
+            print(f"{progress}, {trainer.tokens_seen / trainer.seconds:,.0f} tokens/s", flush=True)
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         print(f"step {step}: bleu on dev {result.metric_value:.4f}{', the best' if best else ''}", flush=True)
@@ -133,26 +143,26 @@ class Told(Reporter):
 
 
 def measured(arm: str, folder: Path, seed: int) -> dict[str, Any]:
-    """Train an arm, or resume it, and measure it on test."""
+    """Train an arm, or resume its training, and measure it on test."""
     pairs, run = data(folder), folder / f"{arm}-{seed}"
-    wishes = (*ARMS[arm], f"train.seed={seed}")
-    done = finetune("seq2seq", pairs, run, assignments=wishes, reporter=Told())
+    settings = (*ARMS[arm], f"train.seed={seed}")
+    done = finetune("seq2seq", pairs, run, assignments=settings, reporter=PrintingReporter())
     if done.status != "completed":
         raise SystemExit(130)
     loaded = heedful.load(run)
     examples = list(read(pairs, Seq2SeqExample).examples("test"))
-    golds, results = [example.rewritten for example in examples], {}
+    texts = [example.text for example in examples]
+    golds = [example.rewritten for example in examples]
+    results = {}
     for name, writing in (
         ("greedy", GenerationConfig(max_new_tokens=60)),
         ("beams", GenerationConfig(how=BeamSearch(num_beams=BEAMS), max_new_tokens=60)),
     ):
         start = time.perf_counter()
-        written = [
-            answer["text"] for answer in heedful.Engine(loaded, writing=writing)([example.text for example in examples])
-        ]
+        written = [answer["text"] for answer in heedful.Engine(loaded, writing=writing)(texts)]
         results[name] = scores(written, golds) | {"seconds": time.perf_counter() - start}
     return {
-        "settings": list(wishes),
+        "settings": list(settings),
         "parameters": loaded.count(),
         "training seconds": done.results["seeds"][0]["seconds"],
         "best step": done.results["seeds"][0]["best_step"],
@@ -173,7 +183,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             *(f"{value:.2f}" for value in (result["greedy"]["sacrebleu"], result["beams"]["sacrebleu"])),
             f"{result['greedy']['torchtext']:.2f}",
             *(f"{result['perplexity'][of]:.2f}" for of in ("of tokens", "of words")),
-            SAID[name],
+            PUBLISHED[name],
         ]
         for name, result in results.items()
     ]
@@ -181,7 +191,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Each arm after the other; what was found so far is written after each."""
+    """Train and measure one arm after another; write the record again after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arms", nargs="+", choices=list(ARMS))
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Does the unlabelled step pay? MiniLM trains on unlabelled reviews, then learns from 1,000 labels, or it does not.
+"""Measure the gain of pre-training on unlabelled reviews: MiniLM with and without it learns from 1,000 labels.
 
 HEEDFUL_DATA=folder python benchmarks/unlabelled.py --minutes 20 --seeds 1 2 3
 """
@@ -25,8 +25,8 @@ from report import RESULTS, check_destination, facts
 from heedful.runs.finetune.run import finetune
 from heedful.runs.pretrain.run import pretrain
 
-LABELLED, MEASURED = 1000, 2000  # reviews
-LONGEST = 128  # tokens of a review that are read when learning from labels, and when measured
+LABELLED, MEASURED = 1000, 2000  # reviews of train and of test
+LONGEST = 128  # tokens of a review that are read in fine-tuning and in test
 
 
 def reviews(name: str) -> Iterator[dict[str, str]]:
@@ -38,12 +38,12 @@ def reviews(name: str) -> Iterator[dict[str, str]]:
 
 
 def plain(text: str) -> str:
-    """Without the tags of line ends."""
+    """Return the text without <br /> tags and with single spaces."""
     return " ".join(text.replace("<br />", " ").split())
 
 
 def sample(name: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """Draw `count` labelled reviews, the same each time."""
+    """Return `count` random labelled reviews of a split, always the same for a seed."""
     rows = [(plain(review["text"]), review["label"]) for review in reviews(name)]
     return random.Random(seed).sample(rows, count)
 
@@ -54,13 +54,13 @@ def write(path: Path, rows: list[tuple[str, str]]) -> None:
         csv.writer(file).writerows([("text", "label"), *rows])
 
 
-def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
+def continue_pretraining(folder: Path, minutes: float) -> dict[str, Any]:
     """Train MiniLM for some minutes on unlabelled reviews that are not in test; return its validation losses."""
     tested = {plain(review["text"]) for review in reviews("test")}
     texts = [text for text in (plain(review["text"]) for review in reviews("unsupervised")) if text not in tested]
     path = folder / "unlabelled.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    done = pretrain(  # one that is there already is not made again
+    done = pretrain(  # a finished run is not repeated
         [path],
         folder / "gone-on",
         model=minilm(),
@@ -73,12 +73,18 @@ def gone_on(folder: Path, minutes: float) -> dict[str, Any]:
         ],
     )
     journal = [json.loads(line) for line in (folder / "gone-on" / "journal.jsonl").read_text().splitlines()]
-    looks = [(line["step"], line["dev"]["mlm_loss"], line["dev"]["mlm_accuracy"]) for line in journal if "dev" in line]
-    return {"reviews": len(texts), "steps": done.results["steps"], "tokens": done.results["tokens"], "held_out": looks}
+    return {
+        "reviews": len(texts),
+        "steps": done.results["steps"],
+        "tokens": done.results["tokens"],
+        "held_out": [
+            (line["step"], line["dev"]["mlm_loss"], line["dev"]["mlm_accuracy"]) for line in journal if "dev" in line
+        ],
+    }
 
 
 def main() -> None:
-    """Train both arms with each seed; the labelled sample changes with the seed too."""
+    """Train both arms with each seed, by which the labelled sample changes; write the record again after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -94,7 +100,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        about = gone_on(folder, options.minutes)
+        about = continue_pretraining(folder, options.minutes)
         print(json.dumps(about), flush=True)
         starts: dict[str, str | Path] = {"as published": minilm(), "gone on": folder / "gone-on" / "model"}
         scores: dict[str, list[float]] = {name: [] for name in starts}
@@ -104,28 +110,31 @@ def main() -> None:
             write(data / "test.csv", sample("test", MEASURED, seed=0))
             write(data / "train.csv", sample("train", LABELLED, seed))
             for name, start in starts.items():
-                began = time.monotonic()
-                wishes = [
+                start_time = time.monotonic()
+                settings = [
                     f"train.seed={seed}",
                     f"max_length={LONGEST}",
                     "long_inputs=truncate",
                     "data.dev_fraction=0.0",
                 ]
-                wishes += [f"train.epochs={options.epochs}"] if options.epochs else []
-                done = finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=wishes)
+                if options.epochs:
+                    settings.append(f"train.epochs={options.epochs}")
+                done = finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=settings)
                 scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])
-                print(name, seed, scores[name][-1], f"{time.monotonic() - began:.0f} s", flush=True)
-                facts_now = {
+                print(name, seed, scores[name][-1], f"{time.monotonic() - start_time:.0f} s", flush=True)
+                record = {
+                    "facts": facts(),
                     "about": about,
                     "labelled": LABELLED,
                     "measured": MEASURED,
                     "epochs": options.epochs,
                     "scores": scores,
                 }
-                options.out.write_text(json.dumps({"facts": facts(), **facts_now}, indent=2) + "\n")
-    for name, score in scores.items():
-        spread = statistics.stdev(score) if len(score) > 1 else float("nan")
-        print(f"{name}: {statistics.fmean(score):.2f} (standard deviation {spread:.2f}, {len(score)} seeds)")
+                options.out.write_text(json.dumps(record, indent=2) + "\n")
+    for name, accuracies in scores.items():
+        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else float("nan")
+        mean = statistics.fmean(accuracies)
+        print(f"{name}: {mean:.2f} (standard deviation {spread:.2f}, {len(accuracies)} seeds)")
 
 
 if __name__ == "__main__":

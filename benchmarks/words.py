@@ -1,8 +1,8 @@
-"""Bags of words on SST-2 (its dev), IMDB and AG News (their tests): TF-IDF and logistic regression, by scikit-learn.
+"""Measure bags of words on SST-2 (its dev), IMDB and AG News (their tests): TF-IDF and logistic regression.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=1 python benchmarks/words.py SST-2 IMDB "AG News"
 
-Each is fitted twice: on as many rows as a fine-tuning run gives its baseline, and on all rows.
+scikit-learn fits each model twice: on the rows that a fine-tuning run gives its baseline, and on all rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ARMS: tuple[Arm, ...] = ("as in a run", "all rows")
 
 
 def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
-    """Fit on the training rows, or the share of them that a run would read, and score."""
+    """Fit and score one arm: on all rows, or on those that a run would sample."""
     data = load(name)
     splits = {"train": list(data.train), "held": list(data.held)}
     counts = {split: len(examples) for split, examples in splits.items()}
@@ -49,7 +49,7 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
         }
         outputs = len(data.labels) if len(data.labels) > 2 else 1
         rows = rows_of_splits(counts, sizes, outputs, MAX_SECONDS)
-    chosen = {
+    sampled = {
         split: list(compress(enumerate(examples), sample_mask(len(examples), rows[split], seed)))
         for split, examples in splits.items()
     }
@@ -57,10 +57,10 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
     assert tokenizer is not None
     task = Classify(tokenizer=tokenizer, limit=None, labels=data.labels)
     words = WordBaseline(task)
-    began = time.process_time()
-    words.fit([example for _, example in chosen["train"]])
+    start = time.process_time()
+    words.fit([example for _, example in sampled["train"]])
     fitted = time.process_time()
-    result = measure_words(words, chosen["held"])
+    result = measure_words(words, sampled["held"])
     return {
         "about": data.about,
         "accuracy": 100 * task.compute_metrics(result)["accuracy"],
@@ -69,13 +69,13 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
         "of": counts["train"],
         "scored on": rows["held"],
         "words": words.words,
-        "fit seconds": fitted - began,
+        "fit seconds": fitted - start,
         "score seconds": time.process_time() - fitted,
     }
 
 
 def table(name: str, results: dict[str, dict[str, Any]]) -> str:
-    """The record in Markdown."""
+    """Format the results of a data set as Markdown."""
     columns = [
         f"{name}: rows",
         "accuracy",
@@ -103,7 +103,7 @@ def table(name: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def about(results: dict[str, dict[str, dict[str, Any]]], seed: int, note: str) -> str:
-    """The numbers of the tables."""
+    """Describe how the tables were measured."""
     data = "; ".join(next(iter(result.values()))["about"] for result in results.values())
     return (
         f"TF-IDF and logistic regression by scikit-learn {version('scikit-learn')}, as `finetune classify` fits "
@@ -114,7 +114,7 @@ def about(results: dict[str, dict[str, dict[str, Any]]], seed: int, note: str) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Each task after the other, then the record."""
+    """Measure one task after another, then write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--seed", type=int, default=1)

@@ -7,10 +7,10 @@ docs/claims.toml names, for each passage with measured figures, the records that
 passages that differ are listed, and the exit status is 1 if there are any. `--update` writes the figures of the records
 into the pages.
 
-A value is RECORD/STEP/STEP/...: the short name of a record, then keys of its "tables". In a list a step is an index, or
-the name, title, number of tokens or arm of an element, or "median" of numbers. A spread counts as its median. Of a text such as
-"89.83 ± 0.52", the steps "mean" and "deviation" take the two numbers. " * 100" at the end makes per cent. The steps
-"by rounds/float32" give the ratio of Heedful's speed in float32 to the fastest peer in float32 of the same round.
+A value is RECORD/STEP/STEP/...: the short name of a record, then keys of its "tables". In a list, a step is an index or
+one of the values under NAMES of an element, and in a list of numbers it may be "median". The value of a spread is its median. In a text such as "89.83 ± 0.52", the
+steps "mean" and "deviation" take the two numbers. " * 100" at the end makes per cent. The steps "by rounds/float32" are
+the ratio of Heedful's speed in float32 to that of the fastest peer in float32, as the median over the rounds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CLAIMS = ROOT / "docs" / "claims.toml"
-NAMES = ("name", "title", "tokens", "arm", "record")  # keys that name an element of a list
-RATIO = re.compile(r"\d×")
+NAMES = ("name", "title", "tokens", "arm", "record")  # keys whose value names an element of a list
+RATIO = re.compile(r"\d×")  # a ratio such as 1.75×
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +45,12 @@ class Claim:
     def filled(self, records: dict[str, str]) -> str:
         """Return the passage with the figures of the records."""
         values = iter(self.values)
-        parts = string.Formatter().parse(self.text)
-        return "".join(
-            literal if spec is None else literal + format(value_of(next(values), records), spec).replace("-", "−")
-            for literal, _, spec, _ in parts
-        )
+        passage = ""
+        for literal, _, spec, _ in string.Formatter().parse(self.text):
+            passage += literal
+            if spec is not None:
+                passage += format(value_of(next(values), records), spec).replace("-", "−")
+        return passage
 
     def pattern(self) -> re.Pattern[str]:
         """Return a pattern that matches the passage with any figures and any line breaks."""
@@ -72,7 +73,7 @@ def read_claims() -> tuple[dict[str, str], list[Claim]]:
 
 @cache
 def read_record(name: str) -> dict[str, object]:
-    """Read a record."""
+    """Return the JSON of a record in benchmarks/results."""
     record: dict[str, object] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return record
 
@@ -81,15 +82,15 @@ def value_of(value: str, records: dict[str, str]) -> float:
     """Return the number that a value names.
 
     Raises:
-        KeyError: If the record has nothing there.
+        KeyError: If the record has no such entry, or the entry is no number.
     """
     path, _, factor = value.partition(" * ")
     short, *steps = path.split("/")
     entry: object = read_record(records[short])["tables"]
-    for number, step in enumerate(steps):
+    for index, step in enumerate(steps):
         entry = _step(entry, step)
         if entry is None:
-            raise KeyError(f"{value}: {records[short]} has no {'/'.join(steps[: number + 1])}")
+            raise KeyError(f"{value}: {records[short]} has no {'/'.join(steps[: index + 1])}")
     if isinstance(entry, dict) and "median" in entry:
         entry = entry["median"]
     if not isinstance(entry, int | float):
@@ -98,6 +99,7 @@ def value_of(value: str, records: dict[str, str]) -> float:
 
 
 def _step(entry: object, step: str) -> object:
+    """Return what one step of a value takes from an entry, or None if the entry lacks it."""
     if isinstance(entry, dict):
         return _ratios_by_precision(entry) if step == "by rounds" else entry.get(step)
     if isinstance(entry, list):
@@ -105,7 +107,7 @@ def _step(entry: object, step: str) -> object:
             return median(entry)
         if step.isdecimal() and int(step) < len(entry):
             return entry[int(step)]
-        return next((part for part in entry if isinstance(part, dict) and step in _names(part)), None)
+        return next((element for element in entry if isinstance(element, dict) and step in _names(element)), None)
     numbers = re.findall(r"[\d.]+", str(entry))
     return float(numbers[["mean", "deviation"].index(step)]) if isinstance(entry, str) else None
 
@@ -121,11 +123,13 @@ def _ratios_by_precision(table: dict[str, Any]) -> dict[str, float]:
     return ratios
 
 
-def _names(part: dict[str, object]) -> set[str]:
-    return {str(part[key]) for key in NAMES if key in part}
+def _names(element: dict[str, object]) -> set[str]:
+    """Return the names of an element of a list."""
+    return {str(element[key]) for key in NAMES if key in element}
 
 
 def _spaced(text: str) -> str:
+    """Return a pattern that matches the text with any white space between its words."""
     return r"\s+".join(map(re.escape, re.split(r"\s+", text)))
 
 
@@ -167,13 +171,13 @@ def unbound_ratios() -> Iterator[str]:
         for claim in claims:
             if page in claim.pages:
                 text = claim.pattern().sub(lambda match: "\n" * match.group().count("\n"), text)
-        for number, line in enumerate(text.splitlines(), 1):
+        for line_number, line in enumerate(text.splitlines(), 1):
             if RATIO.search(line):
-                yield f"{page.relative_to(ROOT)}:{number}: {line.strip()}"
+                yield f"{page.relative_to(ROOT)}:{line_number}: {line.strip()}"
 
 
 def main(arguments: list[str]) -> int:
-    """Update the pages, or list what differs; return the exit status."""
+    """Update the pages, or print the differences; return the exit status."""
     if arguments == ["--update"]:
         update()
         return 0

@@ -1,9 +1,9 @@
-"""Run the commands of the pages of tasks, and write their output below each block.
+"""Run the commands in docs/tasks, and write their output below each block.
 
 usage: python scripts/docs_assets.py [PAGE ...]      (default: docs/tasks/*.md)
 
 Blocks of `sh` and `python` run in order in an empty folder, on data that ships with Heedful or that the page writes.
-The output of a block, without notes and progress, replaces what is between the markers that follow it.
+The output of a block, without notes and progress, replaces the text between the markers below the block.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def fill(page: Path) -> str:
         }
 
         def replace(block: re.Match[str]) -> str:
-            whole, language, code = block[1], block[2], block[3]
+            text, language, code = block[1], block[2], block[3]
             command = [sys.executable, "-c", code] if language == "python" else ["sh", "-ec", code]
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"{page}: {code}\n{done.stderr}")
             lines = [line.rstrip() for line in done.stdout.splitlines() if not PROGRESS.match(line)]
             if not lines:
-                return whole
+                return text
             if len(lines) > MAX_LINES:
                 lines[MAX_LINES:] = ["..."]
-            shown = "\n".join(f"    {line}" for line in lines)
-            return f"{whole}\n<!-- output -->\n\n{shown}\n\n<!-- end of output -->\n"
+            output = "\n".join(f"    {line}" for line in lines)
+            return f"{text}\n<!-- output -->\n\n{output}\n\n<!-- end of output -->\n"
 
         return BLOCK.sub(replace, page.read_text(encoding="utf-8"))
 

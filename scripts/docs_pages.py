@@ -1,9 +1,9 @@
-"""Write the source of the site: the Markdown of docs/, and pages, notebooks and live pages made from the code.
+"""Write the source of the site: the Markdown of docs/, and pages, notebooks and live pages that are made from the code.
 
 usage: python scripts/docs_pages.py FOLDER
 
-`make docs` runs it, and Sphinx on the folder that it writes. FOLDER-live keeps the live pages for the next time. Pages
-in docs/ are plain Markdown; links that leave docs/ are rewritten to the pages that hold their targets.
+`make docs` runs this script, and Sphinx on the folder that it writes. FOLDER-live caches the live pages. Pages in docs/
+are plain Markdown; links that leave docs/ are rewritten to the pages of the site that contain their targets.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ API = {
     "heedful.infer": "From a model folder to answers",
     "heedful.serve": "The HTTP service",
 }
-HOUSE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
+HOUSE = {  # files in the root of the repository, and their pages
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 SECTION = re.compile(r"^(Args|Returns|Raises|Yields):$")
 
 
 def write_pages(folder: Path) -> None:
-    """Write the source of the site to the folder; files that are right already keep their time, for a quick build."""
+    """Write the source of the site to the folder; unchanged files keep their time, for a quick build."""
     pages = generated_pages()
     texts = dict(pages)
     for name, target in HOUSE.items():
@@ -66,7 +70,7 @@ def write_pages(folder: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    """Every page that is made from the code, by its path in the site's source."""
+    """Return all pages that are made from the code, by their paths in the site's source."""
     return {
         "cli.md": cli_page(),
         "live.md": live_pages.index_page(),
@@ -77,7 +81,11 @@ def generated_pages() -> dict[str, str]:
 
 
 def _inner_links(text: str, up: str) -> str:
-    """Rewrite links to records and houses' pages, and link the names of examples."""
+    """Rewrite links to records, examples and the files of HOUSE, and link the names of examples.
+
+    Args:
+        up: The path from the page to the root of the site, such as "../".
+    """
     text = re.sub(r"\]\((?:\.\./)+benchmarks/results/([^)]+\.md)\)", rf"]({up}records/\1)", text)
     text = re.sub(r"\]\((?:\.\./)+benchmarks/results/?\)", f"]({up}records/index.md)", text)
     text = re.sub(r"\]\((?:\.\./)+examples/?\)", f"]({up}gallery.md)", text)
@@ -97,23 +105,23 @@ def _inner_links(text: str, up: str) -> str:
 
 
 def cli_page() -> str:
-    """The help of every verb."""
+    """Return the page with the help of all commands."""
     from click import Context
     from typer.main import get_command
 
     from heedful.cli import app
 
     def help_of(command: Any, name: str, parent: Context | None) -> Iterator[str]:
-        more = {**command.context_settings, "terminal_width": 88, "max_content_width": 88}
-        context = Context(command, info_name=name, parent=parent, **more)
+        settings = {**command.context_settings, "terminal_width": 88, "max_content_width": 88}
+        context = Context(command, info_name=name, parent=parent, **settings)
         path = context.command_path
         yield f"{'##' if parent else '#'} {path if parent else 'Command line'}\n"
         yield f"```text\n{command.get_help(context).strip()}\n```\n"
         if hasattr(command, "commands"):
-            for verb in command.list_commands(context):
-                inner = command.get_command(context, verb)
-                if inner is not None and not inner.hidden:
-                    yield from help_of(inner, verb, context)
+            for subcommand_name in command.list_commands(context):
+                subcommand = command.get_command(context, subcommand_name)
+                if subcommand is not None and not subcommand.hidden:
+                    yield from help_of(subcommand, subcommand_name, context)
 
     return "\n".join(help_of(get_command(app), "heedful", None))
 
@@ -123,16 +131,17 @@ def cli_page() -> str:
 
 @dataclass
 class Module:
-    """Definitions of one module, read without importing it."""
+    """A module that is read without importing it."""
 
     name: str
     path: Path
     tree: ast.Module = field(init=False)
-    comments: list[str] = field(init=False)
+    lines: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         source = self.path.read_text(encoding="utf-8")
-        self.tree, self.comments = ast.parse(source), source.splitlines()
+        self.tree = ast.parse(source)
+        self.lines = source.splitlines()
 
     @property
     def definitions(self) -> dict[str, ast.stmt]:
@@ -142,7 +151,7 @@ class Module:
 
 
 def api_pages() -> dict[str, str]:
-    """Pages of the public modules, and their index."""
+    """Return the pages of the public modules, and their index."""
     rows = [f"| [`{name}`](api/{name}.md) | {about} |" for name, about in API.items()]
     contents = "\n".join(f"api/{name}" for name in API)
     index = "# API\n\nPublic modules, from their docstrings. Names that begin with `_` are private.\n\n"
@@ -156,17 +165,18 @@ def api_pages() -> dict[str, str]:
             parts += _public_names()
         else:
             for module in _modules(name):
-                shown = [_definition(module, node, module.name) for node in module.definitions.values()]
-                if not any(shown):
+                definitions = [_definition(module, node, module.name) for node in module.definitions.values()]
+                if not any(definitions):
                     continue
                 if module.name != name:
                     parts.append(f"## {module.name}\n")
-                parts += [f"{_prose(ast.get_docstring(module.tree))}\n", *shown]
+                parts += [f"{_prose(ast.get_docstring(module.tree))}\n", *definitions]
         pages[f"api/{name}.md"] = "\n".join(parts)
     return pages
 
 
 def _modules(name: str) -> Iterator[Module]:
+    """Yield a module, or the public modules of a package."""
     path = PACKAGE.joinpath(*name.split(".")[1:])
     if not path.is_dir():
         yield Module(name, path.with_suffix(".py"))
@@ -178,7 +188,7 @@ def _modules(name: str) -> Iterator[Module]:
 
 
 def _public_names() -> Iterator[str]:
-    """Names of `heedful`, each from the module that defines it."""
+    """Yield the definitions of the names of `heedful`, from the modules that define them."""
     import heedful
 
     for name in sorted(heedful._MODULES, key=str.lower):
@@ -188,7 +198,7 @@ def _public_names() -> Iterator[str]:
 
 
 def _find(module_name: str, name: str) -> tuple[Module, ast.stmt] | None:
-    """The definition of a name, followed through imports."""
+    """Follow imports to the definition of a name; return its module and node, or None if there is no definition."""
     path = PACKAGE.joinpath(*module_name.split(".")[1:])
     module = Module(module_name, path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
     if name in module.definitions:
@@ -202,7 +212,7 @@ def _find(module_name: str, name: str) -> tuple[Module, ast.stmt] | None:
 
 
 def _definition(module: Module, node: ast.stmt, owner: str) -> str:
-    """A function or a class as a directive of Sphinx's Python domain."""
+    """Return a function or a class as a directive of Sphinx's Python domain, or "" if it has no docstring."""
     if isinstance(node, ast.ClassDef):
         return _class(module, node, owner)
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -211,16 +221,17 @@ def _definition(module: Module, node: ast.stmt, owner: str) -> str:
 
 
 def _class(module: Module, node: ast.ClassDef, owner: str) -> str:
+    """Return a class with its public properties and methods as a directive, or "" if it has no docstring."""
     doc = ast.get_docstring(node)
     if not doc:
         return ""
     body, arguments = [_prose(doc)], ""
     functions = [member for member in node.body if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)]
-    start = next((function for function in functions if function.name == "__init__"), None)
+    init = next((function for function in functions if function.name == "__init__"), None)
     fields = list(_fields(module, node))
-    if start is not None:
-        arguments = _signature(start, skip=1, result=False)
-        if text := ast.get_docstring(start):
+    if init is not None:
+        arguments = _signature(init, skip=1, result=False)
+        if text := ast.get_docstring(init):
             body.append(_prose(text))
     elif fields:
         body.append("\n".join(fields))
@@ -228,32 +239,38 @@ def _class(module: Module, node: ast.ClassDef, owner: str) -> str:
         text = ast.get_docstring(member)
         if member.name.startswith("_") or not text:
             continue
-        marks = {ast.unparse(mark) for mark in member.decorator_list}
-        if any(mark.split(".")[-1] in ("property", "cached_property") for mark in marks):
+        decorators = {ast.unparse(decorator) for decorator in member.decorator_list}
+        if any(decorator.split(".")[-1] in ("property", "cached_property") for decorator in decorators):
             head, kind = member.name, "property"
         else:
-            head, kind = member.name + _signature(member, skip=int("staticmethod" not in marks)), "method"
+            head, kind = member.name + _signature(member, skip=int("staticmethod" not in decorators)), "method"
         body.append(_directive(kind, head, _prose(text)))
     return _directive("class", f"{owner}.{node.name}{arguments}", "\n\n".join(body))
 
 
 def _fields(module: Module, node: ast.ClassDef) -> Iterator[str]:
-    """Annotated fields with their default and the comment beside them."""
+    """Yield the public annotated fields of a class as list items, with their defaults and comments."""
     for member in node.body:
         if (
             isinstance(member, ast.AnnAssign)
             and isinstance(member.target, ast.Name)
             and not member.target.id.startswith("_")
         ):
-            line = module.comments[(member.end_lineno or member.lineno) - 1][member.end_col_offset or 0 :]
-            comment = line.partition("#")[2].strip() if line.lstrip().startswith("#") else ""
+            rest_of_line = module.lines[(member.end_lineno or member.lineno) - 1][member.end_col_offset or 0 :]
+            comment = rest_of_line.partition("#")[2].strip() if rest_of_line.lstrip().startswith("#") else ""
             comment = "" if comment.startswith(("type:", "noqa")) else comment
             value = f" = {ast.unparse(member.value)}" if member.value else ""
-            shown = f"`{member.target.id}: {ast.unparse(member.annotation)}{value}`"
-            yield f"- {shown}{': ' + _escape(comment) if comment else ''}"
+            code = f"`{member.target.id}: {ast.unparse(member.annotation)}{value}`"
+            yield f"- {code}{': ' + _escape(comment) if comment else ''}"
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, skip: int = 0, result: bool = True) -> str:
+    """Return the signature of a function.
+
+    Args:
+        skip: How many parameters to leave out, such as self.
+        result: Whether to add the type of the result.
+    """
     args = node.args
     copy = ast.arguments(
         posonlyargs=args.posonlyargs[skip:],
@@ -269,35 +286,37 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, skip: int = 0, resu
 
 
 def _directive(kind: str, head: str, body: str) -> str:
+    """Return a directive whose fence is longer than those of the directives in its body."""
     fence = ":" * (3 + max((len(run) for run in re.findall(r"^:{3,}", body, re.MULTILINE)), default=0))
     return f"{fence}{{py:{kind}}} {head}\n\n{body}\n{fence}\n"
 
 
 def _prose(doc: str | None) -> str:
-    """A docstring as Markdown: sections become bold headings over lists, doctests become code."""
+    """Return a docstring as Markdown: sections become bold headings over lists, doctests become code."""
     lines, out = (doc or "").splitlines(), []
-    at = 0
-    while at < len(lines):
-        line = lines[at]
+    index = 0
+    while index < len(lines):
+        line = lines[index]
         if section := SECTION.match(line):
-            block = _indented(lines, at + 1)
-            at += 1 + len(block)
+            block = _indented(lines, index + 1)
+            index += 1 + len(block)
             out += ["", f"**{section[1]}**", "", *_items(textwrap.dedent("\n".join(block)).splitlines()), ""]
         elif line.startswith(">>>"):
             code = []
-            while at < len(lines) and lines[at].strip():
-                code.append(lines[at])
-                at += 1
+            while index < len(lines) and lines[index].strip():
+                code.append(lines[index])
+                index += 1
             out += ["", "```pycon", *code, "```", ""]
         else:
             out.append(line if line.startswith("    ") else _escape(line))
-            at += 1
+            index += 1
     return "\n".join(out).strip()
 
 
-def _indented(lines: list[str], at: int) -> list[str]:
+def _indented(lines: list[str], start: int) -> list[str]:
+    """Return the lines from a start that are indented or empty."""
     block = []
-    for line in lines[at:]:
+    for line in lines[start:]:
         if line.strip() and not line.startswith(" "):
             break
         block.append(line)
@@ -305,6 +324,7 @@ def _indented(lines: list[str], at: int) -> list[str]:
 
 
 def _items(lines: list[str]) -> Iterator[str]:
+    """Yield the lines of a section, in which each "name: text" becomes a list item."""
     for line in lines:
         if item := re.match(r"^(\*{0,2}[\w.]+(?:, \*{0,2}\w+)*): (.*)$", line):
             yield f"- `{item[1]}`: {_escape(item[2])}"
@@ -313,7 +333,7 @@ def _items(lines: list[str]) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Text with < that would begin HTML escaped, outside code."""
+    """Escape < and * outside code, which would begin HTML and emphasis."""
     parts = re.split(r"(`+[^`]*`+)", text)
     return "".join(part if part.startswith("`") else part.replace("<", r"\<").replace("*", r"\*") for part in parts)
 
@@ -322,15 +342,17 @@ def _escape(text: str) -> str:
 
 
 def _gallery_name(path: Path) -> str:
+    """Return the page of an example."""
     return f"gallery/{'plain-' if path.parent.name == 'plain' else ''}{path.stem}.md"
 
 
 def _notebook_name(path: Path) -> str:
+    """Return the file name of an example's notebook."""
     return Path(_gallery_name(path)).stem + ".ipynb"
 
 
 def gallery_pages() -> dict[str, str]:
-    """One page for each example, with its code, and their index."""
+    """Return a page for each example, with its code, and their index."""
     pages: dict[str, str] = {}
     tables: dict[str, list[str]] = {"examples": [], "plain": []}
     for path in EXAMPLES:
@@ -365,22 +387,25 @@ def gallery_pages() -> dict[str, str]:
 
 
 def notebook_source(path: Path) -> str:
-    """An example as cells in the percent format: the docstring as text, the guard at the end without its condition."""
+    """Return an example as cells in the percent format.
+
+    The docstring becomes text, and the `if __name__ == "__main__"` at the end becomes a cell without the condition.
+    """
     source = path.read_text(encoding="utf-8")
     lines, tree = source.splitlines(), ast.parse(source)
     cells = ["# %% [markdown]\n" + textwrap.indent(ast.get_docstring(tree) or "", "# ", lambda line: True)]
     nodes = tree.body[1:]
     start, group = nodes[0].lineno, None
-    for at, node in enumerate(nodes):
-        guard = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
-        kind = "guard" if guard else "def" if isinstance(node, ast.FunctionDef | ast.ClassDef) else "rest"
-        first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
+    for index, node in enumerate(nodes):
+        is_guard = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        kind = "guard" if is_guard else "def" if isinstance(node, ast.FunctionDef | ast.ClassDef) else "rest"
+        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
         if group is not None and (kind != group or kind != "rest"):
             cells.append("# %%\n" + "\n".join(lines[start - 1 : first - 1]).strip())
             start = first
         group = kind
-        if guard:
-            assert isinstance(node, ast.If) and at == len(nodes) - 1, path
+        if is_guard:
+            assert isinstance(node, ast.If) and index == len(nodes) - 1, path
             body = "\n".join(lines[node.body[0].lineno - 1 : node.end_lineno])
             cells.append("# %%\n" + textwrap.dedent(body))
     if group != "guard":
@@ -389,14 +414,14 @@ def notebook_source(path: Path) -> str:
 
 
 def notebooks() -> dict[str, str]:
-    """Every example as a notebook, by its file name."""
+    """Return all examples as notebooks, by file name."""
     import jupytext  # type: ignore[import-untyped]
 
     texts = {}
     for path in EXAMPLES:
         notebook = jupytext.reads(notebook_source(path), fmt="py:percent")
-        for at, cell in enumerate(notebook.cells):
-            cell["id"] = f"cell-{at}"  # else drawn at random
+        for index, cell in enumerate(notebook.cells):
+            cell["id"] = f"cell-{index}"  # jupytext would draw a random id
         texts[_notebook_name(path)] = jupytext.writes(notebook, fmt="ipynb")
     return texts
 
@@ -405,7 +430,7 @@ def notebooks() -> dict[str, str]:
 
 
 def record_pages() -> dict[str, str]:
-    """Records of measurements that have a page of their own, and their index."""
+    """Return the pages of the records of measurements, and their index."""
     files = sorted(RECORDS.glob("*.md"))
     pages, rows = {}, []
     for path in files:
@@ -429,7 +454,7 @@ def record_pages() -> dict[str, str]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Pages of each group of docs/index.md, in order."""
+    """Return the pages of each group of docs/index.md, in order."""
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     pages = {}
     for block in re.findall(r"^```\{toctree\}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -440,7 +465,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def llms(pages: dict[str, str]) -> str:
-    """llms.txt: each page of the site with its title and the first sentence of its text."""
+    """Return the text of llms.txt: each page of the site with its title and the first sentence of its text."""
     about = "Pre-train, fine-tune, distil, explain and serve attention models in Python or on the command line."
     parts = [f"# Heedful\n\n> {about}\n"]
     for caption, names in groups().items():

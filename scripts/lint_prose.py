@@ -3,8 +3,8 @@
 
 usage: scripts/lint_prose.py [--count] [--no-names] [FILE or FOLDER ...]      (default: heedful)
 
-Prints one line for each finding and exits with status 1 if there is any. `--count` prints totals only, `--no-names`
-leaves out the names of variables.
+The script prints a line for each finding and exits with status 1 if there is any. `--count` prints totals only,
+`--no-names` leaves out the names of variables.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield each string literal of two words or more, docstrings included."""
+    """Yield each string literal of at least two words, docstrings included, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
             yield node.lineno, node.value
 
 
 def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each comment."""
+    """Yield each comment with its line."""
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             if token.type == tokenize.COMMENT:
@@ -83,7 +83,11 @@ def local_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def findings(path: Path, *, names: bool) -> list[Finding]:
-    """Return the findings in a Python file, by line; `names`: those of variables too."""
+    """Return the findings in a Python file in the order of lines.
+
+    Args:
+        names: Whether to check the names of variables too.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     result: list[Finding] = []
     for line, text in docstrings(tree):
@@ -100,7 +104,7 @@ def findings(path: Path, *, names: bool) -> list[Finding]:
 
 
 def main(arguments: list[str]) -> int:
-    """Lint the files and folders that are named; return the exit status."""
+    """Lint the files and folders of the arguments, and return the exit status."""
     count = "--count" in arguments
     roots = [Path(name) for name in arguments if not name.startswith("--")] or [Path("heedful")]
     paths = [path for root in roots for path in ([root] if root.is_file() else sorted(root.rglob("*.py")))]

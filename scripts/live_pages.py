@@ -1,9 +1,9 @@
-"""Write the pages of the site that have a model in them: opinions, names in sentences, and the explorer.
+"""Write the pages of the site that contain a model: opinions, names in sentences, and the explorer.
 
 usage: python scripts/live_pages.py FOLDER
 
-The models are the encoder that ships, and two that are fine-tuned here, in about two minutes, on data that ships:
-opinions that `heedful.study.toy` makes up, and the sample data "tags".
+The models are the bundled encoder, and two that this script fine-tunes in about two minutes: on opinions that
+`heedful.study.toy` makes up, and on the sample data "tags". scripts/docs_pages.py calls `live_pages` for the site.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ EXPLORED = "He opened the [MASK] and went inside."
 
 
 def live_pages(cache: Path) -> dict[str, bytes]:
-    """Return the pages by the names of their files; they are made again if their sources have changed.
+    """Return the pages by file name; they are written again only if their sources have changed.
 
     Args:
         cache: A folder for the pages and the digest of their sources.
     """
-    digest, mark = _digest(), cache / "digest"
-    if not mark.is_file() or mark.read_text() != digest or not all((cache / name).is_file() for name in PAGES):
+    digest, digest_file = _digest(), cache / "digest"
+    has_pages = all((cache / name).is_file() for name in PAGES)
+    if not has_pages or not digest_file.is_file() or digest_file.read_text() != digest:
         cache.mkdir(parents=True, exist_ok=True)
-        mark.unlink(missing_ok=True)
+        digest_file.unlink(missing_ok=True)
         _write(cache)
-        mark.write_text(digest)
+        digest_file.write_text(digest)
     return {name: (cache / name).read_bytes() for name in PAGES}
 
 
 def index_page() -> str:
-    """Return the page of the site that links to them."""
+    """Return the page of the site that links to the pages with a model."""
     rows = "\n".join(
         f'- <a href="live/{name}">{title}</a>: {about[:1].lower()}{about[1:]}' for name, (title, about) in PAGES.items()
     )
@@ -61,7 +62,10 @@ def _digest() -> str:
     paths = [Path(__file__).resolve()]
     for source in SOURCES:
         path = ROOT / "heedful" / source
-        paths += [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and p.suffix != ".pyc")
+        if path.is_file():
+            paths.append(path)
+        else:
+            paths += sorted(file for file in path.rglob("*") if file.is_file() and file.suffix != ".pyc")
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())

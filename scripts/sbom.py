@@ -1,9 +1,10 @@
-"""A software bill of materials of what Heedful runs with, as CycloneDX 1.6 JSON, from installed metadata.
+"""Print a software bill of materials of Heedful's dependencies, as CycloneDX 1.6 JSON, from installed metadata.
 
     python scripts/sbom.py > heedful.cdx.json
 
-It lists the dependencies in pyproject.toml and those of the extras in EXTRAS, with theirs, in the versions that are
-installed; not those of tests and development. Nothing is fetched, and the same environment gives the same bytes.
+The bill lists the dependencies in pyproject.toml and of the extras in EXTRAS, and their dependencies, in the installed
+versions, but not those of tests and development. It is made without a network, and the same environment gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from packaging.utils import canonicalize_name
 
 import heedful
 
-ROOT, EXTRAS = "heedful", ("export", "notebook", "ray", "serve", "translate")
+ROOT = "heedful"  # name of the distribution
+EXTRAS = ("export", "notebook", "ray", "serve", "translate")
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 class Walk:
-    """Follows requirements through the installed distributions."""
+    """The requirements of Heedful with some extras, followed through the installed distributions."""
 
     def __init__(self, *extras: str) -> None:
-        self.found: dict[str, Distribution] = {}
-        self.needs: dict[str, set[str]] = {}
-        self.missing: set[str] = set()
+        self.installed: dict[str, Distribution] = {}  # by name
+        self.needs: dict[str, set[str]] = {}  # names of the requirements of each distribution
+        self.missing: set[str] = set()  # names of requirements that are not installed
         self._seen: set[tuple[str, str]] = set()
         lines = [
             *PROJECT["dependencies"],
@@ -41,19 +43,20 @@ class Walk:
         self._require(ROOT, lines, "")
 
     def follow(self, name: str, extra: str = "") -> None:
-        """Add a distribution, and what it requires without extras or with this one."""
+        """Add a distribution and its requirements, without extras or with one extra."""
         key = canonicalize_name(name)
         if (key, extra) in self._seen:
             return
         self._seen.add((key, extra))
         try:
-            self.found[key] = distribution(name)
+            self.installed[key] = distribution(name)
         except PackageNotFoundError:
             self.missing.add(key)
             return
-        self._require(key, self.found[key].requires or [], extra)
+        self._require(key, self.installed[key].requires or [], extra)
 
     def _require(self, key: str, lines: list[str], extra: str) -> None:
+        """Follow the lines of a distribution's requirements that apply to this environment and extra."""
         needs = self.needs.setdefault(key, set())
         for line in lines:
             requirement = Requirement(line)
@@ -64,13 +67,13 @@ class Walk:
 
 
 def named(name: str, version: str) -> dict[str, Any]:
-    """The identifier of a package."""
+    """Return the identifier of a package."""
     purl = f"pkg:pypi/{name}@{quote(version, safe='.')}"
     return {"type": "library", "bom-ref": name, "name": name, "version": version, "purl": purl}
 
 
 def component(dist: Distribution, *, optional: bool) -> dict[str, Any]:
-    """One distribution as CycloneDX describes it."""
+    """Describe a distribution in the form of CycloneDX."""
     name = canonicalize_name(dist.metadata["Name"])
     record = named(name, dist.version) | {"scope": "optional" if optional else "required"}
     if summary := dist.metadata.get("Summary"):
@@ -78,38 +81,39 @@ def component(dist: Distribution, *, optional: bool) -> dict[str, Any]:
     if expression := dist.metadata.get("License-Expression"):
         record["licenses"] = [{"expression": expression}]
     else:
-        classifiers = [
-            license_texts
-            for license_texts in dist.metadata.get_all("Classifier") or []
-            if license_texts.startswith("License :: ")
+        names = [
+            classifier.rpartition(" :: ")[2]
+            for classifier in dist.metadata.get_all("Classifier") or []
+            if classifier.startswith("License :: ")
         ]
-        names = [classifier.rpartition(" :: ")[2] for classifier in classifiers]
         text = (dist.metadata.get("License") or "").strip()
-        names = names or [text] * bool(text and "\n" not in text and len(text) < 80)
+        if not names and text and "\n" not in text and len(text) < 80:  # a name, not the text of a license
+            names = [text]
         if names:
             record["licenses"] = [{"license": {"name": name}} for name in sorted(set(names))]
     return record
 
 
 def bill() -> tuple[dict[str, Any], set[str]]:
-    """The whole document, and what is required and not installed."""
-    core, every = Walk(), Walk(*EXTRAS)
+    """Return the document, and the names of requirements that are not installed."""
+    core, complete = Walk(), Walk(*EXTRAS)
     root = named(ROOT, heedful.__version__) | {"licenses": [{"expression": PROJECT["license"]}]}
-    others = [component(dist, optional=name not in core.found) for name, dist in sorted(every.found.items())]
     document: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": root},
-        "components": others,
+        "components": [
+            component(dist, optional=name not in core.installed) for name, dist in sorted(complete.installed.items())
+        ],
         "dependencies": [
-            {"ref": name, "dependsOn": sorted(needs & every.found.keys())}
-            for name, needs in sorted(every.needs.items())
+            {"ref": name, "dependsOn": sorted(needs & complete.installed.keys())}
+            for name, needs in sorted(complete.needs.items())
         ],
     }
     document["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document, sort_keys=True))}"
-    return document, every.missing
+    return document, complete.missing
 
 
 if __name__ == "__main__":

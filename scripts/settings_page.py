@@ -36,6 +36,7 @@ Settings of `train` and `fit` that you do not give are chosen by the size of the
 "With" names the kind of a table to which a setting belongs. The last column has flags, and accepted names from other
 libraries.
 """
+# title, dataclass, command with flags, and dataclasses whose settings earlier sections list
 SECTIONS: tuple[tuple[str, type, type[SettingsCommand] | None, tuple[type, ...]], ...] = (
     ("heedful finetune", FinetuneSettings, FinetuneCommand, ()),
     ("heedful pretrain", PretrainSettings, PretrainCommand, (FinetuneSettings,)),
@@ -47,28 +48,32 @@ SECTIONS: tuple[tuple[str, type, type[SettingsCommand] | None, tuple[type, ...]]
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     parts = [HEAD]
-    for title, cls, command, before in SECTIONS:
+    for title, cls, command, listed in SECTIONS:
         known = {
-            (setting.path, setting.when, setting.owner) for earlier in before for setting in describe_settings(earlier)
+            (setting.path, setting.when, setting.owner)
+            for listed_cls in listed
+            for setting in describe_settings(listed_cls)
         }
-        rows = [
+        settings = [
             setting for setting in describe_settings(cls) if (setting.path, setting.when, setting.owner) not in known
         ]
         if cls is MaskedDistilSettings:
-            rows = [row for row in rows if not row.path.startswith("pretrain.")]
+            settings = [setting for setting in settings if not setting.path.startswith("pretrain.")]
         parts.append(f"## {title}\n")
-        if before:
-            names = " and ".join(name for name, earlier, _, _ in SECTIONS if earlier in before)
+        if listed:
+            names = " and ".join(name for name, listed_cls, _, _ in SECTIONS if listed_cls in listed)
             more = "; `pretrain` holds those of `heedful pretrain`" if cls is MaskedDistilSettings else ""
             parts.append(f"Settings that are not listed are those of `{names}`{more}.\n")
-        parts.append("| Setting | Type | Default | Meaning | Flags and other names |\n|---|---|---|---|---|")
-        parts[-1] = "\n".join([parts[-1], *(_row(row, cls, command) for row in rows)]) + "\n"
+        lines = ["| Setting | Type | Default | Meaning | Flags and other names |", "|---|---|---|---|---|"]
+        lines += [_row(setting, cls, command) for setting in settings]
+        parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
 def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> str:
+    """Return the row of a setting, with the flags that set it and its accepted other names."""
     kinds = ", ".join(f"`{kind}`" for kind in setting.when[-1:])
     meaning = f"{setting.doc}{f'; with {kinds}' if kinds else ''}"
     flags = [
@@ -77,19 +82,20 @@ def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> 
         if find_setting(cls, name := flag.assignment.partition("=")[0]) in (setting.path, name)
         and find_setting(cls, name) == setting.path
     ]
-    known = setting_paths(cls)
-    others = [f"`{alias.name}`" for alias in ALIASES.values() if alias.accepted and alias.path(known) == setting.path]
+    paths = setting_paths(cls)
+    aliases = [f"`{alias.name}`" for alias in ALIASES.values() if alias.accepted and alias.path(paths) == setting.path]
     cells = (
         f"`{setting.path}`",
         _type(setting.annotation),
         _default(setting.default),
         meaning,
-        ", ".join(flags + others),
+        ", ".join(flags + aliases),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _type(hint: Any) -> str:
+    """Describe a type hint in plain words."""
     origin, members = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_type(member) for member in members))
@@ -106,6 +112,7 @@ def _type(hint: Any) -> str:
 
 
 def _default(value: Any) -> str:
+    """Describe a default value, as TOML if it is a plain one."""
     if value is dataclasses.MISSING:
         return "required, or from the data"
     if dataclasses.is_dataclass(value):

@@ -3,8 +3,8 @@
 
 usage: scripts/try_dist.py DIST [--torch REQUIREMENT] PYTHON ...
 
-For each Python: the wheel, with the compilers on the PATH and without any; then the source distribution. Prints a line
-for each and exits with status 1 if one fails; a Python that is missing fails too.
+The script tries, with each Python, the wheel with compilers on the PATH, the wheel without them, and the source
+distribution. It prints a line for each and exits with status 1 if one fails or a Python is missing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import tempfile
 import time
 from pathlib import Path
 
-COMMANDS = ("python", "heedful")  # what an environment without compilers has on its PATH
+COMMANDS = ("python", "heedful")  # on the PATH of an environment without compilers
 
 
 class CommandError(Exception):
-    """A command that failed, with the end of its output."""
+    """A command failed; the message has the end of its output."""
 
 
 def run(*command: str | Path, cwd: Path, path: str | None = None) -> None:
     """Run a command.
 
     Raises:
-        CommandError: If it cannot be started, or its exit status is not 0.
+        CommandError: If the command cannot be started, or its exit status is not 0.
     """
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     environment |= {"HOME": str(cwd), "XDG_CACHE_HOME": str(cwd / "cache")}
@@ -62,15 +62,15 @@ def try_python(python: str, wheel: Path, source: Path, torch: str, folder: Path)
 
 
 def report(python: str, label: str, heedful: Path, folder: Path, path: str | None) -> None:
-    """Run the quickstart in an empty folder, with an empty cache, and print how long it took."""
-    place = Path(tempfile.mkdtemp(dir=folder))
-    began = time.monotonic()
-    run(heedful, "quickstart", cwd=place, path=path)
-    print(f"{python}, {label}: quickstart in {time.monotonic() - began:.0f} s", flush=True)
+    """Run the quickstart in an empty folder, with an empty cache, and print its seconds."""
+    empty_folder = Path(tempfile.mkdtemp(dir=folder))
+    start = time.monotonic()
+    run(heedful, "quickstart", cwd=empty_folder, path=path)
+    print(f"{python}, {label}: quickstart in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def main() -> int:
-    """Try each Python; return the exit status."""
+    """Try all Pythons, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dist", type=Path)
     parser.add_argument("--torch", default="torch", help="what pip installs first")

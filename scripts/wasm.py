@@ -8,14 +8,25 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "heedful" / "page"
 FLAGS = (
-    *("-target", "wasm32-freestanding", "-mcpu=generic+simd128+bulk_memory", "-std=c++17", "-O3", "-s"),
-    *("-ffreestanding", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-Wall", "-Werror"),
-    *("-nostdlib", "-Wl,--no-entry"),
+    "-target",
+    "wasm32-freestanding",
+    "-mcpu=generic+simd128+bulk_memory",
+    "-std=c++17",
+    "-O3",
+    "-s",
+    "-ffreestanding",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-Wall",
+    "-Werror",
+    "-nostdlib",
+    "-Wl,--no-entry",
 )
 
 
 def compile_wasm(output: Path) -> None:
-    """Write the module; the same bytes on each machine, for one version of the compiler."""
+    """Write the WebAssembly module; one version of the compiler writes the same bytes on all machines."""
     command = [sys.executable, "-m", "ziglang", "c++", *FLAGS, "-o", str(output.absolute()), "forward.cpp"]
     subprocess.run(command, cwd=PAGE, check=True)
 

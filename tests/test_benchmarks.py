@@ -142,11 +142,11 @@ def test_pretraining_reads_the_same_in_every_arm(benchmarks: Any, tmp_path: Path
         round_ = data.Round.of(samples, drawn)
         again = data.Round.open(round_.save(tmp_path / "round.npz"))
         assert again.digest() == round_.digest() == data.Round.of(again.samples(), drawn).digest()
-        asked = round_.labels >= 0
-        assert asked.sum() == pytest.approx(0.15 * len(round_.tokens), rel=0.03)
-        assert (round_.labels[asked] == round_.tokens[asked]).all()
-        assert (round_.read[~asked] == round_.tokens[~asked]).all()
-        assert (round_.read[asked] == data.MASK).mean() == pytest.approx(0.8, abs=0.1)
+        masked = round_.labels >= 0
+        assert masked.sum() == pytest.approx(0.15 * len(round_.tokens), rel=0.03)
+        assert (round_.labels[masked] == round_.tokens[masked]).all()
+        assert (round_.inputs[~masked] == round_.tokens[~masked]).all()
+        assert (round_.inputs[masked] == data.MASK).mean() == pytest.approx(0.8, abs=0.1)
         assert not set(round_.labels.tolist()) & {data.CLS, data.SEP}
         few = round_.first(2)
         assert few.digest() == data.Round.of(samples[:2], drawn).digest() != round_.digest()
@@ -227,6 +227,17 @@ def test_ratios_to_several_groups_of_peers(benchmarks: Any, fake: Any) -> None:
     }
 
 
+def test_plans_of_attention_are_timed(benchmarks: Any) -> None:
+    arms = benchmarks("attention_arms")
+    batches = arms.make_batches(arms.Case("forward", "float32", "12 x 32", "SHORT"), 256)
+    run, layouts = arms.runner(next(kernel for kernel in arms.settings() if kernel.name == "fused"), batches)
+    run()
+    seconds = [list(layout.spent) for layout in layouts]
+    assert all(sum(spent) > 0 for spent in seconds)
+    run()
+    assert [layout.spent for layout in layouts] == seconds, "a plan is made once"
+
+
 def test_latency_is_compared_in_each_round(benchmarks: Any, fake: Any) -> None:
     latency, harness = benchmarks("latency"), benchmarks("harness")
     job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
@@ -256,18 +267,18 @@ def test_packed_rows_for_a_peer(benchmarks: Any) -> None:
     for batch in peers.rows(sequences):
         tokens, positions, mask = batch.sent
         assert tokens.size <= peers.BUDGET and tokens.shape[1] <= 512
-        owner = np.full(tokens.size, -1)
-        for (start, stop), number in zip(batch.spans, batch.numbers, strict=True):
-            assert (owner[start:stop] == -1).all()
-            assert tokens.ravel()[start:stop].tolist() == sequences[number]
-            assert positions.ravel()[start:stop].tolist() == list(range(len(sequences[number])))
-            owner[start:stop] = number
-        for line, sees in zip(owner.reshape(tokens.shape), mask[:, 0], strict=True):
+        sequence_of_token = np.full(tokens.size, -1)
+        for (start, stop), index in zip(batch.spans, batch.indices, strict=True):
+            assert (sequence_of_token[start:stop] == -1).all()
+            assert tokens.ravel()[start:stop].tolist() == sequences[index]
+            assert positions.ravel()[start:stop].tolist() == list(range(len(sequences[index])))
+            sequence_of_token[start:stop] = index
+        for line, sees in zip(sequence_of_token.reshape(tokens.shape), mask[:, 0], strict=True):
             assert ((sees == 0) == np.equal.outer(line, line)).all()
         flat = np.random.default_rng(0).normal(size=(tokens.size, 3)).astype(np.float32)
         means = [flat[start:stop].mean(0) for start, stop in batch.spans]
         np.testing.assert_allclose(peers.means(flat, batch.spans), means, atol=1e-5)
-        seen += batch.numbers
+        seen += batch.indices
     assert sorted(seen) == list(range(40))
 
 
@@ -278,12 +289,12 @@ def test_peers_that_are_not_installed_are_named(
     monkeypatch.setattr(peers, "missing", lambda peer: ["nncf"] if peer == "openvino" else [])
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime" / "made").touch()
-    available, unmeasured = peers.made("minilm", ["openvino", "onnxruntime"], "", tmp_path)
+    available, unmeasured = peers.make_models("minilm", ["openvino", "onnxruntime"], "", tmp_path)
     assert available == ["onnxruntime"]
     assert unmeasured == (
         " Not measured: OpenVINO is not installed (nncf): pip install 'heedful[bench]'; CTranslate2 was not asked for."
     )
-    assert peers.made("t5", ["openvino"], "", tmp_path)[0] == []
+    assert peers.make_models("t5", ["openvino"], "", tmp_path)[0] == []
     job = benchmarks("engines").Job(engine="padded", precision="float32", folder="")
     alone, several = (peers.jobs(peers.TITLES, tmp_path, job, alone=is_alone) for is_alone in (True, False))
     assert len(alone) == 7 and len(several) == 11
@@ -521,9 +532,9 @@ def test_flipped_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatc
     assert script.precision([3, 1, 2, 0], {3, 2}) == 0.5
     script.main(["--seeds", "1", "2", "--output", str(tmp_path)])
     (record,) = tmp_path.glob("label-errors-*.json")
-    found = json.loads(record.read_text())["tables"]["AG News"]
-    assert found["rows"]["mean"] == 40 and found["flipped"]["mean"] == 2
-    assert found["precision"]["high"] == 1.0 and found["precision by loss"]["high"] == 1.0
+    figures = json.loads(record.read_text())["tables"]["AG News"]
+    assert figures["rows"]["mean"] == 40 and figures["flipped"]["mean"] == 2
+    assert figures["precision"]["high"] == 1.0 and figures["precision by loss"]["high"] == 1.0
     assert "| SST-2 | 40 | 2 |" in record.with_suffix(".md").read_text()
 
 
@@ -555,9 +566,9 @@ def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, mo
     rows = [LabelledExample(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
     task = data.Task(kind="classify", labels=("0", "1"), train=rows[:40], held=rows[40:], about="invented rows")
     monkeypatch.setattr(script, "load", lambda name: task)
-    train, held = script.drawn("SST-2", 3, 1)
+    train, held = script.draw_rows("SST-2", 3, 1)
     assert [row.label for row in train].count("0") == [row.label for row in train].count("1") == 3
-    assert script.drawn("SST-2", 3, 1) == (train, held) != script.drawn("SST-2", 3, 2)
+    assert script.draw_rows("SST-2", 3, 1) == (train, held) != script.draw_rows("SST-2", 3, 2)
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "few.json"

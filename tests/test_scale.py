@@ -61,5 +61,5 @@ def test_tokens_that_are_needed(scale: Any) -> None:
 
 def test_estimates_equal_published_numbers(scale: Any) -> None:
     eight, single = scale.LOGS[2], scale.LOGS[1]
-    assert eight.together == 72 and single.together == pytest.approx(96, abs=0.1)
+    assert eight.batch_of_gpu == 72 and single.batch_of_gpu == pytest.approx(96, abs=0.1)
     assert scale.kept() == pytest.approx((53_541 + 53_185) / 64 / ((7_760 + 7_760) / 8), rel=1e-4)

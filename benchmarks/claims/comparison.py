@@ -1,9 +1,10 @@
-"""Try what docs/comparison.md says about transformers and sentence-transformers, on tiny models.
+"""Check the statements of docs/comparison.md about transformers and sentence-transformers, on tiny models.
 
     PYTHONPATH=benchmarks python benchmarks/claims/comparison.py [--record]
 
-Prints each statement and what was seen; `--record` writes a record. An AssertionError means that a statement does not
-hold for the installed versions. Those about training need accelerate, which is no dependency: pip install accelerate
+The script prints each statement, which is the docstring of its check, and the observation; `--record` writes a record.
+An AssertionError means that a statement is wrong for the installed versions. Statements about training need accelerate,
+which is no dependency: pip install accelerate
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "xlnet", "t5", "gpt2", "modernbert")
 LAYERS = 2
 PARTS = ((5, 6, 7, 8), (9, 10, 11))  # two sequences that are packed into one
-Check = Callable[[Path], str]
+Check = Callable[[Path], str]  # checks a statement in a temporary folder and returns the observation
 
 
 def tiny_bert(folder: Path, model: type[transformers.PreTrainedModel] = transformers.BertModel) -> Path:
@@ -47,7 +48,7 @@ def tiny_bert(folder: Path, model: type[transformers.PreTrainedModel] = transfor
         intermediate_size=64,
     )
     model(config).save_pretrained(folder)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(25))]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(25))]
     (folder / "vocab.txt").write_text("\n".join(words))
     transformers.BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
     return folder
@@ -57,11 +58,11 @@ def change_of_packing(model: nn.Module, **options: bool) -> float:
     """Return how much packing two sequences by position ids changes the hidden states of either."""
     model.eval()
     packed = torch.tensor([[token for part in PARTS for token in part]])
-    positions = torch.tensor([[place for part in PARTS for place in range(len(part))]])
+    positions = torch.tensor([[position for part in PARTS for position in range(len(part))]])
     with torch.no_grad():
-        rows: Tensor = model(input_ids=packed, position_ids=positions, **options).last_hidden_state[0]
+        states: Tensor = model(input_ids=packed, position_ids=positions, **options).last_hidden_state[0]
         alone = [model(input_ids=torch.tensor([part])).last_hidden_state[0] for part in PARTS]
-    return float((rows - torch.cat(alone)).abs().max())
+    return float((states - torch.cat(alone)).abs().max())
 
 
 def packing_bert(folder: Path) -> str:
@@ -109,8 +110,7 @@ def unknown_key(folder: Path) -> str:
 def other_tokenizer(folder: Path) -> str:
     """A tokenizer of another model is accepted."""
     tiny_bert(folder / "model", transformers.BertForMaskedLM)
-    other = tiny_bert(folder / "other")
-    words = (other / "vocab.txt").read_text().splitlines()
+    words = (tiny_bert(folder / "other") / "vocab.txt").read_text().splitlines()
     (folder / "vocab.txt").write_text("\n".join([*words[:5], *reversed(words[5:])]))
     tokenizer = transformers.BertTokenizer(vocab=str(folder / "vocab.txt"))
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder / "model")
@@ -145,8 +145,11 @@ def collators(folder: Path) -> str:
 
     names = {name.removeprefix("DataCollator") for name in dir(data_collator) if name.startswith("DataCollatorFor")}
     assert names == {
-        *("ForLanguageModeling", "ForPermutationLanguageModeling"),
-        *("ForMultipleChoice", "ForSeq2Seq", "ForTokenClassification"),
+        "ForLanguageModeling",
+        "ForPermutationLanguageModeling",
+        "ForMultipleChoice",
+        "ForSeq2Seq",
+        "ForTokenClassification",
     }
     assert transformers.DataCollatorForLanguageModeling.__dataclass_fields__["whole_word_mask"]
     return ", ".join(sorted(names))
@@ -157,20 +160,20 @@ def modelling_files(folder: Path) -> str:
     models = Path(transformers.__file__).parent / "models"
     lines = sum(len((models / name / f"modeling_{name}.py").read_text().splitlines()) for name in FAMILIES)
     own = [path for part in ("model", "nn", "families") for path in (ROOT / "heedful" / part).glob("*.py")]
-    ours = sum(len(path.read_text().splitlines()) for path in (*own, ROOT / "heedful" / "packed.py"))
-    assert ours < lines
-    return f"{lines:,} lines; Heedful's model/, nn/, families/ and packed.py: {ours:,}"
+    own_lines = sum(len(path.read_text().splitlines()) for path in (*own, ROOT / "heedful" / "packed.py"))
+    assert own_lines < lines
+    return f"{lines:,} lines; Heedful's model/, nn/, families/ and packed.py: {own_lines:,}"
 
 
 class Losses(transformers.TrainerCallback):
-    """Keeps the losses that the Trainer logs."""
+    """A callback that records the losses that the Trainer logs."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
 
-    def on_log(self, args: object, state: object, control: object, **more: dict[str, float]) -> None:
-        """Keep a loss."""
-        if "loss" in (logs := more.get("logs") or {}):
+    def on_log(self, args: object, state: object, control: object, **options: dict[str, float]) -> None:
+        """Record a loss."""
+        if "loss" in (logs := options.get("logs") or {}):
             self.losses.append(logs["loss"])
 
 
@@ -179,7 +182,8 @@ class Diverging(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.calls = nn.Parameter(torch.ones(3)), 0
+        self.weight = nn.Parameter(torch.ones(3))
+        self.calls = 0
 
     def forward(self, labels: Tensor) -> dict[str, Tensor]:
         """Return the loss."""
@@ -198,7 +202,11 @@ def trainer(folder: Path, model: nn.Module, steps: int) -> transformers.Trainer:
         use_cpu=True,
         disable_tqdm=True,
     )
-    resumable = transformers.Trainer(model=model, args=arguments, train_dataset=[{"labels": n} for n in range(8)])
+    resumable = transformers.Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=[{"labels": label} for label in range(8)],
+    )
     resumable.remove_callback(transformers.PrinterCallback)
     return resumable
 
@@ -226,14 +234,20 @@ def damaged_checkpoint(folder: Path) -> str:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(packing_bert, packing_gpt2, attention_weights, unknown_key, other_tokenizer, pickled_weights, collators),
+    packing_bert,
+    packing_gpt2,
+    attention_weights,
+    unknown_key,
+    other_tokenizer,
+    pickled_weights,
+    collators,
     modelling_files,
 )
 TRAINING: tuple[Check, ...] = (nan_loss, damaged_checkpoint)
 
 
 def main() -> None:
-    """Try each statement."""
+    """Check all statements, and write the record if it is requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="write a record into benchmarks/results")
     arguments = parser.parse_args()

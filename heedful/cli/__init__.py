@@ -1,4 +1,4 @@
-"""The command `heedful`: verbs in the order of a model's life. Results go to stdout, everything else to stderr."""
+"""The command `heedful`, one module for each verb. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -61,10 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 success, 1 stdout was closed by its reader, 2 a HeedfulError, 130 interrupted.
 
     Args:
-        arguments: Arguments after `heedful`; None: those of the process.
+        arguments: Arguments after `heedful`. If None, the arguments of the process.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Read when torch is imported. Beside busy processes, threads of OpenMP would spend most of their time spinning.
+        # OpenMP reads this when torch is imported. With the default, its threads would spin most of the time while
+        # other processes need the processor.
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:
         try:
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print_version(requested: bool) -> bool:
-    """Print the version and exit, if --version was given."""
+    """Print the version and exit if --version was given."""
     if requested:
         from heedful._version import __version__
 

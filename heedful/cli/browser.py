@@ -1,4 +1,4 @@
-"""Opening a page in the browser of the user who started the command."""
+"""Opening the page of `heedful look` in the user's browser."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
-SSH_VARIABLES = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")  # set in a session over SSH
-DISPLAY_VARIABLES = ("DISPLAY", "WAYLAND_DISPLAY")  # set in a session with a screen, but on macOS and Windows
+SSH_VARIABLES = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")  # environment variables of a session over SSH
+DISPLAY_VARIABLES = ("DISPLAY", "WAYLAND_DISPLAY")  # environment variables of a session with a screen on Linux
 REDIRECT = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>heedful look</title>
 <meta http-equiv="refresh" content="0; url={url}"></head><body><a href="{url}">heedful look</a></body></html>
@@ -20,7 +20,7 @@ REDIRECT = """<!doctype html>
 
 
 def has_screen() -> bool:
-    """Return whether the command runs in a terminal on a machine with a screen; not over SSH, not in CI."""
+    """Return whether the command runs in a terminal on a machine with a screen, and neither over SSH nor in CI."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("CI"):
         return False
     if any(os.environ.get(name) for name in SSH_VARIABLES):
@@ -30,13 +30,13 @@ def has_screen() -> bool:
 
 @contextmanager
 def open_in_browser(url: str | None) -> Iterator[bool]:
-    """Context in which a page is open in the browser.
+    """Open a page in the browser, for the duration of a `with` block.
 
-    The browser is given a temporary file that redirects to the address. The address itself has a secret token, and
-    other users of the machine can see the arguments of processes.
+    The browser opens a temporary file that redirects to the address. The address has a secret token, and must not be an
+    argument of the browser's process, since other users of the machine can see such arguments.
 
     Args:
-        url: Address of the page; None: open nothing.
+        url: Address of the page. If None, no browser is started.
 
     Yields:
         Whether a browser was started.

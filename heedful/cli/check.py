@@ -16,7 +16,7 @@ from heedful.errors import HeedfulError, did_you_mean
 if TYPE_CHECKING:
     from heedful.runs.label_errors import LabelErrors
 
-MAX_SHOWN = 10  # maximum label errors in the printed table; the file has all
+MAX_SHOWN = 10  # maximum label errors in the printed table; the file lists all of them
 
 
 def check(
@@ -102,7 +102,7 @@ def check(
 
 
 def _print_label_errors(label_errors: LabelErrors, path: Path, next_command: str) -> None:
-    """Print the number of label errors, the first `MAX_SHOWN` of them, and the command for the corrected file."""
+    """Print the number of label errors, the first `MAX_SHOWN` of them, and the command that trains without them."""
     count = len(label_errors.errors)
     share = count / max(label_errors.examples, 1)
     print(f"\n{count:,} of {label_errors.examples:,} labels ({percent(share).strip()}) are likely wrong")
@@ -110,10 +110,15 @@ def _print_label_errors(label_errors: LabelErrors, path: Path, next_command: str
         note(f"{path} was written with a header only")
         return
     rows = [
-        [escape(error.label), escape(error.suggested_label), percent(error.probability),
-         escape(f"{Path(error.file).name}:{error.line}"), text_cell(error.text, error.text_pair)]
+        [
+            escape(error.label),
+            escape(error.suggested_label),
+            percent(error.probability),
+            escape(f"{Path(error.file).name}:{error.line}"),
+            text_cell(error.text, error.text_pair),
+        ]
         for error in label_errors.errors[:MAX_SHOWN]
-    ]  # fmt: skip
+    ]
     print_table(rows, head=["label", "suggested", "probability", "place", "text"], right=[2], indent=2)
     note(f'\nCorrect the column "label" of {path}; an empty cell leaves the example out. Next:\n  {next_command}')
 
@@ -122,8 +127,8 @@ def _finetune_command(data: list[Path], assignments: list[str], corrections: Pat
     """Return the command that trains on the data with corrected labels.
 
     Args:
-        data: The data, as it was given.
-        assignments: Data settings that were given, as "NAME=VALUE".
+        data: Arguments of the command that name the data.
+        assignments: Data settings of the command, as "NAME=VALUE".
         corrections: The file with corrected labels.
     """
     from heedful.data import DataOptions

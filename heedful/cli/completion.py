@@ -1,6 +1,6 @@
 """The verb completion: print a completion script for a shell.
 
-A script holds tables of candidates, generated from the commands, so that a shell completes without starting Python.
+A script has tables of candidates, generated from the commands, so that a shell completes without starting Python.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CompletionItem(NamedTuple):
     """One candidate for completion, and the values that may follow it.
 
     Args:
-        word: A verb, an option, or the position of an argument, from 1. "?" before an option: only offered once part
-            of it has been typed. "=" before a setting: only offered as NAME=VALUE. If a command has such candidates,
-            settings with a dot and those with "?" are offered as PATH=VALUE too.
+        word: A verb, an option, or the position of an argument, from 1. An option after "?" is only offered once part
+            of it has been typed. A setting after "=" is only offered as NAME=VALUE. If a command has settings of the
+            latter kind, settings with a dot and those after "?" are offered as PATH=VALUE too.
         values: The values that may follow, separated by spaces; or ANY_FILE; or NO_VALUE, alone or before values.
         help: Description in one line.
     """
@@ -84,7 +84,7 @@ def completion_script(shell: str, group: ClickCommand) -> str:
 
 
 def candidate_tables(group: ClickCommand) -> dict[str, list[CompletionItem]]:
-    """Return the candidates after each verb of a group; the key "" holds those after `heedful`."""
+    """Return the candidates after each verb of a group. Those after `heedful` have the key ""."""
     from heedful.cli.verb_group import SECTIONS
 
     verbs = [verb for names in SECTIONS.values() for verb in names]
@@ -108,7 +108,8 @@ def _options(command: ClickCommand) -> Iterator[CompletionItem]:
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe_settings
 
-    known_values, hints = _known_values(), get_type_hints(unwrap(command.callback))
+    known_values = _known_values()
+    hints = get_type_hints(unwrap(command.callback))
     for param in command.params:
         if not hasattr(param, "is_flag"):  # an argument
             continue
@@ -196,7 +197,7 @@ def _arguments(command: ClickCommand) -> list[CompletionItem]:
     from heedful.study import STUDIES
     from heedful.tasks.specs import task_names
 
-    known_values: dict[str, tuple[tuple[str, ...], ...]] = {  # by verb; for each argument its values
+    known_values: dict[str, tuple[tuple[str, ...], ...]] = {  # for each verb, the values of each argument
         "finetune": (task_names(),),
         "init": ((*template.template_names(), "serve"),),
         "recipe": (("ls", "cp"), tuple(offer.name for offer in recipes.list_assets())),
@@ -209,7 +210,7 @@ def _arguments(command: ClickCommand) -> list[CompletionItem]:
 
 
 def _known_values() -> dict[str, tuple[str, ...]]:
-    """Return the values of options that take one of a few texts, by option."""
+    """Return the values of options that accept one of a few texts, by option."""
     from heedful.cli.convert import DTYPES
     from heedful.cli.options import PRECISIONS
     from heedful.cli.predict_files import FORMATS

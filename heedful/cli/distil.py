@@ -154,10 +154,9 @@ def distil(
 
 
 def show_verdict(results: JsonObject) -> None:
-    """Print the results of a distillation.
+    """Print the results of a distillation: the comparison of student, teacher and baseline.
 
-    These are the students of a search, if there was one; the comparison of student, teacher and baseline; and the
-    cascade, if there is one.
+    The students of a search and the cascade are printed too, if there are any.
 
     Args:
         results: Content of results.json.
@@ -167,7 +166,7 @@ def show_verdict(results: JsonObject) -> None:
     if search := results.get("search"):
         _show_search(search)
     head, rows = verdict_table(results["verdict"])
-    columns = list(zip(head, *rows, strict=True))  # printed transposed, since a column for each model is narrower
+    columns = list(zip(head, *rows, strict=True))  # transposed, since a table with a column for each model is narrower
     print_table([list(map(escape, column)) for column in columns[1:]], head=columns[0])
     print_text(f"\n{escape(results['verdict']['sentence'])}")
     if cascade := results.get("cascade"):

@@ -133,7 +133,7 @@ def evaluate(
         names = ", ".join(Path(path).name for path in evaluated.trained_on[:3])
         note(escape(f"{names}: this run was trained on it, so the metrics do not measure generalization"))
     is_one_file = evaluated.split == "train" and split is None and len(data) == 1 and data[0].is_file()
-    title = data[0].name if is_one_file else None  # one file counts as split "train", which would mislead
+    title = data[0].name if is_one_file else None  # the split of a single file is "train", a misleading title
     _show(evaluated, checked_precision, as_json, title=title, bad_rows_file=bad_rows_file)
 
 
@@ -151,8 +151,8 @@ def _show(
         evaluated: The metrics.
         precision: Value of --precision.
         as_json: Whether to print JSON.
-        title: Title of the table; None: the name of the split.
-        bad_rows_file: File that skipped rows were written to.
+        title: Title of the table. If None, the name of the split.
+        bad_rows_file: File with the skipped rows, if there is one.
     """
     if as_json:
         return print_json(

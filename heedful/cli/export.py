@@ -71,7 +71,7 @@ def export(
 
 
 def _export_page(run: str, html: Path, head_kind: str | None, precision: str, overwrite: bool, as_json: bool) -> None:
-    """Write an HTML file with the model in it, and print facts about it."""
+    """Write an HTML file with a model in it, and print facts about the file."""
     from heedful.checkpoint import load
     from heedful.look.model_title import model_title
     from heedful.page.html import export_page

@@ -1,4 +1,4 @@
-"""Table of model families: parameters, objective, parameter sharing, positions, published and recorded results."""
+"""The table of `heedful models --family`: parameters, objective, shared parameters, positions, results of families."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class FamilyRow(TypedDict):
 
     name: str
     paper: str
-    parameters: dict[str, int]  # number of parameters by size
+    parameters: dict[str, int]  # number of parameters of each size
     objective: str  # objective of pre-training
     shares: str  # parameters that parts of the model share
-    positions: str  # how positions are represented
-    of: str  # size of the model that `published` is about
+    positions: str  # representation of positions
+    of: str  # size of the model with the published results
     published: str  # published results
     source: str  # source of the published results
     measured: str  # results of this project's benchmarks
@@ -61,13 +61,14 @@ def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
 
 
 def family_row(facts: FamilyFacts, records: Path) -> FamilyRow:
-    """Return the row of a family; parameters, sharing and positions are read from its published configurations.
+    """Return the row of a family. Parameters, sharing and positions come from its published configurations.
 
     Args:
         facts: Facts about the family that its configurations do not have.
         records: Folder of recorded benchmark results.
     """
-    kind, configs = facts.kind, FAMILIES[facts.kind].sizes
+    kind = facts.kind
+    configs = FAMILIES[kind].sizes
     config = dict(configs[facts.sizes[0]]) | {"model_type": kind}
     model = read_config(config, kind).model
     return {
@@ -145,6 +146,6 @@ def newest_record(name: str, records: Path) -> Iterator[str]:
             ]
             yield f"{name}: {min(speeds):.2f} to {max(speeds):.2f} times the fastest peer's speed ({date})"
         case {"tables": {"plan": list(rows)}, "machine": {"date": str(date)}}:  # a benchmark of quality
-            # reversed, so that the first row of each task remains
-            by_task = {task: f"{task} {metric} {number}" for task, metric, number, *_ in reversed(rows)}
+            # in reverse order, so that the first row of each task remains
+            by_task = {task: f"{task} {metric} {value}" for task, metric, value, *_ in reversed(rows)}
             yield f"{name}: all-MiniLM-L6-v2 with a fresh head, {', '.join(reversed(by_task.values()))} ({date})"

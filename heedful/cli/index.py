@@ -102,7 +102,7 @@ def index(
     else:
         from heedful.data.retrieval.documents import document_files
 
-        document_files(documents)  # raises if files are missing, before the model is loaded
+        document_files(documents)  # raises an error now if files are missing, before the model is loaded
         search_index = SearchIndex.create(
             out,
             model=model or BUNDLED_ENCODER,
@@ -143,7 +143,7 @@ def _mine(
         pairs: File of pairs of a query and a relevant text.
         file: File to write.
         options: Arguments of `heedful.search.mining.mine_negatives`.
-        teacher: A cross-encoder whose scores are written too; None: none.
+        teacher: A cross-encoder whose scores are written too, if any.
         device: Device of the teacher.
     """
     from heedful.data import DataSettings, PairExample, read
@@ -159,7 +159,7 @@ def _mine(
 
 
 def _check_settings(search_index: SearchIndex, **values: object) -> None:
-    """Raise a HeedfulError if a setting differs from that of the index; None is a setting that was not given."""
+    """Raise a HeedfulError if a setting differs from that of the index. None is a setting that was not given."""
     for name, value in values.items():
         current = getattr(search_index.settings, name)
         if value is None or value == current or (name == "model" and _is_same_model(str(value), current)):
@@ -171,14 +171,14 @@ def _check_settings(search_index: SearchIndex, **values: object) -> None:
 
 
 def _is_same_model(model: str, current: str) -> bool:
-    """Whether the value of --model is the name or the path of the model of the index."""
+    """Return whether the value of --model is the name or the path of the index's model."""
     return model == Path(current).name or Path(model).absolute() == Path(current)
 
 
 def _change(
     search_index: SearchIndex, documents: list[Path], delete: list[str], rebuild: bool, *, quiet: bool
 ) -> dict[str, int]:
-    """Add and delete documents, rebuild the index, and return counts of documents by name."""
+    """Add and delete documents, rebuild the index, and return the counts of added, replaced, ... documents."""
     from heedful.data.retrieval.documents import read_documents
 
     def show(added: AddedDocuments) -> None:

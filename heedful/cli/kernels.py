@@ -25,7 +25,8 @@ def kernels(
     """
     from heedful.csrc import library
 
-    loaded, reason = library.kernels(), library.unavailable_reason()  # builds and loads them if that is possible
+    loaded = library.kernels()  # builds and loads them if that is possible
+    reason = library.unavailable_reason()
     if what == "build" and loaded is None:
         raise HeedfulError(f"the kernels were not built: {reason}")
     facts = {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heedful.look.page_api import PageAPI
 
 
-REPORT_MAX_BYTES = 2_000_000  # bytes of the answers in the page of a report on heads
+REPORT_MAX_BYTES = 2_000_000  # maximum bytes of the precomputed data in the page of a report on heads
 DISTANCES = (0, 1, 2, 4, 8, 16, 32, 63)  # distances of two positions that --positions prints
 
 
@@ -213,8 +213,9 @@ def _refuse(reason: str, **options: object) -> None:
     """Raise a HeedfulError if any of these options was given.
 
     Args:
-        reason: End of the message: why they cannot be used.
-        options: Values by name of the option, with underscores; None, False, "" and [] count as not given.
+        reason: Why the options cannot be used, for the end of the message.
+        options: Value of each option by its name with underscores. None, False, "" and [] are options that were not
+            given.
     """
     if names := ["--" + name.replace("_", "-") for name, value in options.items() if value]:
         raise HeedfulError(f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} given: {reason}")
@@ -224,8 +225,8 @@ def _serve(api: PageAPI, port: int, *, browser: bool) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
-        api: Answers the questions of the page.
-        port: Port on 127.0.0.1; 0: any free port.
+        api: Computes the data that the page requests.
+        port: Port on 127.0.0.1, or 0 for any free port.
         browser: Whether to open the page in a browser, if the machine has a screen.
     """
     import threading
@@ -245,7 +246,7 @@ def _serve(api: PageAPI, port: int, *, browser: bool) -> None:
 
 
 def _choices_api(folder: str, prompt: str, choices: list[str], target: str | None, head_kind: str | None) -> PageAPI:
-    """Return the page of all candidates of a multiple-choice prompt. See `look` for the arguments."""
+    """Return the data of a page for all candidates of a multiple-choice prompt. See `look` for the arguments."""
     from heedful.checkpoint import load
     from heedful.look.inspection import inspect_choices
     from heedful.look.page_api import PageAPI
@@ -263,7 +264,7 @@ def _texts_api(
     word: str,
     head_kind: str | None,
 ) -> PageAPI:
-    """Return the page of one text, of two to compare, or of all texts with a word. See `look` for the arguments."""
+    """Return the data of a page for one text, two texts to compare, or all texts with a word. See `look`."""
     from heedful.checkpoint import load
     from heedful.look.inspection import Inspection
     from heedful.look.page_api import PageAPI
@@ -288,7 +289,7 @@ def _texts_api(
 
 
 def _print_analogy(folder: str, words: tuple[str, str, str], as_json: bool) -> None:
-    """Print the tokens nearest to the first word minus the second plus the third."""
+    """Print the tokens whose vectors are nearest to that of the first word minus the second plus the third."""
     from heedful.checkpoint import load
     from heedful.look.word_vectors import analogy
 
@@ -301,7 +302,7 @@ def _print_analogy(folder: str, words: tuple[str, str, str], as_json: bool) -> N
 
 
 def _print_positions(folder: str, as_json: bool) -> None:
-    """Print each way in which the model represents positions, with its similarities or biases by distance."""
+    """Print each representation of positions in the model, with its similarities or biases by distance."""
     from heedful.checkpoint import load
     from heedful.look.positions_view import positions_view
 
@@ -323,19 +324,19 @@ def _print_positions(folder: str, as_json: bool) -> None:
 
 
 def _print_similarity(similarity: Tensor) -> None:
-    """Print a table of similarities by distance; `similarity` is that of distances 0, 1, ..."""
+    """Print a table of similarities by distance. `similarity` has the values for distances 0, 1, ..."""
     distances = [distance for distance in DISTANCES if distance < len(similarity)]
     rows = [[str(distance), f"{float(similarity[distance]):+.3f}"] for distance in distances]
     print_table(rows, head=["distance", "similarity"], right={0, 1}, indent=3)
 
 
 def _print_bias(distances: Tensor, bias: Tensor) -> None:
-    """Print a table of the biases [heads, distances] of attention scores by distance."""
+    """Print a table of the biases of attention scores by distance, from [heads, distances]."""
     rows = []
     for distance, biases in zip(distances.tolist(), bias.T.tolist(), strict=True):
         if abs(distance) in DISTANCES:
             rows.append([f"{distance:+d}", *(f"{value:+.2f}" for value in biases)])
-    head = ["distance", *(f"head {number}" for number in range(len(bias)))]
+    head = ["distance", *(f"head {index}" for index in range(len(bias)))]
     print_table(rows, head=head, right=set(range(len(head))), indent=3)
 
 
@@ -352,14 +353,14 @@ def _write_report(
     """Write heads.json and heads.html, and print the report.
 
     Args:
-        run: The model, as it was given.
-        folder: The model's folder, of a checkpoint if one was given.
+        run: Name or path of the model, from the command line.
+        folder: Folder of the model, or of the checkpoint from the command line.
         data: A file or folder of data.
         out: Folder to write.
-        texts: One text that the page shows first; None: a text of the data.
+        texts: The text that the page shows first. If None, a text of the data.
         max_texts: Maximum number of texts to read.
         as_json: Whether to print JSON.
-        head_kind: Kind of head to load; None: that of config.json.
+        head_kind: Kind of head to load. If None, that of config.json.
     """
     from heedful.atomic_io import atomic_path
     from heedful.checkpoint import load
@@ -415,12 +416,12 @@ def _print_report(report: HeadReport) -> None:
 
 
 def _head_cells(record: HeadRecord) -> list[str]:
-    """Return part, layer and number of a head."""
+    """Return part, layer and index of a head."""
     return [record["part"], str(record["layer"]), str(record["head"])]
 
 
 def _score_cells(record: HeadRecord) -> list[str]:
-    """Return share, chance and lift of the pattern that names a head; empty for a mixed head."""
+    """Return share, chance and lift of the pattern that a head is named after, or empty cells for a mixed head."""
     pattern = record["patterns"].get(record["name"])
     if pattern is None:
         return ["", "", ""]

@@ -16,8 +16,8 @@ class SizeFacts(TypedDict):
 
     family: str
     size: str
-    layers: list[int]  # number of layers of the encoder, the decoder, or both
-    width: int
+    layers: list[int]  # layer counts of encoder and decoder, or of the only one of them
+    width: int  # hidden size
     heads: int
     vocab_size: int
     parameters: int
@@ -59,8 +59,8 @@ def models(
     for family_name, family_sizes in groupby(sizes, key=lambda size: size["family"]):
         rows.append([family_name])
         for facts in family_sizes:
-            numbers = (facts["width"], facts["heads"], facts["vocab_size"], facts["parameters"])
+            counts = (facts["width"], facts["heads"], facts["vocab_size"], facts["parameters"])
             layers = " + ".join(map(str, facts["layers"]))
-            rows.append([f"  {facts['size']}", layers, *(f"{number:,}" for number in numbers)])
+            rows.append([f"  {facts['size']}", layers, *(f"{count:,}" for count in counts)])
     print_table(rows, head=["size", "layers", "width", "heads", "tokens", "parameters"], right={1, 2, 3, 4, 5})
     note("Parameters of the bare model; shared parameters count once.")

@@ -50,7 +50,7 @@ KeepCheckpoints = Annotated[
 
 
 def check_track(names: list[str] | None) -> list[str] | None:
-    """Return the names of --track, checked.
+    """Check the names of --track, and return them.
 
     Raises:
         HeedfulError: If a tracker is unknown or not installed.
@@ -79,7 +79,7 @@ Precision = Annotated[
 
 
 def check_on_bad_row(value: str) -> Literal["raise", "skip"]:
-    """Return the value of --on-bad-row; raise a SettingError if it is unknown."""
+    """Return the value of --on-bad-row, or raise a SettingError if it is unknown."""
     match value:
         case "raise" | "skip":
             return value
@@ -89,7 +89,7 @@ def check_on_bad_row(value: str) -> Literal["raise", "skip"]:
 
 
 def check_precision_option(value: str | None) -> PrecisionOrAuto | None:
-    """Return the value of --precision; raise a SettingError if it is unknown."""
+    """Return the value of --precision, or raise a SettingError if it is unknown; None means the default."""
     if value is None:
         return None
     for precision in PRECISIONS:
@@ -102,7 +102,7 @@ def check_precision_option(value: str | None) -> PrecisionOrAuto | None:
 
 
 def check_free(folder: Path, overwrite: bool) -> None:
-    """Raise a HeedfulError if `folder` exists, is not empty and is not to be overwritten."""
+    """Raise a HeedfulError if `folder` exists and is not empty, unless `overwrite` is set."""
     try:
         if overwrite or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return
@@ -119,12 +119,12 @@ def checkpoint_path(run: str, name: str | None) -> str:
 
 
 def checkpoint_flags(keep: bool) -> dict[str, dict[str, bool]]:
-    """Return the settings that --keep-checkpoints sets, by flag; {} if it was not given."""
+    """Return the settings that --keep-checkpoints sets, by flag, or {} if it was not given."""
     return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if keep else {}
 
 
 def replacing_run(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
-    """Return a context in which --overwrite replaces a run: the old one is kept until the new one has finished."""
+    """Return a context for a new run. With --overwrite, the old run is removed when the new one has finished."""
     from heedful.runs.overwrite import overwriting
 
     return overwriting(folder, group, note) if overwrite else nullcontext()
@@ -138,11 +138,11 @@ def with_trackers(reporter: Reporter, track: list[str] | None) -> Reporter:
 
 
 def note_aliases(overrides: Overrides, others: Mapping[str, str] | None = None) -> None:
-    """Print the canonical name of each alias that was given, on the main process only.
+    """Print the canonical name of each alias that the user wrote, on the main process only.
 
     Args:
-        overrides: Settings that were given.
-        others: Canonical names of further aliases, which do not name settings, by alias.
+        overrides: Settings of the command.
+        others: Canonical names of further aliases, such as those of tasks, by alias.
     """
     if os.environ.get("RANK", "0") == "0":
         for alias, name in {**(others or {}), **overrides.renamed}.items():
@@ -150,7 +150,7 @@ def note_aliases(overrides: Overrides, others: Mapping[str, str] | None = None) 
 
 
 def first_file(data: DataFiles) -> Path:
-    """Return the first data file, of the first split if there are several."""
+    """Return the first data file. If there are several splits, it is the first one of the first split."""
     if isinstance(data, Mapping):
         data = next(iter(data.values()))
     return data if isinstance(data, Path) else data[0]

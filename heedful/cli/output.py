@@ -1,4 +1,4 @@
-"""Terminal output of the command: predictions and tables on stdout, notes and warnings on stderr."""
+"""Terminal output of all verbs: predictions and tables on stdout, notes and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from heedful.tasks.answering import Answer
 
 
-MAX_INPUT_CHARS = 500  # characters after which an input is cut
-MAX_CELL_CHARS = 100  # characters after which a text in a table is cut
+MAX_INPUT_CHARS = 500  # longer inputs are cut
+MAX_CELL_CHARS = 100  # longer texts in a table are cut
 MAX_WIDTH = 100  # maximum width of prose on a terminal, in columns
-MAX_UNBROKEN = 24  # maximum length of a word that a table does not break, in columns
-COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")  # beginnings of lines that are not wrapped
+MAX_UNBROKEN = 24  # longer words in a table are broken, in columns
+COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")  # lines that begin so are not wrapped
 EngineInput: TypeAlias = str | tuple[str, str] | dict[str, Any]  # a text, a pair, or a dict with a question or choices
 
 
@@ -58,7 +58,7 @@ def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
 
 
 def _shorten(text: str) -> str:
-    """Return a text for the terminal, cut if it is long."""
+    """Escape a text for the terminal, and cut it if it is long."""
     if len(text) <= MAX_INPUT_CHARS:
         return escape(text)
     return f"{escape(text[:MAX_INPUT_CHARS])} ... ({len(text):,} characters)"
@@ -80,10 +80,10 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
     """
     match answer:
         case {"masks": masks}:
-            for number, mask in enumerate(masks, start=1):
+            for mask_number, mask in enumerate(masks, start=1):
                 for token in mask["candidates"]:
                     row = [percent(token["probability"]), escape(token["text"] or token["token"])]
-                    yield [str(number), *row] if len(masks) > 1 else row
+                    yield [str(mask_number), *row] if len(masks) > 1 else row
         case {"is_next_probability": probability}:
             yield [percent(probability), "the second text follows the first"]
         case {"entities": entities, "words": words}:
@@ -120,7 +120,7 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
 
 
 def model_facts(loaded: ModelBundle) -> dict[str, object]:
-    """Return source, family, head and number of parameters of a model."""
+    """Return the source, the family, the head and the parameter count of a model."""
     head = loaded.config.head
     return {
         "read": loaded.source,
@@ -140,9 +140,9 @@ def print_table(
     """Print rows as a table.
 
     Args:
-        rows: Cells of each row; a row may be shorter than others.
-        head: Titles of the columns; None: no titles.
-        right: Numbers of right-aligned columns, from 0.
+        rows: Cells of each row. Rows may have different lengths.
+        head: Titles of the columns, if any.
+        right: Indices of right-aligned columns.
         indent: Number of spaces before each line.
     """
     from rich.console import Console
@@ -171,7 +171,7 @@ def print_table(
 
 
 def percent(share: float | None) -> str:
-    """Return a probability in percent, "" for None.
+    """Format a probability in percent; None is "".
 
     >>> percent(0.985), percent(0.05)
     (' 98.5 %', '  5.0 %')
@@ -189,7 +189,7 @@ def escape(text: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its two largest units.
+    """Format a duration in its two largest units.
 
     >>> format_duration(42.0), format_duration(150.0), format_duration(9000.0)
     ('42 s', '2 min 30 s', '2 h 30 min')
@@ -203,7 +203,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON on one line, in ASCII, which every encoding of stdout can represent.
+    """Print a value as JSON on one line, in ASCII, since every encoding of stdout can represent that.
 
     Raises:
         HeedfulError: If a number is not finite.
@@ -225,8 +225,9 @@ def print_text(text: str, *, file: TextIO | None = None, mark: str | None = None
 
     Args:
         text: Lines of prose.
-        file: The stream; None: stdout.
-        mark: Beginning of lines that are warnings: in colour on a terminal, unless NO_COLOR is set. None: no warnings.
+        file: The stream. If None, stdout.
+        mark: Beginning of lines that are warnings, if there are any. They are coloured on a terminal, unless NO_COLOR
+            is set.
     """
     stream = sys.stdout if file is None else file
     if stream is None or not stream.isatty():
@@ -241,7 +242,7 @@ def print_text(text: str, *, file: TextIO | None = None, mark: str | None = None
 
 
 def wrap_line(line: str, width: int) -> str:
-    """Return a line wrapped at words, with the indentation of the line before each part.
+    """Wrap a line at words, and indent all parts as the line is indented.
 
     >>> print(wrap_line("  two texts of this data are equal", 20))
       two texts of this
@@ -258,7 +259,7 @@ def wrap_line(line: str, width: int) -> str:
 
 
 def note_data_settings(settings: DataSettings) -> None:
-    """Print the names of the data settings that are taken from a run and differ from the defaults."""
+    """Print the names of the data settings that a run has, if they differ from the defaults."""
     from heedful.data import DataOptions, DataSettings
     from heedful.runs.overrides import changed_settings
 
@@ -274,7 +275,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning on stderr; in place of `warnings.showwarning`."""
+    """Print a warning on stderr. This function replaces `warnings.showwarning`."""
     if issubclass(category, HeedfulWarning):
         note(f"note: {message}")
     else:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from heedful.tasks.answering import Answer
     from heedful.tasks.generation import GenerationConfig
 
-    Answerer: TypeAlias = Engine | StaticClassifier
+    Predictor: TypeAlias = Engine | StaticClassifier
 
-LINES_PER_CHUNK = 256  # lines of stdin that are predicted on at once
+LINES_PER_CHUNK = 256  # lines of stdin in a chunk, whose predictions are computed together
 OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that each kind of head accepts
     "question_answering": ("question",),
     "multiple_choice": ("choice",),
@@ -38,7 +38,7 @@ OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that each kind of hea
     "embedding": ("pair",),
     "language_model": ("num_beams", "temperature", "max_new_tokens", "seed", "src_lang", "tgt_lang"),
 }
-HEADS_NEEDING_OPTION = ("question_answering", "multiple_choice", "next_sentence")  # they need their first option
+HEADS_NEEDING_OPTION = ("question_answering", "multiple_choice", "next_sentence")  # heads that need their first option
 
 
 def predict(
@@ -149,7 +149,7 @@ def predict(
         head=head_kind,
         precision=checked_precision,
         device=device,
-        min_confidence=0.0 if candidate_labels else confidence_threshold,  # set below for those
+        min_confidence=0.0 if candidate_labels else confidence_threshold,  # for candidate labels it is set below
         prediction_set=prediction_set,
     )
     if candidate_labels is not None and prediction_set is not None:
@@ -194,7 +194,7 @@ def predict(
 
 def _show_answers(
     run: str,
-    answerer: Answerer,
+    predictor: Predictor,
     facts: Mapping[str, object],
     texts: list[str] | None,
     chunks: Iterator[tuple[int, list[str]]],
@@ -207,14 +207,14 @@ def _show_answers(
     """Predict on texts, print the predictions, and recommend a command for `heedful look`.
 
     Args:
-        run: The model, as it was given.
-        answerer: The model.
+        run: Name or path of the model, from the command line.
+        predictor: The model.
         facts: Facts about the model, from `model_facts`.
-        texts: Texts that were given as arguments; None: texts are lines of stdin.
+        texts: Arguments that are texts, or None if texts are lines of stdin.
         chunks: All texts, from `_text_chunks`.
         top_k: Maximum number of candidates to list.
         inputs: Values of --pair, --question and --choice.
-        look_options: Options of the recommended command; None is an option that was not given.
+        look_options: Options of the recommended command. Options with the value None are left out.
         as_json: Whether to print JSON.
     """
     for text in texts or ():
@@ -224,7 +224,7 @@ def _show_answers(
         note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
     for first_line, chunk in chunks:
         items = [_engine_input(text, **inputs) for text in chunk]
-        for item, answer in zip(items, _answer_chunk(answerer, items, top_k, first_line), strict=True):
+        for item, answer in zip(items, _predict_chunk(predictor, items, top_k, first_line), strict=True):
             if as_json:
                 print_json({"input": item} | answer)
             else:
@@ -245,10 +245,10 @@ def generation_settings(
     max_new_tokens: int | None,
     seed: int | None,
 ) -> GenerationConfig:
-    """Return the generation settings.
+    """Return the generation settings of the model's folder, with the values of options.
 
     Args:
-        defaults: Settings of the model's folder, for options that are None.
+        defaults: Settings of the model's folder. They apply where an option is None.
         top_k: Number of texts that beam search returns.
         num_beams: Value of --num-beams.
         temperature: Value of --temperature.
@@ -277,7 +277,7 @@ def generation_settings(
 
 
 def _parse_labels(value: str) -> list[str] | dict[str, str]:
-    """Return labels from a list that is separated by commas, or descriptions by label from a .json or .csv file."""
+    """Return the labels of a comma-separated list, or the description of each label from a .json or .csv file."""
     if not value.casefold().endswith((".json", ".csv")):
         return [label.strip() for label in value.split(",")]
     from heedful.data.labelled.label_descriptions import read_label_descriptions
@@ -285,34 +285,34 @@ def _parse_labels(value: str) -> list[str] | dict[str, str]:
     return read_label_descriptions(Path(value))
 
 
-def _answer_chunk(engine: Answerer, items: list[EngineInput], top_k: int, first_line: int) -> Iterable[Answer]:
-    """Predict on all items at once. If one fails, yield predictions up to it, then raise an error that names its line.
+def _predict_chunk(predictor: Predictor, items: list[EngineInput], top_k: int, first_line: int) -> Iterable[Answer]:
+    """Predict on all items together. If a line of stdin fails, predict on each item until that line.
 
     Args:
-        engine: The model.
+        predictor: The model.
         items: Inputs.
         top_k: Number of candidates that each prediction lists.
-        first_line: Line number of the first item on stdin; 0 if the items are arguments.
+        first_line: Line number of the first item on stdin, or 0 if the items are arguments.
     """
     try:
-        return engine(items, top_k=top_k)
+        return predictor(items, top_k=top_k)
     except HeedfulError:
         if not first_line:
             raise
-        return _answer_singly(engine, items, top_k, first_line)
+        return _predict_singly(predictor, items, top_k, first_line)
 
 
-def _answer_singly(engine: Answerer, items: list[EngineInput], top_k: int, first_line: int) -> Iterator[Answer]:
-    """Yield the prediction of each item; raise a RequestError with the line number of the first that fails."""
-    for number, item in enumerate(items, start=first_line):
+def _predict_singly(predictor: Predictor, items: list[EngineInput], top_k: int, first_line: int) -> Iterator[Answer]:
+    """Yield the prediction of each item; raise a RequestError with the line number of the first item that fails."""
+    for line_number, item in enumerate(items, start=first_line):
         try:
-            yield from engine([item], top_k=top_k)
+            yield from predictor([item], top_k=top_k)
         except HeedfulError as error:
-            raise RequestError(f"stdin, line {number}: {error}") from None
+            raise RequestError(f"stdin, line {line_number}: {error}") from None
 
 
 def _text_chunks(arguments: list[str] | None) -> Iterator[tuple[int, list[str]]]:
-    """Return the texts in chunks, each with the line number of its first text; 0 for texts that are arguments."""
+    """Return chunks of texts, each with the line number of its first text on stdin, or 0 if texts are arguments."""
     if arguments:
         return iter([(0, arguments)])
     if sys.stdin.isatty():
@@ -324,19 +324,19 @@ def _line_chunks(stream: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
     """Yield the lines of stdin in chunks, each with the line number of its first line, from 1."""
     lines = enumerate(stream, start=1)
     while chunk := list(islice(lines, LINES_PER_CHUNK)):
-        yield chunk[0][0], [_decode_line(number, line) for number, line in chunk]
+        yield chunk[0][0], [_decode_line(line_number, line) for line_number, line in chunk]
 
 
-def _decode_line(number: int, line: bytes) -> str:
-    """Return a line of stdin without its end; the first line may begin with a byte order mark."""
+def _decode_line(line_number: int, line: bytes) -> str:
+    """Return a line of stdin without its line ending. The first line may begin with a byte order mark."""
     try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
+        return line.decode("utf-8-sig" if line_number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise RequestError(f"stdin, line {number} is not UTF-8 ({error.reason}): convert it first") from None
+        raise RequestError(f"stdin, line {line_number} is not UTF-8 ({error.reason}): convert it first") from None
 
 
 def _file_option(out: Path | None, file_format: str, rows: int, without_inputs: bool, assignments: list[str]) -> str:
-    """Return the name of an option that was given and only applies to files, else ""."""
+    """Return the name of an option that was given although it only applies to files, or ""."""
     options = {
         "--output": out,
         "--format": file_format != "parquet",
@@ -353,7 +353,7 @@ def _check_options(engine: Engine, options: set[str], *, needed: bool) -> None:
     Args:
         engine: The model.
         options: Names of the options that were given.
-        needed: Whether an option that the head needs must be among them.
+        needed: Whether to raise an error if an option that the head needs is missing.
 
     Raises:
         HeedfulError: If the head does not accept an option, or needs another one.

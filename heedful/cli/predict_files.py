@@ -1,4 +1,4 @@
-"""The verb predict on files: settings, progress and summary of batch prediction."""
+"""`heedful predict --file`: settings, progress and summary of batch prediction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heedful.infer.batch.writers import Format
     from heedful.infer.engine import Engine
 
-LINE_INTERVAL = 30.0  # seconds between lines, where there is no live line
+LINE_INTERVAL = 30.0  # seconds between lines, if there is no live line
 FORMATS = ("parquet", "jsonl", "csv", "conll")
 
 
@@ -40,10 +40,10 @@ def predict_files(
     Files are read with the data settings of the run, unless `assignments` change them.
 
     Args:
-        run: The model, as it was given.
+        run: Name or path of the model, from the command line.
         engine: The model.
         files: Files and folders to read.
-        out: Folder or file to write; None: a folder that is named after the first file.
+        out: Folder or file to write. If None, a folder that is named after the first file.
         rows: Rows per file in the folder.
         file_format: Value of --format.
         without_inputs: Whether to write predictions without the inputs.
@@ -66,7 +66,7 @@ def predict_files(
     folder = out or Path(f"{stem_and_suffix(files[0].absolute())[0]}-answers")
     is_main = os.environ.get("RANK", "0") == "0"
     overrides = override(DataOptions(), assignments).data
-    run_settings = input_settings_for(run, engine.input_kind, files, overrides, exclude=folder)  # those of the run
+    run_settings = input_settings_for(run, engine.input_kind, files, overrides, exclude=folder)
     if is_main and not as_json:
         note_data_settings(run_settings)
     settings = override(DataOptions(data=run_settings), assignments).data
@@ -100,15 +100,15 @@ def predict_files(
 
 
 def _part_count(summary: BatchSummary) -> str:
-    """Return the number of files in the output folder; "" for one file."""
+    """Return the number of files in the output folder as text, or "" if the output is one file."""
     return f"{summary.parts:,} parts, " if summary.folder.is_dir() else ""
 
 
 def _output_format(file_format: str, out: Path | None) -> Format:
-    """Return the format that --format names, or unless it was given, the one that the suffix of the output file names.
+    """Return the format of --format, or that of the output file's suffix if --format was not given.
 
     Raises:
-        SettingError: If --format is no known format.
+        SettingError: If the format is unknown.
     """
     suffix = out.suffix.lower().removeprefix(".") if out is not None and not out.is_dir() else ""
     if file_format == FORMATS[0] and suffix in FORMATS:
@@ -123,16 +123,17 @@ def _output_format(file_format: str, out: Path | None) -> Format:
 
 
 class PredictProgress:
-    """Reports rows, rows/s and time left on stderr: a live line on a terminal, otherwise a line every 30 seconds.
+    """Reports rows, rows/s and time left on stderr: a live line on a terminal, or else a line every 30 seconds.
 
     Args:
         quiet: Whether to print nothing.
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._live = quiet, sys.stderr.isatty() and not quiet
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and not quiet
         self._last_line = time.monotonic()
-        self._width = 0  # characters of the live line
+        self._width = 0  # length of the live line, in characters
 
     def __enter__(self) -> PredictProgress:
         return self

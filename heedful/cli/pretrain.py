@@ -103,7 +103,8 @@ def pretrain(
         Progress(quiet=as_json or not group.is_main) as progress,
         replacing_run(folder, group, overwrite),
     ):
-        bad_rows, reporter = check_on_bad_row(on_bad_row), with_trackers(progress, track)
+        bad_rows = check_on_bad_row(on_bad_row)
+        reporter = with_trackers(progress, track)
         result = pretrain_with(settings, folder, on_bad_row=bad_rows, reporter=reporter, ranks=group)
     if result.status == "interrupted":
         if group.is_main:
@@ -113,9 +114,9 @@ def pretrain(
         return
     if as_json:
         return print_json({"folder": str(folder)} | result.results)
-    numbers: dict[str, float] = result.results["splits"]["validation"]["numbers"]
-    print(f"validation, {numbers['count']:,.0f} targets")
-    rows = [[escape(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
+    metrics: dict[str, float] = result.results["splits"]["validation"]["numbers"]
+    print(f"validation, {metrics['count']:,.0f} targets")
+    rows = [[escape(name), f"{value:.4f}"] for name, value in metrics.items() if name != "count"]
     print_table(rows, right={1}, indent=2)
     for line in baseline_lines(result.results):
         print_text(escape(line))

@@ -1,4 +1,4 @@
-"""Progress of training on stderr: a live line on a terminal, otherwise a line every 30 seconds."""
+"""`Progress`, which verbs that train use: a live line on a terminal, or else a line every 30 seconds, on stderr."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from heedful.runs.timing import peak_memory
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
-LINE_INTERVAL = 30.0  # seconds between lines, where there is no live line
-COUNTS = ("correct", "count")  # metrics that are numbers of examples
+LINE_INTERVAL = 30.0  # seconds between lines, if there is no live line
+COUNTS = ("correct", "count")  # metrics that count examples
 
 
 class Progress(Reporter):
@@ -40,12 +40,12 @@ class Progress(Reporter):
                 BarColumn(bar_width=24),
                 TextColumn("{task.percentage:>3.0f} %"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[numbers]}"),
+                TextColumn("{task.fields[measurements]}"),
                 console=Console(stderr=True),
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("reading data", total=None, numbers="")
+            self._task = self._bar.add_task("reading data", total=None, measurements="")
         return self
 
     def __exit__(
@@ -61,31 +61,32 @@ class Progress(Reporter):
         self._tokens += step.tokens
         self._seconds += step.seconds
         speed = f"{self._tokens / self._seconds:,.0f} tokens/s" if self._seconds else ""
-        numbers = f"loss {step.loss:.4f}  {speed}  {peak_memory() / 2**30:.1f} GiB"
+        measurements = f"loss {step.loss:.4f}  {speed}  {peak_memory() / 2**30:.1f} GiB"
         if self._live:
             description = f"epoch {step.epoch:.1f}, step {step.number:,}"
             self._bar.update(
-                self._task, description=description, total=1.0, completed=trainer.progress, numbers=numbers
+                self._task, description=description, total=1.0, completed=trainer.progress, measurements=measurements
             )
         elif not self._quiet and time.monotonic() - self._last_line >= LINE_INTERVAL:
             self._last_line = time.monotonic()
             seconds_left = trainer.seconds / max(trainer.progress, 1e-9) * (1 - trainer.progress)
-            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {numbers}, about {format_duration(seconds_left)} left")
+            time_left = format_duration(seconds_left)
+            note(f"step {step.number:,}, epoch {step.epoch:.2f}: {measurements}, about {time_left} left")
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         """Report the metrics of an evaluation."""
         from heedful.tasks.metrics import format_metric
 
         metrics = {name: value for name, value in result.metrics.items() if name not in COUNTS}
-        # the metric that checkpoints are ranked by; for a loss, metric_value is its negative
+        # find the metric by which checkpoints are ranked; metric_value is its value, or the negative value of a loss
         ranked_by = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
         value = metrics.get(ranked_by, result.metric_value)
         texts = [f"{ranked_by or 'metric'} {format_metric(ranked_by or 'loss', value)}"]
         if best:
             texts[0] += " (best so far)"
-        for name, number in list(metrics.items())[:3]:
-            if name != ranked_by and number != value:  # accuracy and micro F1 of single labels are equal
-                texts.append(f"{name} {format_metric(name, number)}")
+        for name, other_value in list(metrics.items())[:3]:
+            if name != ranked_by and other_value != value:  # accuracy and micro F1 of single labels are equal
+                texts.append(f"{name} {format_metric(name, other_value)}")
         self.message(f"step {step:,}, dev: {', '.join(texts)}")
 
     def message(self, text: str) -> None:

@@ -62,7 +62,7 @@ def quickstart(
 
 
 def _activation() -> str:
-    """Return a line that activates the virtual environment; "" if the shell finds `heedful` without it."""
+    """Return a line that activates the virtual environment, or "" if the shell finds `heedful` without it."""
     script = Path(sys.prefix, "bin", "activate")
     if which("heedful") or not script.is_file():
         return ""

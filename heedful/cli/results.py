@@ -1,4 +1,4 @@
-"""Terminal output of a run's results: metrics by split with intervals, comparisons, spread over seeds."""
+"""Printing of a run's results: metrics by split with intervals, comparisons, means over seeds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show_split(split: str, numbers: JsonObject, intervals: JsonObject) -> None:
     Args:
         split: Title of the table.
         numbers: Metrics by name.
-        intervals: Intervals {"low", "high"} by name of the metric.
+        intervals: Interval {"low", "high"} of each metric, by name.
     """
     from heedful.tasks.metrics import format_metric
 

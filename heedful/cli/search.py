@@ -11,7 +11,7 @@ import typer
 from heedful.cli.options import AsJson, Device
 from heedful.cli.output import MAX_WIDTH, escape, print_json
 
-MAX_PASSAGE_CHARS = 300  # characters after which a passage is cut
+MAX_PASSAGE_CHARS = 300  # longer passages are cut
 
 
 def search(

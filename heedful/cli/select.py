@@ -13,7 +13,7 @@ from heedful.cli.output import escape, note, note_data_settings, print_json, pri
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
-MAX_SHOWN = 10  # maximum texts in the printed table; the file has all
+MAX_SHOWN = 10  # maximum texts in the printed table; the file lists all of them
 
 
 def select(

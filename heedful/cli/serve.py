@@ -56,7 +56,9 @@ def serve(
             f"--host {host} opens the server to other machines without API keys: give --api-key-file FILE, or "
             "--allow-unauthenticated=true if a gateway authenticates requests"
         )
-    keys, hosts, named_runs = _read_api_keys(api_key_file), _allowed_hosts(host, resolved), name_models(runs)
+    keys = _read_api_keys(api_key_file)
+    hosts = _allowed_hosts(host, resolved)
+    named_runs = name_models(runs)
     from heedful.serve.memory import limit_arenas
     from heedful.serve.supervisor import listen, supervise
 
@@ -77,7 +79,7 @@ def serve(
 
 
 def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:
-    """Return the API keys in a file, () for None. Print a warning if other users can read the file.
+    """Return the API keys in a file, or () for None. Print a warning if other users can read the file.
 
     Raises:
         HeedfulError: If packages for serving are not installed, or the file cannot be used.
@@ -98,10 +100,10 @@ def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:
 
 
 def _allowed_hosts(host: str, settings: ServeSettings) -> tuple[str, ...] | None:
-    """Return the allowed values of the Host header; None: any.
+    """Return the allowed values of the Host header, or None if any value is allowed.
 
-    On other addresses than the loopback, any value is allowed unless `allowed_hosts` is set, since requests are
-    authenticated there.
+    If the server listens on another address than the loopback, requests are authenticated. Any value is allowed then,
+    unless `allowed_hosts` is set.
     """
     from heedful.serve.settings import LOOPBACK
 

@@ -1,6 +1,6 @@
-"""Commands whose settings can be given as flags and as NAME=VALUE arguments.
+"""`SettingsCommand`: a command whose settings are flags and NAME=VALUE arguments.
 
-An argument of such a command is the first of these that applies:
+The verbs that train, read data or serve use it. An argument of such a command is the first of these that applies:
 
 - `--batch-size 8` is an option or a settings flag of the command, if there is one of this name.
 - `--train.batch_size 8`, `--train.batch_size=8` and `--batch-size 8` are the setting with this path, or with this last
@@ -24,19 +24,19 @@ from typer.core import TyperCommand
 from heedful.cli.output import note
 from heedful.errors import HeedfulError, SettingError
 
-# typer >= 0.2 brings its own copy of click, earlier versions import it: no name of these classes fits all versions
+# typer >= 0.2 has its own copy of click, and earlier versions import click: these classes have no common name
 ClickContext: TypeAlias = Any
 ClickCommand: TypeAlias = Any
 HelpFormatter: TypeAlias = Any
 
-ASSIGNMENTS = "heedful.assignments"  # key in the `meta` of a context; its value is a list of settings, as "lr=0.1"
+ASSIGNMENTS = "heedful.assignments"  # key in the `meta` of a context; its value is a list of settings like "lr=0.1"
 SETTING_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 HELP_OPTIONS = ("-h", "--help")
 BOOLEANS = ("true", "false")  # values of a boolean setting
 
 
 class Flag(NamedTuple):
-    """A flag of a command for one setting, shorter than the path of the setting."""
+    """A short flag for one setting."""
 
     name: str  # such as "--lr"
     assignment: str  # such as "train.optimizer.lr={}", with {} for the value
@@ -45,12 +45,12 @@ class Flag(NamedTuple):
 
 
 class SettingsCommand(TyperCommand):
-    """A command whose settings can be given as flags and NAME=VALUE arguments; `context_assignments` returns them."""
+    """A command whose settings are flags and NAME=VALUE arguments. `context_assignments` returns them."""
 
-    settings: tuple[str, ...] = ()  # dataclasses that may have the settings, as "module:Class"
-    accepts_assignments = False  # whether NAME=VALUE is a setting; otherwise it is data
+    settings: tuple[str, ...] = ()  # dataclasses of the settings, as "module:Class"
+    accepts_assignments = False  # whether NAME=VALUE can be a setting; if False, it is data
     flags: tuple[Flag, ...] = ()
-    reference = "docs/settings.md"  # where all settings are listed, for --help
+    reference = "docs/settings.md"  # list of all settings, for --help
     setting_help = "Any other setting"  # description of --PATH VALUE in --help
 
     def format_options(self, ctx: ClickContext, formatter: HelpFormatter) -> None:
@@ -81,18 +81,19 @@ class SettingsCommand(TyperCommand):
         return [getattr(import_module(module), name) for module, _, name in names]
 
     def _split_arguments(self, args: list[str]) -> tuple[list[str], list[str]]:
-        """Split arguments into those that the command parses itself, and assignments of settings."""
+        """Split arguments into those that the base class parses, and assignments of settings."""
         takes_value = {
             option: not param.is_flag for param in self.params for option in param.opts if hasattr(param, "is_flag")
         }
         takes_value |= dict.fromkeys(HELP_OPTIONS, False)
         flags = {flag.name: flag for flag in self.flags}
-        command_args, assignments = list[str](), list[str]()
+        command_args: list[str] = []
+        assignments: list[str] = []
         queue = deque(args)
         while queue:
             argument = queue.popleft()
             name, equals, value = argument.partition("=")
-            if argument == "--":  # all that follow are arguments
+            if argument == "--":  # the remaining ones are arguments, not options
                 command_args += [argument, *queue]
                 queue.clear()
             elif name in flags:
@@ -113,17 +114,17 @@ class SettingsCommand(TyperCommand):
         return command_args, assignments
 
     def _read_setting(self, flag: str, value: str | None, queue: deque[str], assignments: list[str]) -> None:
-        """Read a flag that is no option of the command, and append its assignment.
+        """Read a flag that is not an option of the command, and append its assignment.
 
         Args:
             flag: The flag, such as "--train.batch_size".
-            value: Its value after "="; None: the value is the next argument.
-            queue: The arguments that follow; the value is removed from it. An alias of an option is put back as that
-                option.
+            value: The value after "=". If None, the value is the next argument.
+            queue: The following arguments. The value is removed from it. If the flag is an alias of an option, that
+                option is put in front.
             assignments: The assignments so far.
 
         Raises:
-            HeedfulError: If there is no such setting, or it has no value.
+            HeedfulError: If the setting is unknown, or has no value.
         """
         from heedful.runs.aliases import ALIASES
 
@@ -150,7 +151,7 @@ class SettingsCommand(TyperCommand):
             source: The flag or name that the user wrote.
 
         Raises:
-            SettingError: If there is no such setting.
+            SettingError: If the setting is unknown.
         """
         from heedful.runs.overrides import find_setting
         from heedful.runs.settings_schema import describe_settings
@@ -171,7 +172,7 @@ class SettingsCommand(TyperCommand):
         Args:
             name: Name of the setting.
             source: The flag or name that the user wrote.
-            error: Error of the search for the setting. It is raised itself if it is more precise than a close name.
+            error: Error of the search for the setting. It is raised if it is more precise than a suggestion.
         """
         from heedful.runs.aliases import ALIASES
 
@@ -191,11 +192,11 @@ class SettingsCommand(TyperCommand):
         )
 
     def _suggestions(self) -> dict[str, str]:
-        """Return flags to suggest, by flags that a user may have meant to write; also by names of other libraries."""
+        """Map each flag that a user may have meant to the flag to suggest; names of other libraries are included."""
         from heedful.runs.aliases import ALIASES
         from heedful.runs.settings_schema import setting_paths
 
-        suggestions = dict[str, str]()
+        suggestions: dict[str, str] = {}
         for cls in reversed(self.settings_classes()):
             for path in setting_paths(cls):
                 short_flag = f"--{path.rpartition('.')[2].replace('_', '-')}"
@@ -214,7 +215,7 @@ def with_settings_options(
     reference: str = SettingsCommand.reference,
     setting_help: str = SettingsCommand.setting_help,
 ) -> type[SettingsCommand]:
-    """Return a subclass of SettingsCommand with these attributes, for the argument `cls` of typer's `command`."""
+    """Return a subclass of SettingsCommand with these attributes, for the parameter `cls` of typer's `command`."""
     attributes = {
         "settings": settings,
         "accepts_assignments": accepts_assignments,
@@ -226,13 +227,13 @@ def with_settings_options(
 
 
 def context_assignments(context: typer.Context) -> list[str]:
-    """Return the settings that were given to a command, as "lr=0.1"."""
+    """Return the settings in the arguments of a command, such as "lr=0.1"."""
     assignments: list[str] = context.meta.get(ASSIGNMENTS, [])
     return assignments
 
 
 def _is_setting(argument: str, name: str) -> bool:
-    """Return whether NAME=VALUE is a setting, and neither a split of data nor an existing file."""
+    """Return whether NAME=VALUE is a setting, rather than a split of data or an existing file."""
     from heedful.data.labelled.split_files import SPLIT_BY_WORD
 
     return bool(SETTING_NAME.fullmatch(name)) and name.casefold() not in SPLIT_BY_WORD and not os.path.exists(argument)
@@ -275,7 +276,7 @@ FinetuneCommand = with_settings_options(
     flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
     reference="heedful init TASK",
 )
-TuneCommand = with_settings_options(  # without --time-budget of the training: its own option limits the search
+TuneCommand = with_settings_options(  # without the flag --time-budget: tune has an option of this name for the search
     "heedful.runs.finetune.settings:FinetuneSettings",
     accepts_assignments=True,
     flags=tuple(flag for flag in (*_training_flags("max_length"), PATIENCE, SEEDS) if flag.name != "--time-budget"),

@@ -1,4 +1,4 @@
-"""Standard streams of the command that are closed or full."""
+"""Standard streams of the command: `open_streams` handles closed ones, and `Stdout` a full disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RAISING_HANDLERS = ("strict", "surrogateescape")  # error handlers that raise fo
 
 
 class Stdout(TextIOWrapper):
-    """Stdout that turns errors of writing into HeedfulErrors, except BrokenPipeError: its reader has closed it."""
+    """Stdout that raises a HeedfulError if it cannot be written, or a BrokenPipeError if its reader has closed it."""
 
     def write(self, text: str, /) -> int:
         """Write a text.
@@ -21,7 +21,7 @@ class Stdout(TextIOWrapper):
         Raises:
             HeedfulError: If stdout cannot be written.
         """
-        if text == "":  # click probes the type of a stream with it; on a full device that would hide the error
+        if text == "":  # click writes it to find the type of a stream, and would hide the error of a full device
             return 0
         try:
             return super().write(text)
@@ -40,7 +40,7 @@ class Stdout(TextIOWrapper):
             self._fail(error)
 
     def _fail(self, error: OSError) -> NoReturn:
-        """Raise a HeedfulError for an error of writing; raise a BrokenPipeError as it is."""
+        """Raise a BrokenPipeError unchanged, and a HeedfulError for any other error of writing."""
         if isinstance(error, BrokenPipeError):
             raise error
         drop_stdout()

@@ -79,9 +79,15 @@ def tune(
 
     with Progress(quiet=as_json) as progress:
         result = search(
-            task, files, folder, time_budget=time_budget, space=space or None, overrides=overrides, on_bad_row=bad_rows,
+            task,
+            files,
+            folder,
+            time_budget=time_budget,
+            space=space or None,
+            overrides=overrides,
+            on_bad_row=bad_rows,
             reporter=progress,
-        )  # fmt: skip
+        )
     if result.status == "interrupted":
         note(f"stopped; all trials are saved in {folder}. The same command resumes the search.")
         raise SystemExit(130)
@@ -96,7 +102,7 @@ def tune(
 
 
 def _parse_space(texts: list[str]) -> dict[str, list[Json]]:
-    """Return the values of each setting from texts such as "lr=1e-4,3e-4"; values are TOML, or else text.
+    """Return the values of each setting from texts such as "lr=1e-4,3e-4". A value that is not TOML is text.
 
     Raises:
         HeedfulError: If a text has another form, or a setting is named twice.
@@ -115,7 +121,7 @@ def _parse_space(texts: list[str]) -> dict[str, list[Json]]:
 
 
 def _show_trials(state: JsonObject) -> None:
-    """Print the trials of a search: those that trained longest first, then the best.
+    """Print the trials of a search, sorted by the duration of their training and then by their score.
 
     Args:
         state: Results of the search, from results.json.

@@ -1,4 +1,4 @@
-"""The command group of all verbs: its sections in --help, and names of other libraries for the verbs."""
+"""The command group of all verbs: its sections in --help, and aliases of verbs from other libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {  # verbs by purpose, in the order of a 
     "Serve": ("serve", "bench", "kernels"),
     "Study": ("study",),
 }
-VERB_ALIASES: dict[str, str] = {  # verbs by the names of other libraries for them
+VERB_ALIASES: dict[str, str] = {  # verb of each name in other libraries
     **dict.fromkeys(("train", "fit", "fine-tune", "fine_tune"), "finetune"),
     **dict.fromkeys(("distill", "distillation"), "distil"),
     **dict.fromkeys(("pre-train", "pretraining"), "pretrain"),
@@ -25,7 +25,7 @@ VERB_ALIASES: dict[str, str] = {  # verbs by the names of other libraries for th
     "tokenize": "tokenizer",
     "benchmark": "bench",
 }
-VERB_ADVICE: dict[str, str] = {  # what to use, by verbs of other libraries that do not exist here
+VERB_ADVICE: dict[str, str] = {  # for verbs of other libraries that do not exist here: the command to use
     **dict.fromkeys(("val", "validate"), "heedful evaluate RUN --data DATA --split dev"),
     **dict.fromkeys(("test", "score"), "heedful evaluate RUN --data DATA --split test"),
     **dict.fromkeys(
@@ -43,7 +43,7 @@ class VerbGroup(TyperGroup):
     """The group of all verbs."""
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, ClickCommand | None, list[str]]:
-        """Return the command that the first argument names, also by an alias.
+        """Return the command that the first argument names by its name or an alias.
 
         Raises:
             HeedfulError: If the name is in `VERB_ADVICE`.

@@ -1,4 +1,4 @@
-"""Layer 6: objectives. They pack samples into a batch, and compute the loss of a batch with its target count."""
+"""Training objectives: each packs samples into a batch, and computes the sum of the losses and the target count."""
 
 from __future__ import annotations
 

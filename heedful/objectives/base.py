@@ -1,7 +1,7 @@
-"""Base classes of objectives: samples, batches, and a loss that is a sum with its count.
+"""Base classes of training objectives, and their data: `Sample`, `Batch`, `Loss` (a sum with its count) and `Term`.
 
-The trainer adds up the sums and the counts of all micro-batches and ranks, and divides once. So an update does not
-depend on how a step is split into micro-batches and ranks.
+The trainer adds up the sums and the counts of all micro-batches and ranks, and divides once. An update therefore does
+not depend on how a step is split into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from heedful.nn import cpu_ops
 from heedful.nn.autograd import AutogradContext
 from heedful.packed import Packed
 
-CHUNK_ROWS = 32  # rows of scores computed at a time on a CPU, so that they stay in its cache
+CHUNK_ROWS = 32  # targets whose scores are processed at a time on a CPU, so that they stay in its cache
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The sum of the losses of a batch's targets, with its autograd graph, and the total weight of the targets."""
+    """The loss of a batch as a sum over its targets, so that losses of several batches can be added."""
 
-    sum: Tensor
-    count: float
+    sum: Tensor  # sum of weight times loss over the targets, with its autograd graph
+    count: float  # total weight of the targets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
     """One training sample: one or more sequences of tokens, and their target."""
 
-    tokens: NDArray[np.int32]  # all sequences end to end
-    types: NDArray[np.uint8]
-    bounds: tuple[int, ...]  # first token of each sequence, and the number of tokens
-    target: Any = None  # label or labels; each objective has its own type
+    tokens: NDArray[np.int32]  # token ids of all sequences, end to end
+    types: NDArray[np.uint8]  # token type ids
+    bounds: tuple[int, ...]  # first token of each sequence, then the number of all tokens
+    target: Any = None  # label or labels; the type depends on the objective
     weight: float = 1.0  # weight in the loss, such as 1 / windows for each window of a text
     filler: int = 0  # number of padding tokens at the end
-    states: Float[Tensor, "tokens width"] | None = None  # outputs of the frozen layers; None: computed in each step
+    states: Float[Tensor, "tokens hidden"] | None = None  # cached outputs of the frozen layers, if there are any
 
     def __len__(self) -> int:
         """Number of tokens, padding included."""
@@ -56,7 +56,7 @@ class Sample:
     def of(
         cls, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], target: object = None, weight: float = 1.0
     ) -> Sample:
-        """Return a sample from the token ids and types of each sequence.
+        """Return a sample from the token ids and the token types of each sequence.
 
         >>> Sample.of([[5, 6], [7]], [[0, 0], [1]], target=1).bounds
         (0, 2, 3)
@@ -77,15 +77,15 @@ class Batch:
     packed: Packed
     targets: Tensor
     weights: Tensor  # weight of each target
-    decoder_input: Packed | None = None  # input of the decoder, for a model with encoder and decoder
-    rows: Tensor | None = None  # indices of the rows that the head scores; None: all rows, or whole sequences
+    decoder_input: Packed | None = None  # input of the decoder, for an encoder-decoder model
+    rows: Tensor | None = None  # packed positions that the head scores; None for all tokens or whole sequences
     groups: tuple[int, ...] = ()  # number of sequences in each group, such as the candidates of a prompt
     labels: Tensor | None = None  # a label of each sequence, in addition to the targets
     draws: Tensor | None = None  # a uniform random number for each target, for a loss that samples
     distillation: Any = None  # positions and weights of the teacher's targets, if there is a teacher
     counts: tuple[float, ...] = ()  # number of targets of each term, for a loss of several terms
-    scales: tuple[float, ...] = ()  # factor of each term's sum, set by the trainer; (): the batch is the whole step
-    weight_sum: float | None = None  # sum of `weights` as a Python number; None: `total_weight` computes it
+    scales: tuple[float, ...] = ()  # factor of each term's sum, set by the trainer; () if the batch is the whole step
+    weight_sum: float | None = None  # sum of `weights`, if it is known; see `total_weight`
 
     def to(self, device: torch.device | str) -> Batch:
         """Move the batch to a device."""
@@ -108,15 +108,15 @@ class Batch:
 
 
 class PerEpochSamples(ABC, Sequence[Sample]):
-    """Samples that differ from epoch to epoch; their number does not."""
+    """Samples that differ from epoch to epoch. All epochs have the same number of samples."""
 
     @abstractmethod
     def at(self, epoch: int) -> Sequence[Sample]:
-        """Return the samples of an epoch (from 0). The same epoch always has the same samples."""
+        """Return the samples of an epoch, counted from 0. Equal epochs have equal samples."""
 
-    def __getitem__(self, number: int | slice) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         """Return a sample of the first epoch."""
-        return self.at(0)[number]
+        return self.at(0)[index]
 
 
 class Objective(ABC):
@@ -124,8 +124,8 @@ class Objective(ABC):
 
     group_size: int = 1  # samples compared with each other; a group is never split over micro-batches or ranks
     term_weights: tuple[float, ...] = (1.0,)  # weight of each term of the loss; a term is a mean over its targets
-    num_static_masks: int | None = None  # different masks of a sample, used in turn; None: a new one in each epoch
-    extra_module: nn.Module | None = None  # trained together with the model; may share tensors with it
+    num_static_masks: int | None = None  # masks of a sample, used in turn; None for a new mask in each epoch
+    extra_module: nn.Module | None = None  # module trained together with the model; may share tensors with it
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
@@ -133,7 +133,7 @@ class Objective(ABC):
 
         Args:
             samples: One or more samples.
-            keys: Seed of the random choices of each sample, derived from (seed, epoch, sample number).
+            keys: Seed of the random choices of each sample, derived from (seed, epoch, sample index).
         """
 
     @abstractmethod
@@ -143,12 +143,12 @@ class Objective(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """One term of a loss: the loss of each target in float32. `right` is filled only under no_grad."""
+    """One term of a loss: the loss of each target in float32. `right` is set only under no_grad."""
 
     name: str
     losses: Float[Tensor, " targets"]
-    right: Bool[Tensor, " targets"] | None = None  # whether the prediction is correct; None: unknown or not defined
-    weights: Float[Tensor, " targets"] | None = None  # 1, or 0 for targets that are padding; None: all 1
+    right: Bool[Tensor, " targets"] | None = None  # whether each prediction is correct, if that was computed
+    weights: Float[Tensor, " targets"] | None = None  # 1 for a target, 0 for padding; None if all are 1
 
     @property
     def sum(self) -> Tensor:
@@ -171,10 +171,10 @@ class SelfSupervised(Objective):
         """Return the terms of the loss, in the order of `term_weights`."""
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """Return the sum over terms of weight times mean, scaled by the target count of the first term with targets.
+        """Return the sum over terms of weight times mean, multiplied by a common target count.
 
-        The trainer divides the sum by that count over all micro-batches and ranks. It sets `Batch.scales` so that every
-        term is divided by its own count.
+        The common count is that of the first term with targets. The trainer divides the sum by it, added up over all
+        micro-batches and ranks, and sets `Batch.scales` so that each term is divided by its own count.
         """
         first, *others = self.terms(loaded, batch)
         counts = batch.counts or (batch.total_weight if first.weights is batch.weights else first.count,)
@@ -187,7 +187,7 @@ class SelfSupervised(Objective):
 
     @torch.no_grad()
     def measure(self, loaded: ModelBundle, batch: Batch) -> dict[str, tuple[float, float]]:
-        """Return (sum, count) of the loss and of the correct predictions of each term, by name."""
+        """Return (sum, count) of the loss and of the correct predictions of each term, by metric name."""
         sums = {}
         for term in self.terms(loaded, batch):
             sums[f"{term.name}_loss"] = (float(term.sum), term.count)
@@ -213,7 +213,7 @@ def cross_entropy_term(
     targets: Int[Tensor, " targets"],
     weights: Float[Tensor, " targets"] | None = None,
 ) -> Term:
-    """Return -log softmax(scores)[target] of each target. Under no_grad the term also has the correct predictions."""
+    """Return the term of -log softmax(scores)[target]. Under no_grad it also marks the correct predictions."""
     if torch.is_grad_enabled():
         losses: Tensor = _CrossEntropy.apply(scores, targets)  # type: ignore[no-untyped-call]
         return Term(name, losses, None, weights)
@@ -224,7 +224,8 @@ def cross_entropy_term(
 class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy whose gradient, softmax(scores) - onehot(target), is computed in the forward pass.
 
-    Scores over a vocabulary are the largest tensor of a step. This reads them once and writes one tensor of their size.
+    Scores over a vocabulary are the largest tensor of a step. The forward pass reads them once and writes one tensor of
+    their size, the gradient.
     """
 
     @staticmethod
@@ -237,7 +238,7 @@ class _CrossEntropy(torch.autograd.Function):
         losses = scores.new_empty(len(scores), dtype=torch.promote_types(scores.dtype, torch.float32))
         chunk_rows = CHUNK_ROWS if scores.device.type == "cpu" else max(1, len(scores))  # few kernel launches on a GPU
         for start in range(0, len(scores), chunk_rows):
-            rows = slice(start, start + chunk_rows)
+            rows = slice(start, start + chunk_rows)  # the targets of this chunk
             target_columns = targets[rows, None]
             chunk = upcast(scores[rows])
             chunk = chunk - chunk.amax(-1, keepdim=True)
@@ -276,12 +277,12 @@ def weights_of_samples(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
 
 
 def upcast(scores: Tensor) -> Tensor:
-    """Convert scores to the precision of losses: float32, or float64 if they have it."""
+    """Convert scores to float32, the precision of losses; float64 scores are not changed."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def full_precision(scores: Tensor) -> AbstractContextManager[None]:
-    """Disable autocast in a context, so that matrix products of a loss keep the precision of their inputs."""
+    """Return a context that disables autocast, so that matrix products of a loss keep the precision of their inputs."""
     return torch.autocast(scores.device.type, enabled=False)
 
 

@@ -25,20 +25,20 @@ class CausalLM(SelfSupervised):
     head = "language_model"
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch, scored at the rows that have a next token: all but the last row of each sequence."""
+        """Return the batch with the next token as target at all positions but the last one of each sequence."""
         packed = pack_samples(samples)
         has_next = np.ones(packed.bounds[-1], dtype=np.bool_)
         if len(has_next):
-            # for an empty sequence this is the last row of the sequence before it, or -1, the last row of all
+            # for an empty sequence this is the last position of the sequence before it, or -1, the last of the batch
             has_next[np.array(packed.bounds[1:]) - 1] = False
         rows = torch.from_numpy(has_next.nonzero()[0])
         return Batch(packed=packed, targets=packed.tokens[rows + 1], weights=torch.ones(len(rows)), rows=rows)
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the cross-entropy of the next tokens."""
+        """Return one term, the cross-entropy of the next tokens."""
         decoder = loaded.config.model.decoder
         if decoder is None or not decoder.causal:
             raise HeedfulError("this model attends to later tokens: causal pre-training needs a decoder")
         assert loaded.head is not None and batch.rows is not None
-        rows = loaded.hidden_states(batch.packed, output_rows=batch.rows)
-        return (cross_entropy_term("clm", loaded.head(rows, batch.packed), batch.targets),)
+        states = loaded.hidden_states(batch.packed, output_rows=batch.rows)
+        return (cross_entropy_term("clm", loaded.head(states, batch.packed), batch.targets),)

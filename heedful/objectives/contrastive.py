@@ -1,4 +1,7 @@
-"""Contrastive learning of labelled texts: texts with equal labels get similar vectors, others dissimilar ones."""
+"""Contrastive learning from labels: texts with equal labels get similar embeddings, other texts dissimilar ones.
+
+It is the first stage of fine-tuning a classifier on few labels.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ class ContrastiveClasses(Objective):
     """The mean of (cos(a, b) - s(a, b))² over all pairs of a group, as in SetFit (Tunstall et al. 2022, section 3).
 
     s is the similarity of the labels of two texts. For single labels it is 1 if they are equal, else 0. For texts with
-    several labels it is the share of labels that both have (Jaccard index). The vectors are the inputs of the last
-    layer of the sequence classification head. SetFit encodes both texts of each pair; here each text is encoded once a
-    step and compared with all other texts of its group.
+    several labels it is the Jaccard index, the share of common labels. a and b are the inputs of the last layer of the
+    sequence classification head. SetFit encodes both texts of each pair. Here each text is encoded once in a step, and
+    compared with all other texts of its group.
 
     Args:
         group_size: Number of texts that are compared with each other.
@@ -43,7 +46,7 @@ class ContrastiveClasses(Objective):
     classes: int
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch; its targets are 0 or 1 for each label, [texts, labels]."""
+        """Return the batch, whose targets are 0 or 1 for each label, [texts, labels]."""
         targets = np.array([sample.target for sample in samples])
         if targets.ndim == 1:
             targets = np.eye(self.classes)[targets]
@@ -53,8 +56,8 @@ class ContrastiveClasses(Objective):
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         """Return the sum over texts of the mean squared error of cosines with the other texts of the group."""
         assert isinstance(loaded.head, ClassesHead)
-        rows = loaded.hidden_states(batch.packed)
-        vectors = F.normalize(upcast(loaded.head.vectors(rows, batch.packed)), dim=-1)
+        states = loaded.hidden_states(batch.packed)
+        vectors = F.normalize(upcast(loaded.head.vectors(states, batch.packed)), dim=-1)
         groups = zip(vectors.split(self.group_size), batch.targets.split(self.group_size), strict=True)
         with full_precision(vectors):
             losses = [_pair_losses(group_vectors, labels) for group_vectors, labels in groups]
@@ -69,7 +72,7 @@ def _pair_losses(vectors: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_similarity(labels: Tensor) -> Tensor:
-    """Return the share of common labels of each two texts, |A and B| / |A or B|, [texts, texts].
+    """Return the Jaccard index |A and B| / |A or B| of the labels of each two texts, [texts, texts].
 
     Two texts without labels have the similarity 1.
 

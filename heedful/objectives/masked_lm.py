@@ -1,4 +1,7 @@
-"""Masked language modelling: predict masked tokens from their context (Devlin et al. 2019, section 3.1)."""
+"""Masked language modelling (Devlin et al. 2019, section 3.1): single tokens, whole words or spans are masked.
+
+`MaskedLMWithPairs` adds next sentence prediction or sentence order prediction.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +36,25 @@ from heedful.tokenizer import Tokenizer
 
 MaskUnit = Literal["tokens", "words", "spans"]
 SPAN_STOP = 0.2  # probability that a span ends after a word
-MAX_SPAN_WORDS = 10  # words in a span
+MAX_SPAN_WORDS = 10  # maximum words in a span
 MASK_SHARE = 0.8  # share of the targets that are masked
-REPLACED_UNTIL = 0.9  # up to this share they are replaced by random tokens; the others stay unchanged
+REPLACED_UNTIL = 0.9  # the next share, from 0.8 to 0.9, is replaced by random tokens; the rest is unchanged
 Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLM(SelfSupervised):
-    """Predict a share of the tokens: 80 % of them are masked, 10 % replaced by a random token, 10 % unchanged.
+    """Predict a share of the tokens. 80 % of these targets are masked, 10 % replaced by a random token, 10 % unchanged.
 
-    `mask_prob` is the share of predicted tokens in a sample. `mask_unit` says how they are chosen:
+    `mask_prob` is the share of targets in a sample. `mask_unit` is the unit in which targets are chosen:
 
     * tokens: one by one.
     * words: whole words. A word that would exceed the share is skipped, as in the published code of Devlin et al. 2019.
-      Each piece of a word is masked, replaced or unchanged independently.
+      Each token of a word is masked, replaced or unchanged independently.
     * spans: 1 to 10 words, 3.8 on average. All tokens of a span are treated alike (Joshi et al. 2020, section 3.1).
 
-    Special tokens are never chosen. Random replacements come from the whole vocabulary, special tokens included, as in
-    the published code. Masks depend only on the sample's key; with `num_static_masks` they repeat after that many
+    Special tokens are never targets. Random replacements come from the whole vocabulary, special tokens included, as in
+    the published code. Masks depend only on the sample's key. With `num_static_masks` they repeat after that number of
     epochs.
     """
 
@@ -59,7 +62,7 @@ class MaskedLM(SelfSupervised):
     mask_prob: float = 0.15
     mask_unit: MaskUnit = "tokens"
     num_static_masks: int | None = None
-    target_count: int | None = None  # targets of each sample, padded by targets of weight 0; None: as many as chosen
+    target_count: int | None = None  # fixed number of targets per sample, padded with weight 0; None for no padding
     head: str = field(default="masked_lm", init=False)
 
     def __post_init__(self) -> None:
@@ -68,12 +71,12 @@ class MaskedLM(SelfSupervised):
         if not 0 < self.mask_prob < 1:
             raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share of the tokens between 0 and 1")
         if self.mask_unit == "words":
-            _ = self.tokenizer.continues  # raises an error now if the tokenizer does not know where words begin
+            _ = self.tokenizer.continues  # raises a HeedfulError if the tokenizer does not know where words begin
 
     def samples(self, texts: Sequence[str], limit: int | None) -> list[Sample]:
-        """Encode texts as samples; a text of more than `limit` tokens is cut into windows without overlap.
+        """Encode texts as samples, and cut a text of more than `limit` tokens into windows without overlap.
 
-        Windows without text tokens are left out.
+        Windows without text tokens are left out. If `limit` is None, texts are not cut.
         """
         samples = []
         for encoded in self.tokenizer.encode_batch(list(texts)):
@@ -86,14 +89,16 @@ class MaskedLM(SelfSupervised):
         return samples
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the masked batch, scored at the chosen rows, with the original tokens as targets."""
-        packed, mask = pack_samples(samples), self.tokenizer.special.mask
-        tokens, starts = packed.tokens.numpy(), [0, *accumulate(map(len, samples))]
-        sample_rows: list[Positions] = []
+        """Return the masked batch with the original tokens of the chosen positions as targets."""
+        packed = pack_samples(samples)
+        mask_id = self.tokenizer.special.mask
+        tokens = packed.tokens.numpy()
+        starts = [0, *accumulate(map(len, samples))]
+        sample_rows: list[Positions] = []  # packed positions of the targets of each sample
         weights: list[NDArray[np.float32]] = []
         for start, sample, key in zip(starts, samples, keys, strict=False):
             positions, action, replacement = self._draw(sample, key)
-            tokens[start + positions[action < MASK_SHARE]] = mask
+            tokens[start + positions[action < MASK_SHARE]] = mask_id
             is_replaced = (action >= MASK_SHARE) & (action < REPLACED_UNTIL)
             tokens[start + positions[is_replaced]] = scale_to_integers(replacement[is_replaced], self.tokenizer.size)
             padding = 0 if self.target_count is None else self.target_count - len(positions)
@@ -125,15 +130,15 @@ class MaskedLM(SelfSupervised):
         return upcast(loaded.head(masked_states, batch.packed))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of each chosen row."""
+        """Return the cross-entropy at each chosen position."""
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the cross-entropy of the chosen rows. Scores of other rows are not computed."""
+        """Return one term, the cross-entropy at the chosen positions. Scores of other positions are not computed."""
         return (self.masked_term(loaded, loaded.hidden_states(batch.packed, output_rows=batch.rows), batch),)
 
     def masked_term(self, loaded: ModelBundle, chosen: Tensor, batch: Batch) -> Term:
-        """Return the cross-entropy term from the hidden states of the chosen rows."""
+        """Return the cross-entropy term from the hidden states at the chosen positions."""
         assert loaded.head is not None
         weights = None if self.target_count is None else batch.weights
         return cross_entropy_term("mlm", loaded.head(chosen, batch.packed), batch.targets, weights)
@@ -141,10 +146,11 @@ class MaskedLM(SelfSupervised):
     # -- choice of the targets ----------------------------------------------------------------------------------
 
     def _draw(self, sample: Sample, key: int) -> tuple[Positions, NDArray[np.float64], NDArray[np.float64]]:
-        """Choose the target positions of a sample, ascending, with two uniform random numbers for each.
+        """Choose the target positions of a sample, in ascending order.
 
-        The first number decides whether the token is masked, replaced or unchanged; the second one picks the
-        replacement.
+        Returns:
+            The positions; and two uniform random numbers for each. The first random number decides whether the token is
+            masked, replaced or unchanged. The second one picks the replacement.
         """
         maskable = self._maskable(sample, key)
         maskable_count = int(maskable.sum())
@@ -175,8 +181,8 @@ class MaskedLM(SelfSupervised):
     def _word_starts(self, sample: Sample, maskable: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Mark the positions that begin a word.
 
-        The first text token of a sequence, or after a special token, also begins a word. If the tokenizer does not know
-        where words begin, every token is a word.
+        A text token that is the first of a sequence, or follows a special token, always begins a word. If the tokenizer
+        does not know where words begin, every token is a word.
         """
         if self.mask_unit == "words" or self._knows_words:
             starts = maskable & self.tokenizer.starts(sample.tokens)
@@ -199,19 +205,19 @@ class MaskedLM(SelfSupervised):
 def _choose_words(
     starts: NDArray[np.bool_], maskable: NDArray[np.bool_], draws: NDArray[np.float64], count: int
 ) -> Positions:
-    """Choose whole words in random order until they have `count` tokens; a word that would exceed it is skipped.
+    """Choose whole words in random order until they have `count` tokens. A word that would exceed `count` is skipped.
 
     Args:
         starts: Marks the positions that begin a word.
         maskable: Marks the positions that belong to words.
-        draws: A random number for each position; those of the first positions order the words.
-        count: Positions to return, at most.
+        draws: A random number for each position. A word's rank in the random order depends on that of its first token.
+        count: Maximum number of positions to return.
     """
-    word_of = np.where(maskable, np.cumsum(starts) - 1, -1)  # the word of each position; -1: outside words
+    word_of = np.where(maskable, np.cumsum(starts) - 1, -1)  # index of the word at each position; -1 outside words
     sizes = np.bincount(word_of[maskable], minlength=int(starts.sum()))
     random_order = np.argsort(draws[starts], kind="stable")
     total_sizes = np.cumsum(sizes[random_order])
-    fitting = int(np.searchsorted(total_sizes, count, side="right"))  # number of words before the first too long one
+    fitting = int(np.searchsorted(total_sizes, count, side="right"))  # words before the first one that is too long
     left = count - (int(total_sizes[fitting - 1]) if fitting else 0)
     is_chosen = np.zeros(len(sizes) + 1, dtype=np.bool_)  # the last element is for positions outside words
     is_chosen[random_order[:fitting]] = True
@@ -236,18 +242,19 @@ def _choose_spans(
     Args:
         starts: Marks the positions that begin a word.
         maskable: Marks the positions that belong to words.
-        draws: A random number for each position; those of the first positions of words order the spans.
+        draws: A random number for each position. A span begins at a word, and its rank in the random order depends on
+            the random number of that word's first token.
         length_draws: A random number for each position, which decides the length of a span that begins there.
-        count: Positions to return, at most.
+        count: Maximum number of positions to return.
 
     Returns:
-        The chosen positions, ascending, and for each the first position of its span.
+        The chosen positions, ascending; and, for each, the first position of its span.
     """
-    span_of = np.full(len(maskable), -1)  # first position of each position's span; -1: in no span
+    span_of = np.full(len(maskable), -1)  # first position of the span at each position; -1 outside spans
     word_starts = np.flatnonzero(starts)
     random_order = word_starts[np.argsort(draws[word_starts], kind="stable")]
-    next_starts = np.append(word_starts[1:], len(maskable))  # where the next word begins
-    # probability of lengths up to the maximum: longer ones are excluded, as in the published code
+    next_starts = np.append(word_starts[1:], len(maskable))  # for each word, the first position of the next word
+    # the geometric distribution is cut at the maximum length, as in the published code
     max_share = 1 - (1 - SPAN_STOP) ** MAX_SPAN_WORDS
     left = count
     for start in random_order.tolist():
@@ -270,10 +277,10 @@ def _choose_spans(
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMWithPairs(MaskedLM):
-    """Masked language modelling, plus a binary label for each pair of segments.
+    """Masked language modelling, plus the classification of each pair of segments.
 
-    The label tells whether the second segment follows the first (`nsp`, Devlin et al. 2019, appendix A.2), or whether
-    the segments are swapped (`sop`, Lan et al. 2020, section 3.1). The loss is the sum of both means.
+    The label is 1 if the second segment is from another document (`nsp`, Devlin et al. 2019, appendix A.2), or if the
+    segments are swapped (`sop`, Lan et al. 2020, section 3.1), else 0. The loss is the sum of both mean losses.
     """
 
     name: Literal["nsp", "sop"] = "nsp"  # name of the second term
@@ -281,14 +288,14 @@ class MaskedLMWithPairs(MaskedLM):
     term_weights: tuple[float, ...] = field(default=(1.0, 1.0), init=False)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the masked batch with the label of each pair; the label of padding is -1."""
+        """Return the masked batch with the label of each pair, or -1 for a sequence of padding."""
         masked = super().batch(samples, keys)
         labels = concat_long([sample.target for sample in samples])
         counts = float(masked.weights.sum(dtype=torch.float64)), float((labels >= 0).sum())
         return replace(masked, labels=labels, counts=counts)
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return the terms of masked tokens and of pairs."""
+        """Return the cross-entropy of masked tokens and the cross-entropy of pairs."""
         assert isinstance(loaded.head, PretrainingHead) and batch.rows is not None and batch.labels is not None
         first_rows = batch.packed.first_rows()
         pair_count = len(first_rows)

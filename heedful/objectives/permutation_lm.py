@@ -19,7 +19,7 @@ from heedful.objectives.random_numbers import is_text_token, scale_to_integers, 
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
-MAX_SPAN_TOKENS = 5  # tokens in a span
+MAX_SPAN_TOKENS = 5  # maximum tokens in a span
 Positions = NDArray[np.int64]
 
 
@@ -28,13 +28,14 @@ class PermutationLM(SelfSupervised):
     """The mean of -log p(target | context and the targets before it in a random order).
 
     The share of the text's tokens that are targets is 1 / K in the paper. With `spans`, as in pre-training (section
-    3.1), targets are spans of 1 to 5 tokens, all lengths equally likely. Each span is at a random position in a context
-    of its own that is K times as long. (In the published code a length n has a probability in proportion to 1 / n, and
-    spans begin at words.) Without `spans`, targets are any tokens.
+    3.1), targets are spans of 1 to 5 tokens, all lengths equally likely. Each span is at a random position in its own
+    context, which is K times as long. (In the published code a length n has a probability in proportion to 1 / n, and
+    spans begin at words.) Without `spans`, targets are single tokens.
 
-    All tokens that are not targets are context, special tokens too. As in the published code, a context token attends
-    to all context tokens and to no target. A target attends to itself, to the context and to the targets before it. The
-    row that predicts a target attends to the same tokens except the target itself. Sequences may have any length.
+    All tokens that are not targets are context, special tokens included. As in the published code, a context token
+    attends to all context tokens and to no target. A target attends to itself, to the context and to the targets before
+    it in the random order. The query that predicts a target attends to the same tokens except the target itself.
+    Sequences may have any length.
     """
 
     tokenizer: Tokenizer
@@ -47,15 +48,17 @@ class PermutationLM(SelfSupervised):
             raise HeedfulError(f"share is {self.share}; expected more than 0 and less than 1")
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return each sequence followed by the rows that predict its targets (queries), with their visibility."""
-        original, is_text = pack_samples(samples), [np.zeros(0, dtype=np.bool_)]
+        """Return each sequence followed by one query per target, with a visibility mask."""
+        original = pack_samples(samples)
+        is_text = [np.zeros(0, dtype=np.bool_)]
         draws = [np.zeros((3, 0))]
         for sample, key in zip(samples, keys, strict=True):
             is_text.append(is_text_token(sample.tokens, self.tokenizer))
             draws.append(uniform(key, 3 * len(sample)).reshape(3, -1))
         targets, visibility = self._choose_targets(original.bounds, np.concatenate(is_text), np.concatenate(draws, 1))
         counts = [len(positions) for positions in targets]
-        ends = [stop + queries for stop, queries in zip(original.bounds[1:], accumulate(counts), strict=True)]
+        query_totals = accumulate(counts)  # queries up to the end of each sequence
+        ends = [stop + total for stop, total in zip(original.bounds[1:], query_totals, strict=True)]
         query_rows = concat_long([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
         target_positions = concat_long(targets)
         return Batch(
@@ -76,18 +79,19 @@ class PermutationLM(SelfSupervised):
             draws: Uniform random numbers, [3, tokens].
 
         Returns:
-            The positions of each sequence's targets in the batch; and, for each sequence, which tokens each token row
-            and then each query row attends to, [tokens + targets, tokens].
+            The positions of each sequence's targets in the batch; and, for each sequence, a mask of the tokens that
+            each token and then each query attends to, [tokens + targets, tokens].
         """
         positions, visibility = [], []
         for start, stop in pairwise(bounds):
-            candidates, drawn = is_text[start:stop].nonzero()[0], draws[:, start:stop]
+            candidates = is_text[start:stop].nonzero()[0]
+            sequence_draws = draws[:, start:stop]
             if self.spans:
-                targets = candidates[draw_spans(drawn[:2, : len(candidates)], self.share)]
+                targets = candidates[draw_spans(sequence_draws[:2, : len(candidates)], self.share)]
             else:
-                targets = candidates[self._draw_tokens(drawn[0, candidates])]
+                targets = candidates[self._draw_tokens(sequence_draws[0, candidates])]
             rank = np.full(stop - start, -1)  # rank of each target in the random order; -1 for context
-            rank[targets[drawn[2, targets].argsort(kind="stable")]] = np.arange(len(targets))
+            rank[targets[sequence_draws[2, targets].argsort(kind="stable")]] = np.arange(len(targets))
             comes_before = torch.from_numpy(rank) < torch.from_numpy(rank.clip(0))[:, None]
             seen_by_queries = comes_before[torch.from_numpy(targets)]
             seen_by_tokens = comes_before.fill_diagonal_(True)
@@ -96,12 +100,12 @@ class PermutationLM(SelfSupervised):
         return positions, tuple(visibility)
 
     def _draw_tokens(self, draws: NDArray[np.float64]) -> Positions:
-        """Return the indices of the smallest random numbers, ascending: a share of all, at least one."""
+        """Return the indices of the smallest `share` of the random numbers, at least one, in ascending order."""
         count = max(1, round(len(draws) * self.share))
         return np.sort(draws.argsort(kind="stable")[:count])
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the cross-entropy of the targets."""
+        """Return one term, the cross-entropy of the targets."""
         encoder = loaded.config.model.encoder
         if not loaded.config.model.embedding.query or not isinstance(encoder and encoder.relation, TransformerXl):
             raise HeedfulError(
@@ -109,18 +113,18 @@ class PermutationLM(SelfSupervised):
                 '"transformer_xl"'
             )
         assert loaded.head is not None and batch.rows is not None
-        rows = loaded.hidden_states(batch.packed, output_rows=batch.rows)
-        return (cross_entropy_term("plm", loaded.head(rows, batch.packed), batch.targets),)
+        states = loaded.hidden_states(batch.packed, output_rows=batch.rows)
+        return (cross_entropy_term("plm", loaded.head(states, batch.packed), batch.targets),)
 
 
 def draw_spans(draws: NDArray[np.float64], share: float) -> Positions:
-    """Return the positions of the tokens of random spans, ascending.
+    """Return the positions of the tokens of random spans, in ascending order. There is at least one position.
 
-    Contexts lie end to end, and each has one span with this share of its tokens. The last context may be cut; its span
-    has the same share of it. There is at least one position.
+    The text is divided into contexts, and each context has one span with this share of its tokens. The last context may
+    be cut, and its span is shortened in proportion.
 
     Args:
-        draws: Uniform random numbers for the lengths and for the places of the spans, [2, tokens].
+        draws: Uniform random numbers for the lengths and for the positions of the spans, [2, tokens].
         share: Share of the tokens in spans.
 
     >>> draw_spans(np.array([[0.3, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.0, 0.6, 0.9, 0, 0, 0, 0, 0]]), 0.5).tolist()
@@ -131,35 +135,35 @@ def draw_spans(draws: NDArray[np.float64], share: float) -> Positions:
         return np.zeros(0, dtype=np.int64)
     lengths = 1 + scale_to_integers(draws[0], MAX_SPAN_TOKENS)
     ends = np.rint(lengths.cumsum() / share).astype(np.int64)
-    complete = min(int(np.searchsorted(ends, tokens, side="right")), tokens - 1)  # contexts before the last one
-    starts = np.concatenate([[0], ends[:complete]])
+    complete_contexts = min(int(np.searchsorted(ends, tokens, side="right")), tokens - 1)  # all but the last one
+    starts = np.concatenate([[0], ends[:complete_contexts]])
     context_sizes = np.diff(starts, append=tokens)
-    lengths = np.append(lengths[:complete], round(context_sizes[-1] * share))
+    lengths = np.append(lengths[:complete_contexts], round(context_sizes[-1] * share))
     if not lengths.sum():
         lengths[-1] = 1
-    starts += (draws[1, : complete + 1] * (context_sizes - lengths + 1)).astype(np.int64)
+    starts += (draws[1, : complete_contexts + 1] * (context_sizes - lengths + 1)).astype(np.int64)
     return np.repeat(starts - lengths.cumsum() + lengths, lengths) + np.arange(lengths.sum())
 
 
 def _with_queries(
     original: Packed, targets: Tensor, query_rows: Tensor, bounds: tuple[int, ...], visibility: tuple[Tensor, ...]
 ) -> Packed:
-    """Return the sequences, each followed by its query rows.
+    """Return the sequences, each followed by its queries.
 
-    Query rows have the positions and types of the targets; their tokens are not read.
+    A query has the position and the token type of its target. The token id of a query is not read.
 
     Args:
         original: The sequences.
-        targets: Positions of the targets in `original`.
-        query_rows: Rows of the queries in the result.
+        targets: Packed positions of the targets in `original`.
+        query_rows: Packed positions of the queries in the result.
         bounds: Bounds of the sequences in the result.
-        visibility: Keys that each row of a sequence attends to.
+        visibility: For each sequence, a mask of the keys that each token and each query attends to.
     """
     is_token = torch.ones(bounds[-1], dtype=torch.bool)
     is_token[query_rows] = False
 
     def merge(token_values: Tensor, query_values: Tensor | int) -> Tensor:
-        """Put the values of tokens and of queries into their rows."""
+        """Interleave the values of tokens and of queries."""
         merged = torch.empty(bounds[-1], dtype=torch.long)
         merged[is_token] = token_values
         merged[query_rows] = query_values

@@ -34,16 +34,17 @@ from heedful.tokenizer import Tokenizer
 class ReplacedTokenDetection(SelfSupervised):
     """A generator predicts masked tokens; the model predicts, for each token, whether the generator replaced it.
 
-    A share of the text's tokens is masked, all of them by the mask token, as in the paper (not 80 % of them). They are
-    replaced by tokens sampled from the generator. A sampled token that equals the original counts as not replaced. No
-    gradient flows through the sampling. The model classifies all tokens, special ones too, as in the published code.
-    loss = the generator's mean cross-entropy + `disc_weight` times the model's mean binary cross-entropy.
+    A share of the text's tokens is masked. All of them become the mask token, as in the paper (not only 80 %). The
+    generator predicts them, and tokens sampled from its predictions replace them. A sampled token that equals the
+    original is labelled as not replaced. No gradient flows through the sampling. The model classifies all tokens,
+    special tokens included, as in the published code. The loss is the generator's mean cross-entropy plus `disc_weight`
+    times the model's mean binary cross-entropy.
     """
 
     tokenizer: Tokenizer
-    generator: ModelBundle  # masked language model that is trained together with the model
+    generator: ModelBundle  # masked language model, trained together with the model
     mask_prob: float = 0.15  # share of the text's tokens that are masked
-    disc_weight: float = 50.0  # weight of the loss of the discriminator, which is the model
+    disc_weight: float = 50.0  # weight of the loss of the model, which is the discriminator
     extra_module: ModelBundle = field(init=False, repr=False)
     term_weights: tuple[float, ...] = field(init=False, repr=False)
     head = "replaced_token_detection"
@@ -58,16 +59,17 @@ class ReplacedTokenDetection(SelfSupervised):
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Return the masked batch with the original tokens as targets, and a random number for each replacement."""
-        packed, start = pack_samples(samples), 0
-        rows: list[NDArray[np.int64]] = []
+        packed = pack_samples(samples)
+        rows: list[NDArray[np.int64]] = []  # packed positions of the masked tokens of each sample
         draws = [np.zeros(0)]
+        start = 0
         for sample, key in zip(samples, keys, strict=True):
-            drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
+            sample_draws = uniform(key, 2 * len(sample)).reshape(2, -1)
             candidates = is_text_token(sample.tokens, self.tokenizer).nonzero()[0]
             count = max(1, round(self.mask_prob * len(candidates)))
-            chosen = np.sort(candidates[drawn[0, candidates].argsort(kind="stable")[:count]])
+            chosen = np.sort(candidates[sample_draws[0, candidates].argsort(kind="stable")[:count]])
             rows.append(start + chosen)
-            draws.append(drawn[1, chosen])
+            draws.append(sample_draws[1, chosen])
             start += len(sample)
         masked_rows = concat_long(rows)
         targets = packed.tokens[masked_rows]
@@ -82,7 +84,7 @@ class ReplacedTokenDetection(SelfSupervised):
         )
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return the term of the generator and the term of the model."""
+        """Return the generator's cross-entropy and the model's binary cross-entropy."""
         generator_head, discriminator_head = self.generator.head, loaded.head
         assert generator_head is not None and discriminator_head is not None
         assert batch.rows is not None and batch.draws is not None
@@ -99,16 +101,16 @@ def sample_tokens(
 ) -> Int[Tensor, " targets"]:
     """Sample a token from each softmax(scores): the first one whose cumulative probability exceeds the random number.
 
-    The random numbers belong to samples, so that a sample gets the same tokens in any batch and on any rank, up to
-    rounding.
+    The random numbers depend only on the keys of samples. A sample therefore gets the same tokens in any batch and on
+    any rank, up to rounding.
     """
     cumulative = upcast(scores).softmax(-1).cumsum(-1)
-    thresholds = draws.to(cumulative)[:, None] * cumulative[:, -1:]  # the sum of all may differ from 1 by rounding
+    thresholds = draws.to(cumulative)[:, None] * cumulative[:, -1:]  # the total may differ from 1 by rounding
     return torch.searchsorted(cumulative, thresholds, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
 
 
 def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tensor]:
-    """Replace the masked tokens of a batch by sampled ones; also return which tokens differ from the original."""
+    """Return the batch with sampled tokens in place of masked ones, and a mask of the tokens that were replaced."""
     assert batch.rows is not None
     text = batch.packed.tokens.clone()
     text[batch.rows] = tokens
@@ -118,15 +120,15 @@ def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tens
 
 
 def tied_generator(loaded: ModelBundle, *, generator_size: float = 0.25, seed: int = 0) -> ModelBundle:
-    """Return a generator for a model: as many layers, narrower, and with the model's embeddings (section 3.2).
+    """Return a generator with the model's layer count and embeddings, and a smaller hidden size (section 3.2).
 
-    Generator and model share the embeddings of tokens, positions and types and their norm, as the published models do.
-    The generator projects them to its own width. It has a share of the model's attention heads, which keep their width,
-    and a share of the inner width of the MLP.
+    Generator and model share the embeddings of tokens, positions and types, and the norm of the embeddings, as the
+    published models do. The generator projects the embeddings to its own hidden size. It has a share of the model's
+    attention heads, with the same head dimension, and a share of the intermediate size of the MLP.
 
     Args:
         loaded: The model, an encoder.
-        generator_size: Share of the heads and of the width.
+        generator_size: Share of the heads and of the hidden size.
         seed: Seed of the generator's initial weights.
     """
     model = loaded.config.model

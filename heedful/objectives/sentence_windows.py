@@ -1,7 +1,7 @@
-"""Windows of a few sentences, and pairs of them, planned over a corpus for objectives that compare texts.
+"""Windows of a few sentences, and pairs of windows, planned over a corpus for objectives that compare texts.
 
-A plan is a pure function of the corpus and a seed: every epoch has the same windows, so that a teacher's vectors of
-them can be cached.
+A plan is a pure function of the corpus and a seed. Every epoch has the same windows, so that a teacher's sentence
+embeddings of the windows can be cached.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ SECOND_START, FIRST_TEXT, SECOND_TEXT = 0, 1, 2  # columns of WindowPlan.targets
 class WindowSettings:
     """Settings of the sampling of windows and pairs."""
 
-    short_window_prob: float = 0.5  # probability that a window has 1 to `max_sentences` sentences; else it is full
+    short_window_prob: float = 0.5  # probability that a window has 1 to `max_sentences` sentences; others are full
     max_sentences: int = 3  # maximum sentences in a short window
     pair_prob: float = 0.0  # probability that a short window is used for a pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Neighbours:
-    """Texts of a corpus, and for each the index of the text with the most similar teacher vector."""
+    """Texts of a corpus with their nearest neighbours by the teacher's sentence embeddings."""
 
     texts: Ranges  # [texts, 1, 2]
-    nearest: NDArray[np.int64]  # [texts]
+    nearest: NDArray[np.int64]  # [texts]: for each text, the index of its nearest neighbour
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WindowPlan:
-    """Sequences of one or two texts, and the texts whose teacher vectors are their targets."""
+    """Sequences of one or two texts, and the texts whose sentence embeddings are the targets of the sequences."""
 
     # [sequences, 2, 2]: begin and end of both texts, in tokens of the corpus; with one text, the second one is empty
     ranges: Ranges
-    # [sequences, 3]: SECOND_START is the position of the second text in the sequence, 0 without one; FIRST_TEXT
-    # and SECOND_TEXT are indices into `texts`
+    # [sequences, 3]: column SECOND_START is the position of the second text in the sequence, or 0 if there is no second
+    # text; columns FIRST_TEXT and SECOND_TEXT are indices into `texts`
     targets: NDArray[np.int64]
     texts: Ranges  # [texts, 1, 2]: the windows of the documents, then the texts of `Neighbours`
 
@@ -65,24 +65,24 @@ def plan_windows(
 ) -> WindowPlan:
     """Cut documents into windows of whole sentences, and join some short windows to pairs.
 
-    Each short window that is in no pair yet is used for one with probability `pair_prob`. The kind of the pair is
-    random; all kinds are equally likely:
+    For each short window that is in no pair yet, a pair is made with probability `pair_prob`. The kind of the pair is
+    random, and all kinds are equally likely:
 
-    * the window and the next window of its document, if that one is short and in no pair;
+    * the window and the next window of its document, if that is short and in no pair;
     * the window and a random short window of the corpus, which may be in another pair;
-    * with `neighbours`, a random text of them and its nearest text; the window itself then stays single.
+    * with `neighbours`, a random text of these and its nearest neighbour; the window itself remains single.
 
-    Pairs of more than `length` tokens are not made.
+    A pair of more than `length` tokens is not made.
 
     Args:
         corpus: The corpus.
-        documents: Numbers of the documents.
+        documents: Indices of the documents in the corpus.
         settings: How windows and pairs are sampled.
         single: Special tokens around one text.
         pair: Special tokens around two texts.
         length: Maximum tokens in a sequence.
         seed: Seed of the random choices.
-        neighbours: Texts for pairs of similar texts; None: there are no such pairs.
+        neighbours: Texts for pairs of similar texts. If None, pairs of the third kind are not made.
     """
     windows, is_short, continues = cut_documents(corpus, documents, single.room(length), settings, seed)
     texts = windows if neighbours is None else np.concatenate([windows, neighbours.texts])
@@ -110,8 +110,8 @@ def plan_windows(
         if first != second and sizes[first] + sizes[second] <= room:
             pairs.append((first, second))
             is_paired[[text for text in (first, second) if text < count]] = True
-    single_texts, pair_texts = np.flatnonzero(~is_paired), np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return _assemble_plan(texts, single_texts, pair_texts, pair)
+    pair_texts = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return _assemble_plan(texts, np.flatnonzero(~is_paired), pair_texts, pair)
 
 
 def _assemble_plan(
@@ -121,8 +121,8 @@ def _assemble_plan(
 
     Args:
         texts: Ranges of all texts, [texts, 1, 2].
-        single_texts: Indices of the texts that are a sequence, [singles].
-        pair_texts: Indices of the texts that are a sequence together, [pairs, 2].
+        single_texts: Indices of the texts that form a sequence alone, [singles].
+        pair_texts: Indices of the two texts of each pair, [pairs, 2].
         pair: Special tokens around two texts.
     """
     count = len(single_texts)
@@ -141,10 +141,11 @@ def _assemble_plan(
 def cut_documents(
     corpus: Corpus, documents: NDArray[np.int64], room: int, settings: WindowSettings, seed: int
 ) -> tuple[Ranges, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Cut documents into windows of whole sentences with at most `room` tokens; a longer sentence is cut.
+    """Cut documents into windows of whole sentences with at most `room` tokens. A longer sentence is cut.
 
     Returns:
-        The windows, [windows, 1, 2]; which windows are short; and which continue the document of the window before.
+        The windows, [windows, 1, 2]; a mask of the short windows; and a mask of the windows that continue the document
+        of the previous window.
     """
     ranges: list[tuple[int, int]] = []
     short: list[bool] = []
@@ -177,7 +178,10 @@ def cut_documents(
 def sample_texts(
     corpus: Corpus, documents: NDArray[np.int64], count: int, room: int, settings: WindowSettings, seed: int
 ) -> Ranges:
-    """Return at most `count` short windows of documents in random order, [texts, 1, 2]; too short ones are left out."""
+    """Return at most `count` short windows of documents in random order, [texts, 1, 2].
+
+    Windows of fewer than `MIN_NEIGHBOUR_TOKENS` tokens are left out.
+    """
     parts: list[Ranges] = []
     total = 0
     short = WindowSettings(short_window_prob=1.0, max_sentences=settings.max_sentences)

@@ -26,18 +26,18 @@ from heedful.random_streams import Stream
 class SkipGram(Objective):
     """The loss -log sigmoid(u_o v_c) - Σ_n log sigmoid(-u_n v_c), over words c and their neighbours o.
 
-    v are rows of the model's embedding, and u are output vectors, which only training uses. Before words are paired, a
-    word with the share f of all words is left out with probability 1 - sqrt(t / f) (section 2.3). Negative samples n
-    are drawn in proportion to count^0.75 (section 2.2); one that equals o has weight 0. Neighbours are up to R
-    positions away; R is random for each c, from 1 to `window` (Mikolov et al. 2013, ICLR, section 3.2). Random choices
-    depend only on the key of a sample.
+    v are the word vectors, the model's token embeddings. u are output vectors, which only training uses. Before words
+    are paired, each occurrence of a word with relative frequency f is left out with probability 1 - sqrt(t / f)
+    (section 2.3). Negative samples n are drawn in proportion to count^0.75 (section 2.2), and one that equals o has
+    weight 0. Neighbours are up to R positions away. R is random for each c, from 1 to `window` (Mikolov et al. 2013,
+    ICLR, section 3.2). Random choices depend only on the key of a sample.
     """
 
-    counts: NDArray[np.int64]  # occurrences of each token in all samples; 0: the token is not a word
-    width: int  # numbers in a vector of the model's embedding
+    counts: NDArray[np.int64]  # occurrences of each token in all samples, or 0 if the token is not a word
+    width: int  # dimension of the word vectors
     window: int = 5  # maximum distance of neighbouring words
     negatives: int = 5  # negative samples for each pair of neighbours
-    frequent: float = 1e-3  # t, the share from which words are left out at random; 1e-5 in the paper (10^9 words)
+    frequent: float = 1e-3  # t, the relative frequency above which words are subsampled; 1e-5 in the paper (10^9 words)
     power: float = 0.75  # exponent of the counts in the distribution of negative samples
     extra_module: nn.Module | None = field(init=False, default=None)  # the output vectors u, initialised with 0
 
@@ -55,11 +55,11 @@ class SkipGram(Objective):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], size: int, *, ignored: Sequence[int] = (), **more: Any) -> SkipGram:
-        """Count the words of samples, and return their objective.
+        """Count the words of samples, and return the objective for these counts.
 
         Args:
             samples: All training samples.
-            size: Size of the vocabulary.
+            size: Vocabulary size.
             ignored: Token ids that are not words, such as the unknown token.
             more: Other fields of the objective.
         """
@@ -70,10 +70,10 @@ class SkipGram(Objective):
 
     @cached_property
     def keep_probability(self) -> NDArray[np.float64]:
-        """The probability with which an occurrence of each token is used, [vocabulary]."""
-        share = self.counts / self.counts.sum()
-        ratio: NDArray[np.float64] = np.sqrt(self.frequent / np.where(share > 0, share, 1.0))
-        probability: NDArray[np.float64] = np.where(share > 0, ratio.clip(max=1.0), 0.0)
+        """The probability that an occurrence of each token is used, [vocabulary]."""
+        frequency = self.counts / self.counts.sum()
+        ratio: NDArray[np.float64] = np.sqrt(self.frequent / np.where(frequency > 0, frequency, 1.0))
+        probability: NDArray[np.float64] = np.where(frequency > 0, ratio.clip(max=1.0), 0.0)
         return probability
 
     @cached_property
@@ -85,7 +85,7 @@ class SkipGram(Objective):
         return cumulative
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return pairs of neighbours: the rows of the words c, with o and the negative samples as targets of each."""
+        """Return a batch with one row for each pair (c, o): the packed position of c. Targets are o and negatives."""
         rows: list[NDArray[np.int64]] = []
         targets: list[NDArray[np.int64]] = []
         start = 0
@@ -114,13 +114,14 @@ class SkipGram(Objective):
         return Loss((pair_losses(upcast(v), upcast(u)) * batch.weights).sum(), float(len(batch.rows)))
 
     def _pairs(self, sample: Sample, key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions of the words c and of their neighbours o in the same sequence, ordered by c."""
-        drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
-        used_positions = np.flatnonzero(drawn[0] < self.keep_probability[sample.tokens])
+        """Return the positions of each word c and of its neighbours o in the same sequence, ordered by c."""
+        draws = uniform(key, 2 * len(sample)).reshape(2, -1)
+        used_positions = np.flatnonzero(draws[0] < self.keep_probability[sample.tokens])
         sequence_of = np.searchsorted(sample.bounds, used_positions, side="right")
-        max_distance = 1 + scale_to_integers(drawn[1, used_positions], self.window)  # R of each word
+        max_distance = 1 + scale_to_integers(draws[1, used_positions], self.window)  # R of each word
         distances = np.concatenate([np.arange(-self.window, 0), np.arange(1, self.window + 1)])
-        neighbours = np.arange(len(used_positions))[:, None] + distances  # indices, [words, distances]
+        # indices into `used_positions`, [words, distances]
+        neighbours = np.arange(len(used_positions))[:, None] + distances
         is_pair = (neighbours >= 0) & (neighbours < len(used_positions)) & (abs(distances) <= max_distance[:, None])
         if len(used_positions):
             is_pair &= sequence_of[neighbours.clip(0, len(used_positions) - 1)] == sequence_of[:, None]
@@ -128,9 +129,7 @@ class SkipGram(Objective):
         return used_positions[centre], used_positions[neighbours[centre, distance]]
 
 
-def pair_losses(
-    v: Float[Tensor, "pairs width"], u: Float[Tensor, "pairs targets width"]
-) -> Float[Tensor, "pairs targets"]:
+def pair_losses(v: Float[Tensor, "pairs dim"], u: Float[Tensor, "pairs targets dim"]) -> Float[Tensor, "pairs targets"]:
     """Return -log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of its other targets."""
     with full_precision(v):
         scores = torch.einsum("pd,ptd->pt", v, u)

@@ -1,4 +1,4 @@
-"""Span corruption: an encoder reads a text without some spans, a decoder writes them (Raffel et al. 2020, 3.1.4)."""
+"""Span corruption (Raffel et al. 2020, section 3.1.4): the decoder predicts spans that the encoder's text lacks."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from heedful.tokenizer.settings import SENTINEL
 
 @dataclass(frozen=True, kw_only=True)
 class SpanCorruption(SelfSupervised):
-    """Remove a share of each text's tokens in spans of 3 tokens on average; a sentinel replaces each span.
+    """Remove spans of 3 tokens on average from each text, and replace each span by a sentinel token.
 
-    For "Thank you for inviting me to your party last week" the encoder reads "Thank you <X> me to your party <Y> week
-    </s>", and the decoder writes "<X> for inviting <Y> last </s>". The lengths of the spans and of the text between
-    them are a random partition; all partitions are equally likely. A text begins with text and ends with a span, so
-    that no sentinel follows the last span, as in the published code (the paper's figure has one). Special tokens stay
-    in the source. A text of fewer than two tokens is not changed and has no targets.
+    For "Thank you for inviting me to your party last week" the input of the encoder is "Thank you <X> me to your party
+    <Y> week </s>", and the target of the decoder is "<X> for inviting <Y> last </s>". The lengths of the spans and of
+    the text between them are a random partition; all partitions are equally likely. The first tokens of a text are
+    never removed and the last ones always are. No sentinel follows the last span in the target, as in the published
+    code (the paper's figure has one). Special tokens are not removed. A text of fewer than two tokens is not changed
+    and has no targets.
     """
 
     tokenizer: Tokenizer
     start: int  # id of the token with which the decoder starts
-    mask_prob: float = 0.15  # share of the text's tokens in spans
-    mean_noise_span_length: float = 3.0  # mean number of tokens in a span
+    mask_prob: float = 0.15  # share of the text's tokens that are removed
+    mean_noise_span_length: float = 3.0  # mean tokens in a span
     head = "language_model"
-    _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)  # ids
+    _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)  # token ids
     _end: int = field(init=False, repr=False, compare=False)  # id of the token that ends a text
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class SpanCorruption(SelfSupervised):
         object.__setattr__(self, "_end", special.eos_or_sep)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return sources, decoder inputs (the removed spans, shifted right), and the removed spans as targets."""
+        """Return corrupted texts as encoder inputs, and removed spans as targets and (shifted) as decoder inputs."""
         pairs = [self.corrupt_sample(sample, key) for sample, key in zip(samples, keys, strict=True)]
         spans = pack_samples([target for _, target in pairs])
         return Batch(
@@ -70,16 +71,18 @@ class SpanCorruption(SelfSupervised):
         )
 
     def corrupt_sample(self, sample: Sample, key: int) -> tuple[Sample, Sample]:
-        """Return a sample of the sources, and a sample of their targets."""
+        """Return a sample of the corrupted sequences, and a sample of their targets."""
         is_noise, span_starts, sentinels = self._choose_spans(sample, key)
         bounds = np.array(sample.bounds)
-        in_source, source = ~is_noise, sample.tokens.copy()
-        in_source[span_starts], source[span_starts] = True, sentinels
+        in_source = ~is_noise
+        source = sample.tokens.copy()
+        in_source[span_starts] = True
+        source[span_starts] = sentinels
         noise_before = _count_before(is_noise)  # number of removed tokens before each position
         noise_bounds = noise_before[bounds]
         has_targets = np.diff(noise_bounds) > 0  # whether each sequence has targets
         target_ends = noise_bounds[1:][has_targets]
-        # inserts at one position keep this order: the end of a text, then the sentinel of the next text
+        # at equal positions, np.insert keeps the order of the inserts: the end of a text, then the next sentinel
         inserts_at = np.concatenate([target_ends, noise_before[span_starts]])
         inserts = np.concatenate([np.full(len(target_ends), self._end), sentinels])
         target = np.insert(sample.tokens[is_noise], inserts_at, inserts)
@@ -94,11 +97,12 @@ class SpanCorruption(SelfSupervised):
         )
 
     def _choose_spans(self, sample: Sample, key: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
-        """Mark the tokens in spans; also return the first position of each span, and its sentinel."""
+        """Return a mask of the tokens in spans, the first position of each span, and its sentinel."""
         is_text = is_text_token(sample.tokens, self.tokenizer)
         draws = uniform(key, len(is_text))
         is_noise = np.zeros(len(is_text), dtype=np.bool_)
-        span_starts, numbers = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        span_starts = [np.zeros(0, dtype=np.int64)]
+        sentinel_indices = [np.zeros(0, dtype=np.int64)]  # index of each span in its text
         for first, last in pairwise(sample.bounds):
             text_positions = is_text[first:last].nonzero()[0]
             if len(text_positions) and text_positions[-1] > text_positions[0]:
@@ -109,26 +113,27 @@ class SpanCorruption(SelfSupervised):
                 is_span = np.arange(len(edges)) % 2 == 1  # parts between edges: text and span alternate
                 is_noise[start:stop] = np.repeat(is_span, np.diff(edges, append=stop))
                 span_starts.append(edges[1::2])
-                numbers.append(np.arange(len(edges) // 2))
-        return is_noise, np.concatenate(span_starts), self._sentinels[np.concatenate(numbers)]
+                sentinel_indices.append(np.arange(len(edges) // 2))
+        return is_noise, np.concatenate(span_starts), self._sentinels[np.concatenate(sentinel_indices)]
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the cross-entropy of the spans' tokens, their sentinels and the end token."""
+        """Return one term, the cross-entropy of the spans' tokens, their sentinels and the end token."""
         assert loaded.head is not None and batch.decoder_input is not None
-        rows = loaded.hidden_states(batch.packed, batch.decoder_input)
-        return (cross_entropy_term("span_corruption", loaded.head(rows, batch.decoder_input), batch.targets),)
+        states = loaded.hidden_states(batch.packed, batch.decoder_input)
+        return (cross_entropy_term("span_corruption", loaded.head(states, batch.decoder_input), batch.targets),)
 
 
 def span_edges(draws: NDArray[np.float64], mask_prob: float, mean_length: float, max_spans: int) -> NDArray[np.int64]:
-    """Return the positions at which text and spans begin, alternately, in a text of n = len(draws) + 2 tokens.
+    """Return the positions where unchanged text and spans begin, alternately, in n = len(draws) + 2 tokens.
 
-    As in the published code, spans have round(n mask_prob) tokens in all, from 1 to n - 1. There are
-    round(tokens / mean_length) spans, from 1 to `max_spans`, with at least one token of text before each.
+    As in the published code, the total length of the spans is round(n mask_prob), at least 1 and at most n - 1. The
+    number of spans is round(total length / mean_length), at least 1 and at most `max_spans`. Each span follows at least
+    one unchanged token.
 
     Args:
         draws: Uniform random numbers.
         mask_prob: Share of the tokens in spans.
-        mean_length: Mean number of tokens in a span.
+        mean_length: Mean tokens in a span.
         max_spans: Maximum number of spans, which is the number of sentinels.
 
     >>> span_edges(np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3]), 0.5, 2.0, 100).tolist()
@@ -143,11 +148,11 @@ def span_edges(draws: NDArray[np.float64], mask_prob: float, mean_length: float,
 
 
 def _random_partition(draws: NDArray[np.float64], parts: int) -> NDArray[np.int64]:
-    """Cut len(draws) + 1 tokens where the random numbers are smallest; return the lengths of the parts."""
+    """Cut len(draws) + 1 tokens into parts where the random numbers are smallest; return the lengths of the parts."""
     cuts = np.sort(draws.argsort(kind="stable")[: parts - 1]) + 1
     return np.diff(cuts, prepend=0, append=len(draws) + 1)
 
 
 def _count_before(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number of marked positions before each position, and in all."""
+    """Return the number of marked positions before each position, and then the number of all marked positions."""
     return np.concatenate([np.zeros(1, dtype=np.int64), marked.cumsum()])

@@ -1,4 +1,7 @@
-"""Templates of the special tokens that a tokenizer puts around a text or a pair of texts."""
+"""`SpecialTokenTemplate`: the special tokens that a tokenizer puts around a text or a pair of texts.
+
+Objectives build sequences from the token ids of a corpus, without running the tokenizer again.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ Types = NDArray[np.uint8]
 class SpecialTokenTemplate:
     """Runs of special tokens with gaps for the texts: run, text, run, text, ..., run. A run may be empty."""
 
-    runs: tuple[tuple[Ids, Types], ...]  # ids and types of each run; one run more than texts
-    text_types: tuple[int, ...]  # the token type of each text
+    runs: tuple[tuple[Ids, Types], ...]  # token ids and types of each run; one more run than texts
+    text_types: tuple[int, ...]  # token type of each text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, pair: bool) -> SpecialTokenTemplate:
@@ -51,7 +54,7 @@ class SpecialTokenTemplate:
 
     @property
     def without_end(self) -> SpecialTokenTemplate:
-        """The template without the special tokens after the last text, for a document that continues."""
+        """The template without the special tokens after the last text, for a window before the end of a document."""
         return replace(self, runs=(*self.runs[:-1], special_run([])))
 
     def room(self, length: int) -> int:
@@ -69,7 +72,7 @@ class SpecialTokenTemplate:
         return room
 
     def fill(self, *texts: Ids) -> tuple[Ids, Types]:
-        """Return the token ids and types of a sequence with these texts in the gaps.
+        """Return the token ids and types of the sequence with these texts in the gaps.
 
         >>> template = SpecialTokenTemplate(runs=(special_run([(2, 0)]), special_run([(3, 0)])), text_types=(0,))
         >>> template.fill(np.array([7, 8], dtype=np.int32))[0].tolist()
@@ -84,6 +87,6 @@ class SpecialTokenTemplate:
 
 
 def special_run(tokens: list[tuple[int, int]]) -> tuple[Ids, Types]:
-    """Return (id, type) pairs as an array of ids and an array of types."""
+    """Convert (token id, token type) pairs to an array of ids and an array of types."""
     ids, types = [id for id, _ in tokens], [type_id for _, type_id in tokens]
     return np.array(ids, dtype=np.int32), np.array(types, dtype=np.uint8)

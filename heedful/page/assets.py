@@ -1,4 +1,4 @@
-"""Helpers that inline scripts and styles into one HTML file."""
+"""Helpers that put scripts, styles and JSON into one HTML file, for the pages of this package and of `look`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ EXPORT = re.compile(r"^export (?=(?:async )?function|const|class)", re.MULTILINE
 
 
 def bundle_modules(sources: Iterable[str]) -> str:
-    """Return ES modules as one script. They share one scope, so imports and exports are removed."""
+    """Join ES modules into one script. The modules share one scope, so that imports and exports are removed."""
     return "".join(EXPORT.sub("", IMPORT.sub("", source)) for source in sources)
 
 
 def scoped_modules(name: str, sources: Iterable[str], exports: Iterable[str]) -> str:
-    """Return ES modules as a script with a scope of its own, which defines an object of some of their names."""
+    """Join ES modules into a script with its own scope, which defines the object `name` of the exported names."""
     return f"const {name} = (() => {{\n{bundle_modules(sources)}return {{ {', '.join(exports)} }};\n}})();\n"
 
 
 def escape_json(value: object) -> str:
-    """Return JSON that cannot end or begin an element of HTML."""
+    """Return JSON in which no text can begin or end an HTML element."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

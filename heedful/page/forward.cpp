@@ -1,8 +1,8 @@
 // The forward pass of an encoder and its head for one text, in WebAssembly: no libraries, one thread.
 //
-// A model is a block of memory with its tensors and, behind them, its ops: 32-bit words, the number of each op with its
-// sizes and the offsets of its tensors in the block. serialize.py writes it. Rows of matrices are padded with zeros to
-// a multiple of 16 numbers. `run` computes the ops one after the other.
+// A model is a block of memory with its tensors, followed by its ops. serialize.py writes it. An op is a list of 32-bit
+// words: its code, sizes, and offsets of tensors in the block. Rows of matrices are padded with zeros to a multiple of 16
+// values. `run` computes the ops one after the other on `State`: a row for each token, and after pooling one row.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,10 +22,10 @@ typedef uint16_t U __attribute__((vector_size(16)));
 typedef uint16_t AnyU __attribute__((vector_size(16), aligned(2), may_alias));
 typedef int8_t AnyB __attribute__((vector_size(8), aligned(1), may_alias));
 
-constexpr int PAD = 16;  // numbers that rows of matrices are padded to a multiple of
-constexpr int ROWS = 4;  // of a tile
+constexpr int PAD = 16;  // rows of matrices are padded to a multiple of this number of values
+constexpr int ROWS = 4;  // rows of a tile
 
-// -- memory: the model, then what one run needs -----------------------------------------------------------------------
+// -- memory: the model, followed by the tensors of the current run -----------------------------------------------------
 
 #ifdef __wasm__
 extern char __heap_base;
@@ -62,7 +62,7 @@ static inline V larger(V x, V y) { return where(x > y, x, y); }
 // e^x for x <= 88, within 2 units in the last place
 static inline V exponential(V x) {
     x = larger(all(-126.f), x * 1.44269504f);
-    V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: rounds to a whole number
+    V whole = (x + 12582912.f) - 12582912.f;  // adding 1.5 * 2^23 rounds to an integer
     V part = x - whole, y = all(1.5403530e-4f);
     constexpr float COEFFICIENTS[] = {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.f};
     for (float coefficient : COEFFICIENTS) y = y * part + coefficient;
@@ -122,7 +122,7 @@ enum Format { NONE, FLOAT32, FLOAT16, INT8 };
 struct Matrix {
     int format, rows, columns;
     const char* data;
-    const float* scales;  // of the rows, in int8
+    const float* scales;  // scale of each row of an int8 matrix
     int stride() const { return (columns + PAD - 1) / PAD * PAD; }
 };
 
@@ -132,7 +132,7 @@ struct Linear {
 };
 
 struct Norm {
-    int kind;  // 0: none, 1: layer norm, 2: RMS norm
+    int kind;  // 0 for no norm, 1 for layer norm, 2 for RMS norm
     float eps;
     const float *gain, *bias;
 };
@@ -169,7 +169,7 @@ struct Reader {
     }
 };
 
-// float16 in the low halves to float32: exponent and mantissa are moved, a factor of 2^112 makes up for the exponent's bias
+// float16 in the low halves to float32: exponent and mantissa are shifted, and a factor of 2^112 corrects the exponent
 static inline V widened(I bits) {
     return (V)((I)((V)((bits & 0x7fff) << 13) * 5.192296858534828e33f) | ((bits & 0x8000) << 16));
 }
@@ -207,7 +207,7 @@ static void normalise(const Norm& norm, float* x, int rows, int width) {
     }
 }
 
-// -- products: tiles of 4 rows and 2 columns; what is beyond the edge repeats the last one ----------------------------
+// -- products: tiles of 4 rows and 2 columns; a tile at the edge repeats the last row or column ------------------------
 
 static inline I dot(H x, H y) {  // sums of products of neighbours
 #ifdef __wasm__
@@ -219,7 +219,7 @@ static inline I dot(H x, H y) {  // sums of products of neighbours
 #endif
 }
 
-static inline int clamped(int number, int count) { return number < count ? number : count - 1; }
+static inline int clamped(int index, int count) { return index < count ? index : count - 1; }
 
 static void tile_of_floats(const float* const* x, const float* const* w, int count, float (*y)[2]) {
     V sums[ROWS][2] = {};
@@ -243,7 +243,7 @@ static void tile_of_integers(const int16_t* const* x, const int8_t* const* w, in
         for (int column = 0; column < 2; column++) y[row][column] = sum(__builtin_convertvector(sums[row][column], V));
 }
 
-// Rows as 16-bit integers and their scales. Sums of their products with int8 numbers fit 32 bits.
+// Rows as 16-bit integers, and the scale of each row. Sums of their products with int8 values fit 32 bits.
 static int16_t* quantized(const float* x, int rows, int width, int stride, float* scales) {
     int16_t* result = take<int16_t>(rows * stride);
     float limit = 4.f * 2147483000.f / (127.f * stride);
@@ -320,12 +320,12 @@ static float* multiplied(const Linear& linear, const float* x, int rows) {
 // -- attention --------------------------------------------------------------------------------------------------------
 
 struct Attention {
-    int heads, kv_heads, width;  // width: of a head
+    int heads, kv_heads, width;  // `width` is the head dimension
     float scale;
-    int window;               // positions seen on each side; -1: all
-    const double* frequencies;  // of rotary positions, [width / 2]
-    float magnitude;          // of rotated queries and keys
-    const float* distances;   // a bias for each distance from -reach to reach and head
+    int window;                 // visible positions on each side, or -1 for all
+    const double* frequencies;  // frequencies of rotary positions, [width / 2]
+    float magnitude;            // factor of rotated queries and keys
+    const float* distances;     // bias of each distance from -reach to reach, and each head
     int reach;
 };
 
@@ -352,7 +352,7 @@ static void rotate(const Attention& a, float* x, int rows, int heads, int stride
         }
 }
 
-// softmax of scores, in place; there is room for three more numbers
+// softmax of scores, in place; the memory must have room for three more values
 static void softmax(float* scores, int count) {
     float most = -3e38f, total = 0;
     for (int i = 0; i < count; i++) most = scores[i] > most ? scores[i] : most;
@@ -368,7 +368,7 @@ static void mix(const float* weights, const float* rows, int count, int stride, 
         for (int i = 0; i < width; i++) to[i] += weights[row] * rows[(size_t)row * stride + i];
 }
 
-// The keys that a row sees: from `first` to before `stop`.
+// The keys that a token attends to: from `first` to before `stop`.
 struct Keys {
     int first, stop;
 };
@@ -380,7 +380,7 @@ static Keys visible_keys(const Attention& a, int row, int rows) {
     };
 }
 
-// scale q k + bias of one row and the keys that it sees; qkv is [rows, (heads + 2 kv_heads) * width]
+// scale q k + bias of one token and the keys that it attends to; qkv is [rows, (heads + 2 kv_heads) * width]
 static void score_keys(const Attention& a, const float* qkv, int head, int row, Keys keys, float* scores) {
     size_t stride = (a.heads + 2 * a.kv_heads) * a.width;
     const float* q = qkv + row * stride + head * a.width;
@@ -396,7 +396,7 @@ static void score_keys(const Attention& a, const float* qkv, int head, int row, 
     }
 }
 
-// gate softmax(scores) v of all heads, [rows, heads * width]; gates: a factor for each head, or none
+// gate softmax(scores) v of all heads, [rows, heads * width]; `gates` has a factor for each head, or is null
 static void attend(const Attention& a, const float* qkv, int rows, const float* gates, float* out) {
     int stride = (a.heads + 2 * a.kv_heads) * a.width, group = a.heads / a.kv_heads;
     float* weights = take<float>(rows + 4);
@@ -415,12 +415,12 @@ static void attend(const Attention& a, const float* qkv, int rows, const float* 
 
 // -- ops --------------------------------------------------------------------------------------------------------------
 
-// What a traced run keeps of a block, in rows, until the next run.
+// Tensors of a block that a traced run stores until the next run; each has a row for each token.
 struct BlockTrace {
-    const float *input, *qkv;  // qkv: after norms and rotation
-    const float *joined, *attended;  // the outputs of all heads side by side, and their projection
-    const float* middle;  // after the residual connection, and its norm unless the norm is first
-    const float *inner, *mlp;  // what `down` of the feed-forward network reads, and returns
+    const float *input, *qkv;        // `qkv` is after norms and rotation
+    const float *joined, *attended;  // the concatenated outputs of all heads, and their projection
+    const float* middle;             // after the residual connection of attention, and after the norm of post-norm
+    const float *inner, *mlp;        // input and output of `down` of the feed-forward network
     const float* output;
     const Attention* attention;
 };
@@ -428,11 +428,11 @@ struct BlockTrace {
 struct Input {
     const int32_t *tokens, *types;
     int count;
-    const int32_t* wanted;  // rows that `select` keeps
+    const int32_t* wanted;  // indices of the tokens that `select` keeps
     int wanted_count;
-    const float* gates;  // factors of the outputs of heads, from the next block on; null: all are 1
-    const float** embedded;  // traced vectors of tokens, positions and types; null: no trace
-    BlockTrace* trace;  // of the next block; null: no trace
+    const float* gates;      // factors of the outputs of heads, from the next block on, or null if all are 1
+    const float** embedded;  // traced embeddings of tokens, positions and types, or null without trace
+    BlockTrace* trace;       // trace of the next block, or null without trace
 };
 
 struct State {
@@ -575,14 +575,14 @@ static void clear(float* x, int count) {
 
 enum Pooling { MEAN, FIRST, MAX, MEAN_SQRT_LENGTH, LAST, SUM };
 
-// the vectors of all poolings side by side; zeros for a text without tokens
+// the concatenated results of all poolings; zeros for a text without tokens
 static void pool(Reader& read, State& state) {
     int count = read.word(), width = state.width;
     float* pooled = take<float>(count * width);
     clear(pooled, count * width);
-    for (int number = 0; number < count; number++) {
+    for (int index = 0; index < count; index++) {
         int pooling = read.word();
-        float* to = pooled + number * width;
+        float* to = pooled + index * width;
         if (state.rows == 0) continue;
         copy(to, state.x + (pooling == LAST ? (size_t)(state.rows - 1) * width : 0), width);
         if (pooling == FIRST || pooling == LAST) continue;
@@ -597,7 +597,7 @@ static void pool(Reader& read, State& state) {
     state = {pooled, 1, count * width};
 }
 
-// softmax(scale K q) V for each of some trained queries: a row for each, or one row with all of them
+// softmax(scale K q) V for each trained query: a row for each query, or one row with all results
 static void pool_by_queries(Reader& read, State& state) {
     Linear key = read.linear();
     int activation = read.word();
@@ -611,16 +611,16 @@ static void pool_by_queries(Reader& read, State& state) {
     activate(keys, rows * inner, activation);
     float* values = value.weight.format ? multiplied(value, state.x, rows) : state.x;
     float *pooled = take<float>(count * width), *weights = take<float>(rows + 4);
-    for (int number = 0; number < count; number++) {
+    for (int query = 0; query < count; query++) {
         for (int row = 0; row < rows; row++)
-            weights[row] = scale * product(queries + number * inner, keys + (size_t)row * inner, inner);
+            weights[row] = scale * product(queries + query * inner, keys + (size_t)row * inner, inner);
         softmax(weights, rows);
-        mix(weights, values, rows, width, width, pooled + number * width);
+        mix(weights, values, rows, width, width, pooled + query * width);
     }
     state = {pooled, joined ? 1 : count, joined ? count * width : width};
 }
 
-// the score of row c by row c of the matrix
+// the product of row c and row c of the matrix, for each class c
 static void score_rows(Reader& read, State& state) {
     Linear linear = read.linear();
     float *row = take<float>(linear.weight.stride()), *scores = take<float>(state.rows);
@@ -683,7 +683,7 @@ enum Op { END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, L2_NORMALIZE, RECURRENT,
 
 static State state;
 
-// Room for the model, at its start; after it, what was computed is lost.
+// Reserves memory for the model, and frees all other memory.
 EXPORT(reserve_model) char* reserve_model(int bytes) {
     top = START;
     char* model = take_bytes(bytes);
@@ -691,14 +691,15 @@ EXPORT(reserve_model) char* reserve_model(int bytes) {
     return model;
 }
 
-// Room for tokens, types and wanted rows, until the end of the next run.
+// Reserves memory for tokens, types and wanted tokens, until the end of the next run.
 EXPORT(reserve_input) int32_t* reserve_input(int words) {
     top = model_end;
     return take<int32_t>(words);
 }
 
-// Computes at most `num_ops` ops and returns the rows; `rows` and `columns` are their shape. Null, or [blocks, heads]:
-// `gates`; null, or room for three vectors of tokens and for each block: `embedded` and `trace`.
+// Computes at most `num_ops` ops, and returns the resulting matrix, whose shape `rows` and `columns` return. `gates` is
+// [blocks, heads] or null. `embedded` has room for three pointers and `trace` for an element for each block, or both are
+// null.
 EXPORT(run)
 float* run(
     const char* model, int ops_offset, const int32_t* tokens, const int32_t* types, int count, const int32_t* wanted,
@@ -722,13 +723,13 @@ float* run(
     return state.x;
 }
 
-// The scores of one head of a traced block, [rows, rows], with -infinity for keys that a row does not see; they are
-// there until the next call.
+// The attention scores of one head of a traced block, [rows, rows], with -infinity for masked keys. They are valid until
+// the next call.
 EXPORT(scores) float* scores(const BlockTrace* block, int head, int rows) {
-    const float hidden = -__builtin_inff();
+    const float masked = -__builtin_inff();
     char* mark = top;
     float* result = take<float>(rows * rows);
-    for (int i = 0; i < rows * rows; i++) result[i] = hidden;
+    for (int i = 0; i < rows * rows; i++) result[i] = masked;
     for (int row = 0; row < rows; row++) {
         Keys keys = visible_keys(*block->attention, row, rows);
         score_keys(*block->attention, block->qkv, head, row, keys, result + row * rows + keys.first);

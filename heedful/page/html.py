@@ -1,4 +1,4 @@
-"""A page with a model in it: one HTML file that answers in a browser, without a network."""
+"""`export_page`, for `heedful export --to html`: one HTML file with a model, which answers in a browser, offline."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.label_answers import unique_label_names
 from heedful.tasks.specs.qa import max_answer_tokens_of
 
-MODULES = ("tokenizer.js", "windows.js", "answers.js", "model.js", "rows.js", "try.js")  # each imports those before it
+MODULES = ("tokenizer.js", "windows.js", "answers.js", "model.js", "rows.js", "try.js")  # imported modules come first
 CODE = Path(__file__).parent / "forward.wasm"
 POLICY = (  # Content-Security-Policy
     "default-src 'none'; script-src {script} 'wasm-unsafe-eval'; style-src {style}; base-uri 'none'; form-action 'none'"
 )
-MOST_PARAMETERS = 40_000_000  # larger models are too slow in a browser
+MAX_PARAMETERS = 40_000_000  # larger models are too slow in a browser
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedPage:
-    """The page that was written."""
+    """Facts about an exported page."""
 
     path: Path
     size: int  # bytes
     precision: str
-    score_change: float | None  # by int8, in standard deviations of the scores; None: not measured
+    score_change: float | None  # change of the scores by int8, in standard deviations of the scores, if measured
 
 
 def export_page(
@@ -53,15 +53,16 @@ def export_page(
     title: str = "Heedful",
     overwrite: bool = False,
 ) -> ExportedPage:
-    """Write an HTML file that has the model, its tokenizer and a form.
+    """Write an HTML file with the model, its tokenizer and a form.
 
     Args:
         bundle: An encoder with a head and a tokenizer.
         output: The file.
-        precision: Precision of the weight matrices: "int8", with a scale for each row, "float16", "float32", or
-            "auto": int8 if it changes the scores of a sample no more than the precision of an engine may, else float16.
+        precision: Precision of the weight matrices: "int8" (with a scale for each row), "float16", "float32", or
+            "auto". The last one is int8 if that changes the scores of sample texts within an engine's tolerance, else
+            float16.
         title: Heading of the page.
-        overwrite: Whether to replace a file.
+        overwrite: Whether to replace an existing file.
 
     Raises:
         HeedfulError: If the file exists, or HTML export does not support the model or its tokenizer.
@@ -87,7 +88,7 @@ def export_page(
 
 
 def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "Heedful") -> str:
-    """Return the HTML; see `export_page`."""
+    """Return the HTML of a page. See `export_page` for the arguments."""
     check_size(bundle)
     model = serialize_model(bundle, precision)
     about = json.dumps(page_facts(bundle, model), ensure_ascii=False, allow_nan=False).encode()
@@ -111,33 +112,34 @@ def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "H
 
 def check_size(bundle: ModelBundle) -> None:
     """Raise a HeedfulError if the model has too many parameters for a page."""
-    if (count := bundle.count()) > MOST_PARAMETERS:
+    if (count := bundle.count()) > MAX_PARAMETERS:
         raise HeedfulError(
-            f"{bundle.source} has {count:,} parameters; a page has at most {MOST_PARAMETERS:,}: distil a smaller model"
+            f"{bundle.source} has {count:,} parameters; a page has at most {MAX_PARAMETERS:,}: distil a smaller model"
         )
 
 
 def gated_precision(change: float) -> str:
-    """Return "int8" if the change of the scores by it is small enough, else "float16"."""
+    """Return "int8" if it changes the scores within an engine's tolerance, else "float16"."""
     return "int8" if change <= Tolerance().scores else "float16"
 
 
 def int8_change(bundle: ModelBundle) -> float:
-    """Return by how much int8 matrices change the scores on a sample; see `score_change`."""
+    """Return the change of the scores of sample texts by int8 matrices, as `score_change` measures it."""
     if problem := unsupported(bundle):
         raise refusal(bundle, problem)
     rounded = copy.deepcopy(bundle)
     with torch.no_grad():
         for parameter in rounded.parameters():
             if parameter.ndim == 2:
-                numbers, scales = quantize_rows(parameter)
-                parameter.copy_(numbers * scales)
+                quantized, scales = quantize_rows(parameter)
+                parameter.copy_(quantized * scales)
     return score_change(BundleEngine(bundle), BundleEngine(rounded))
 
 
 def page_facts(bundle: ModelBundle, model: SerializedModel) -> dict[str, object]:
-    """Return what the scripts of the page need beside the weights."""
-    head, tokenizer = bundle.config.head, require_tokenizer(bundle)
+    """Return the data that the scripts of the page need in addition to the weights."""
+    head = bundle.config.head
+    tokenizer = require_tokenizer(bundle)
     mask = tokenizer.special.mask
     if isinstance(head, c.MaskedTokens) and mask is None:
         raise HeedfulError("this tokenizer has no mask token: name it as mask_token in tokenizer_config.json")
@@ -163,5 +165,5 @@ def page_facts(bundle: ModelBundle, model: SerializedModel) -> dict[str, object]
 
 
 def compressed(data: bytes) -> str:
-    """Compress with zlib and encode as base64."""
+    """Compress data with zlib, and encode the result as base64."""
     return base64.b64encode(zlib.compress(data, 9)).decode()

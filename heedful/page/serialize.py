@@ -1,4 +1,8 @@
-"""Serialize a model for forward.cpp: its tensors, and the list of ops that it computes."""
+"""`serialize_model`: a model as bytes for forward.cpp, which computes it in the page: tensors and a list of ops.
+
+An op is a list of 32-bit words: its code, sizes, and offsets of tensors. The order of the words must agree with
+forward.cpp.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,11 @@ from heedful.model.stack import Attention, Block, Stack, Transformer
 from heedful.nn.inference_linear import quantize_rows
 from heedful.nn.positions import BucketedPosition, RotaryPosition, distance_buckets, sinusoid
 
-FORMATS = {"float32": 1, "float16": 2, "int8": 3}  # of matrices; 0: none
-PAD = 16  # rows of matrices have a multiple of 16 numbers, and tensors start at a multiple of 16 bytes
-UNLIMITED = 8192  # tokens of a text, where the model has no limit
-END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, L2_NORMALIZE, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS = range(11)  # ops
+FORMATS = {"float32": 1, "float16": 2, "int8": 3}  # codes of matrix formats; 0 for no matrix
+PAD = 16  # matrix rows are padded to a multiple of 16 values, and tensors start at a multiple of 16 bytes
+UNLIMITED = 8192  # maximum tokens of a text, if the model has no limit
+# codes of ops
+END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, L2_NORMALIZE, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS = range(11)
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 POOLINGS = ("mean", "first", "max", "mean_sqrt_length", "last", "sum")
 CELLS = ("lstm", "gru")
@@ -45,34 +50,37 @@ class SerializedModel:
     """A model in the format of forward.cpp."""
 
     data: bytes  # the tensors, then the ops
-    ops_offset: int  # of the ops in `data`, in bytes
-    num_ops: int  # without END
-    num_encoder_ops: int  # the first ones, without the head
-    max_length: int  # tokens of a text
+    ops_offset: int  # offset of the ops in `data`, in bytes
+    num_ops: int  # number of ops, without END
+    num_encoder_ops: int  # number of ops of the encoder, which come before those of the head
+    max_length: int  # maximum tokens of a text
 
 
 class _Writer:
-    """Serializes tensors and the op list."""
+    """Serializes tensors and the list of ops."""
 
     def __init__(self, precision: str) -> None:
-        self.precision, self.data, self.words, self.num_ops = precision, bytearray(), bytearray(), 0
-        self.matrices: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # each matrix and its words, by its id
+        self.precision = precision
+        self.data = bytearray()  # tensors
+        self.words = bytearray()  # ops
+        self.num_ops = 0
+        self.matrices: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # each matrix with its words, by id(matrix)
 
-    def op(self, number: int) -> None:
+    def op(self, code: int) -> None:
         """Begin an op."""
-        self.num_ops += number != END
-        self.integers(number)
+        self.num_ops += code != END
+        self.integers(code)
 
-    def integers(self, *numbers: int) -> None:
-        """Append whole numbers."""
-        self.words += struct.pack(f"<{len(numbers)}i", *numbers)
+    def integers(self, *values: int) -> None:
+        """Append int32 values to the op."""
+        self.words += struct.pack(f"<{len(values)}i", *values)
 
     def number(self, value: float) -> None:
-        """Append a float32 number."""
+        """Append a float32 value to the op."""
         self.words += struct.pack("<f", value)
 
     def tensor(self, array: NDArray[Any] | Tensor | None) -> int:
-        """Write a tensor and return its offset; None: -1."""
+        """Write a tensor to the data, and return its offset in bytes, or -1 if it is None."""
         if array is None:
             return -1
         array = array.detach().float().numpy() if isinstance(array, Tensor) else array
@@ -82,26 +90,28 @@ class _Writer:
         return offset
 
     def matrix(self, weight: Tensor | None) -> None:
-        """Serialize a matrix, in the precision of the page; a shared one is written once."""
+        """Serialize a matrix in the precision of the page. A matrix that the model uses twice is written once."""
         if weight is None:
             return self.integers(0)
         if id(weight) not in self.matrices:
-            self.matrices[id(weight)] = weight, self._written(weight.detach().float())
+            self.matrices[id(weight)] = weight, self._write_matrix(weight.detach().float())
         self.integers(*self.matrices[id(weight)][1])
 
-    def _written(self, weight: Tensor) -> tuple[int, ...]:
+    def _write_matrix(self, weight: Tensor) -> tuple[int, ...]:
+        """Write a matrix to the data; return its words: format, shape, and offsets of values and of scales."""
         rows, columns = weight.shape
-        padded, scales = F.pad(weight, (0, -columns % PAD)), None
+        padded = F.pad(weight, (0, -columns % PAD))
+        scales = None
         array: NDArray[Any] = padded.numpy()
         if self.precision == "int8":
-            numbers, scales = quantize_rows(padded)
-            array = numbers.numpy()
+            quantized, scales = quantize_rows(padded)
+            array = quantized.numpy()
         elif self.precision == "float16":
             array = array.astype(np.float16)
         return FORMATS[self.precision], rows, columns, self.tensor(array), self.tensor(scales)
 
     def linear(self, layer: nn.Module | None) -> None:
-        """Serialize a linear layer; none for None and nn.Identity."""
+        """Serialize a linear layer, or no layer for None and nn.Identity."""
         if not isinstance(layer, nn.Linear):
             return self.integers(0)
         self.affine(layer.weight, layer.bias)
@@ -112,7 +122,7 @@ class _Writer:
         self.integers(self.tensor(bias))
 
     def norm(self, norm: nn.Module) -> None:
-        """Serialize a layer norm or an RMS norm; none for nn.Identity."""
+        """Serialize a layer norm or an RMS norm, or no norm for nn.Identity."""
         if isinstance(norm, nn.Identity):
             return self.integers(0)
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.eps is not None
@@ -125,7 +135,7 @@ def serialize_model(bundle: ModelBundle, precision: str = "int8", *, with_head: 
     """Serialize a model, with its head unless `with_head` is False.
 
     Raises:
-        HeedfulError: If the precision is unknown, or forward.cpp does not compute this model; see `unsupported`.
+        HeedfulError: If the precision is unknown, or forward.cpp does not support the model; see `unsupported`.
     """
     if precision not in FORMATS:
         raise HeedfulError(f"precision is {precision!r}; a page has one of auto, {', '.join(FORMATS)}")
@@ -163,14 +173,15 @@ def refusal(bundle: ModelBundle, problem: str) -> HeedfulError:
 
 
 def unsupported(bundle: ModelBundle) -> str:
-    """Return why HTML export does not support a model, as "has ..."; "" if it does."""
+    """Return why HTML export does not support a model, such as "has no head", or "" if it does."""
     return unsupported_encoder(bundle) or unsupported_head(bundle)
 
 
 def unsupported_encoder(bundle: ModelBundle) -> str:
-    """Return why HTML export does not support a model, whatever its head is, as "has ..."; "" if it does."""
+    """Return why HTML export does not support a model without its head, or "" if it does."""
     model = bundle.config.model
-    stack, positions = model.encoder, model.embedding.positions
+    stack = model.encoder
+    positions = model.embedding.positions
     if type(bundle.model) not in (Transformer, ClassicModel) or model.decoder is not None or (stack and stack.causal):
         return "is not an encoder alone"
     if isinstance(model, ClassicConfig):
@@ -190,7 +201,7 @@ def unsupported_encoder(bundle: ModelBundle) -> str:
 
 
 def unsupported_head(bundle: ModelBundle) -> str:
-    """Return why HTML export does not support the head of a model, as "has ..."; "" if it does."""
+    """Return why HTML export does not support the head of a model, or "" if it does."""
     head = bundle.config.head
     match head:
         case c.SentenceEmbedding(pools_prompt=False, prompts=prompts) if prompts:
@@ -203,7 +214,9 @@ def unsupported_head(bundle: ModelBundle) -> str:
 
 
 def _embedding(writer: _Writer, layer: EmbeddingLayer, max_length: int) -> None:
-    config, offset = layer.config, 0
+    """Write the op of the input embedding. Sinusoids are written as a table of `max_length` positions."""
+    config = layer.config
+    offset = 0
     positions: Tensor | None = None
     match config.positions:
         case c.Learned(offset=offset):
@@ -221,10 +234,12 @@ def _embedding(writer: _Writer, layer: EmbeddingLayer, max_length: int) -> None:
 
 
 def _stack(writer: _Writer, stack: Stack) -> None:
+    """Write an op for each Transformer block, and an op for the final norm."""
     config = stack.config
     positions = [_positions(writer, relation) for relation in stack.relations]
     for layer in range(config.layers):
-        block, window = stack.blocks[layer * len(stack.blocks) // config.layers], config.window_of(layer)
+        block = stack.blocks[layer * len(stack.blocks) // config.layers]
+        window = config.window_of(layer)
         assert isinstance(block, Block)
         writer.op(BLOCK)
         writer.integers(int(block.norm_first))
@@ -240,25 +255,27 @@ def _stack(writer: _Writer, stack: Stack) -> None:
 
 
 class _Positions(NamedTuple):
-    """Relative positions of some layers, as offsets of tensors; -1: none."""
+    """Relative positions of some layers. Tensors are given by their offset, or -1 for no tensor."""
 
-    frequencies: int = -1
-    magnitude: float = 1.0
-    distances: int = -1
+    frequencies: int = -1  # of rotary positions
+    magnitude: float = 1.0  # factor of rotated queries and keys
+    distances: int = -1  # bias of each distance from -reach to reach, and each head
     reach: int = 0
 
 
 def _positions(writer: _Writer, relation: nn.Module) -> _Positions:
+    """Write the tensors of relative positions."""
     match relation:
         case RotaryPosition():
             return _Positions(writer.tensor(relation.frequencies().numpy()), relation.magnitude)
         case BucketedPosition(count=count, reach=reach, causal=causal):
-            numbers = distance_buckets(torch.arange(-reach, reach + 1), count, reach, causal)
-            return _Positions(distances=writer.tensor(relation.table(numbers)), reach=reach)
+            buckets = distance_buckets(torch.arange(-reach, reach + 1), count, reach, causal)
+            return _Positions(distances=writer.tensor(relation.table(buckets)), reach=reach)
     return _Positions()
 
 
 def _attention(writer: _Writer, attention: Attention, window: int | None, positions: _Positions) -> None:
+    """Append the words of self-attention to the op of a block."""
     writer.integers(attention.heads, attention.kv_heads, attention.head_width)
     writer.number(attention.scale)
     writer.integers(-1 if window is None else window, positions.frequencies)
@@ -271,6 +288,7 @@ def _attention(writer: _Writer, attention: Attention, window: int | None, positi
 
 
 def _recurrent(writer: _Writer, network: BidirectionalRnn) -> None:
+    """Write the op of a bidirectional LSTM or GRU."""
     cells = network.cells
     writer.op(RECURRENT)
     writer.integers(CELLS.index("lstm" if isinstance(cells, nn.LSTM) else "gru"), cells.hidden_size, cells.num_layers)
@@ -285,8 +303,9 @@ def _recurrent(writer: _Writer, network: BidirectionalRnn) -> None:
 
 
 def _head(writer: _Writer, bundle: ModelBundle) -> None:
-    config, head = bundle.config.head, bundle.head
-    module: Any = head
+    """Write the ops of a head."""
+    config = bundle.config.head
+    module: Any = bundle.head
     match config:
         case c.Classes() if isinstance(module, PooledClassesHead):
             _pooled_classes(writer, module)
@@ -317,6 +336,7 @@ def _head(writer: _Writer, bundle: ModelBundle) -> None:
 
 
 def _pooled_classes(writer: _Writer, head: PooledClassesHead) -> None:
+    """Write the ops of the head of a classic model."""
     if isinstance(head.config, BagPooling):
         _pool(writer, [head.config.how])
     else:
@@ -334,23 +354,26 @@ def _pooled_classes(writer: _Writer, head: PooledClassesHead) -> None:
     if head.hidden is not None:
         _dense(writer, head.hidden, "relu")
     out = head.out
-    if head.one_score:  # the score of the other label is 0
+    if head.one_score:  # add a first row of zeros, since the score of the first label is 0
         out = nn.Linear(out.in_features, 2)
         out.weight.data, out.bias.data = F.pad(head.out.weight.data, (0, 0, 1, 0)), F.pad(head.out.bias.data, (1, 0))
     _dense(writer, out)
 
 
 def _pool(writer: _Writer, poolings: Sequence[str]) -> None:
+    """Write the op that pools hidden states, and concatenates the results if there are several poolings."""
     writer.op(POOL)
     writer.integers(len(poolings), *map(POOLINGS.index, poolings))
 
 
 def _transform(writer: _Writer, transform: Transform, activation: str | None) -> None:
+    """Write the op of a head's first layer, if it has one."""
     if isinstance(transform.dense, nn.Linear):
         _dense(writer, transform.dense, activation, transform.norm)
 
 
 def _dense(writer: _Writer, layer: nn.Module, activation: str | None = None, norm: nn.Module | None = None) -> None:
+    """Write the op of a linear layer, followed by an activation and a norm."""
     writer.op(DENSE)
     writer.linear(layer)
     writer.integers(ACTIVATIONS.index(activation or ""))

@@ -1,4 +1,7 @@
-"""A tokenizer as plain data for tokenizer.js: the parts of tokenizer.json that decide tokens, flattened."""
+"""`tokenizer_state`: a tokenizer as data for web/tokenizer.js, which tokenizes texts in the page.
+
+The data is the parts of tokenizer.json that affect the tokens of a text, with sequences of components flattened.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,31 @@ NORMALIZERS = {
     "StripAccents",
 }
 PRE_TOKENIZERS = {
-    *("BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"),
+    "BertPreTokenizer",
+    "ByteLevel",
+    "Digits",
+    "Metaspace",
+    "Punctuation",
+    "Split",
+    "Whitespace",
+    "WhitespaceSplit",
 }
 MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
-UNSUPPORTED_OPTIONS = ("dropout", "end_of_word_suffix")  # of models
+UNSUPPORTED_OPTIONS = ("dropout", "end_of_word_suffix")  # options of a model
 DIFFERENT_PATTERN = re.compile(  # regex syntax that JavaScript interprets differently
     r"\\[^sSdDAzpPnrt^$\\.*+?()\[\]{}|/]"  # other escapes, such as \\w, whose class is ASCII in JavaScript
     r"|\(\?(?![:=!]|<[=!])"  # other groups, such as (?i: and (?>
     r"|[*+?}]\+"  # possessive quantifiers
     r"|&&|\[\[?:"  # intersections and POSIX classes
 )
-BYTE_LEVEL = ("ByteLevel", "RobertaProcessing")  # post-processors that may trim offsets
+BYTE_LEVEL = ("ByteLevel", "RobertaProcessing")  # post-processors that can trim offsets
 
 
 def tokenizer_state(tokenizer: Tokenizer) -> State:
-    """Return the tokenizer as tokenizer.js reads it.
+    """Return the data from which tokenizer.js builds the tokenizer.
 
     Raises:
-        HeedfulError: If it has a part that tokenizer.js does not support.
+        HeedfulError: If tokenizer.js does not support a part of the tokenizer.
     """
     state = tokenizer.tokenizer_json()
     model = dict(state["model"])
@@ -73,7 +83,7 @@ def tokenizer_state(tokenizer: Tokenizer) -> State:
 
 
 def _decoder(steps: list[State]) -> str | None:
-    """Return the type of the first decoder; "Metaspace" too for one that replaces its character by a space."""
+    """Return the type of the first decoder. A decoder that replaces "\u2581" by a space is "Metaspace" too."""
     if not steps:
         return None
     first = steps[0]
@@ -83,7 +93,7 @@ def _decoder(steps: list[State]) -> str | None:
 
 
 def _steps(part: State | None, key: str) -> list[State]:
-    """Return a component of tokenizer.json, or all components of a Sequence."""
+    """Return a component of tokenizer.json as a list, or all components of a Sequence, whose list is at `key`."""
     if part is None:
         return []
     if part["type"] != "Sequence":
@@ -92,6 +102,7 @@ def _steps(part: State | None, key: str) -> list[State]:
 
 
 def _check(steps: list[State], known: set[str]) -> None:
+    """Raise a HeedfulError if a component has an unsupported type."""
     for step in steps:
         if step["type"] not in known:
             raise HeedfulError(
@@ -101,6 +112,7 @@ def _check(steps: list[State], known: set[str]) -> None:
 
 
 def _check_patterns(steps: list[State]) -> None:
+    """Raise a HeedfulError if JavaScript interprets a regular expression of a component differently."""
     for step in steps:
         pattern = (step.get("pattern") or {}).get("Regex", "")
         if different := DIFFERENT_PATTERN.search(pattern):
@@ -111,7 +123,7 @@ def _check_patterns(steps: list[State]) -> None:
 
 
 def _template(encoding: Encoding) -> list[State]:
-    """Return special tokens and texts in order, from an encoding whose texts have any number of tokens."""
+    """Return special tokens and texts in order, from an encoding with special tokens; a text has one entry."""
     template: list[State] = []
     for id, type, segment in zip(encoding.ids, encoding.types, encoding.segments, strict=True):
         part = {"special": id, "type": type} if segment is None else {"segment": segment, "type": type}

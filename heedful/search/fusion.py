@@ -1,15 +1,18 @@
-"""Fusion of rankings."""
+"""Fusion of several rankings of documents into one, for hybrid search."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-K = 60  # Cormack et al. 2009
+K = 60  # the constant of Cormack et al. 2009
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[int]], k: int = K) -> list[tuple[int, float]]:
-    """Return documents with the sum of 1 / (k + rank) over the rankings, best first (Cormack et al. 2009).
+    """Score each document by the sum of 1 / (k + rank) over the rankings (Cormack et al. 2009).
+
+    Returns:
+        (document, score) pairs, best first.
 
     >>> [(document, round(score, 4)) for document, score in reciprocal_rank_fusion([[7, 5], [5, 9]])]
     [(5, 0.0325), (7, 0.0164), (9, 0.0161)]

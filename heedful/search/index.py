@@ -37,9 +37,9 @@ from heedful.search.words import WordIndex, check_language, write_words
 
 SearchMethod = Literal["hybrid", "words", "vectors"]
 METHODS: tuple[SearchMethod, ...] = ("hybrid", "words", "vectors")
-COMMIT = 4096  # documents of each commit; committed documents remain if the process is killed
-CANDIDATES = 100  # documents of each ranking that are fused
-RERANKED = 50  # best documents that a reranker scores
+COMMIT = 4096  # documents in a commit; committed documents remain if the process is killed
+CANDIDATES = 100  # minimum documents of each ranking that hybrid search fuses
+RERANKED = 50  # minimum documents that a reranker scores
 PASSAGE_TOKENS = 256  # maximum tokens of a passage, unless the model reads fewer
 
 
@@ -48,31 +48,33 @@ class SearchHit:
     """A result of a search: a document with its best passage."""
 
     id: str
-    score: float  # higher is better; comparable within one search only
+    score: float  # higher is better; comparable only within one search
     title: str
     passage: str
     start: int  # first character of the passage in the document's content, whose first line is the title
-    end: int  # character after the last one of the passage
+    end: int  # end of the passage, exclusive
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain data that JSON can hold."""
+        """Return the hit as data for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AddedDocuments:
-    """Counts of the documents given to `SearchIndex.add`."""
+    """Counts of the documents that were passed to `SearchIndex.add`."""
 
-    added: int = 0
-    replaced: int = 0  # their ids were in the index with other texts
-    unchanged: int = 0  # they were in the index before
+    added: int = 0  # documents with new ids
+    replaced: int = 0  # documents whose id was in the index with another text
+    unchanged: int = 0  # documents that were in the index
 
 
 class SearchIndex:
     """Documents in a folder, searched by BM25 over words, by vectors of passages, or by both.
 
-    A change is made completely or not at all, even if the process is killed. One process at a time may change an index;
-    others search the state that they opened until they call `refresh`.
+    A change is made completely or not at all, even if the process is killed. One process at a time may change an index.
+    Other processes search the state that they opened until they call `refresh`.
+
+    Methods refer to a document by its id or by its index: its position among all documents of the state, from 0.
     """
 
     def __init__(self, folder: str | Path, *, engine: BundleEngine | None = None, device: str = "auto") -> None:
@@ -80,8 +82,8 @@ class SearchIndex:
 
         Args:
             folder: The folder.
-            engine: The model of the index, if it is loaded already.
-            device: "cpu", "cuda" or "auto": a GPU if there is one. The model is loaded when it is first needed.
+            engine: The model of the index. If None, it is loaded when it is first needed.
+            device: "cpu", "cuda", or "auto" for a GPU if there is one.
 
         Raises:
             HeedfulError: If the folder holds no index, or a part is damaged.
@@ -106,15 +108,16 @@ class SearchIndex:
         """Create an index without documents.
 
         Args:
-            folder: A new or an empty folder.
+            folder: A new or empty folder.
             model: A sentence embedding model: a run, a folder, or NAME[@REVISION] on the hub.
-            vectors: "float32", "int8", or "binary": signs, with int8 for rescoring.
-            language: Language for stemming and stop words of BM25; "none": neither.
-            passage_tokens: Maximum tokens of a passage; None: 256, or the model's limit if it is less.
-            device: "cpu", "cuda" or "auto": a GPU if there is one.
+            vectors: "float32", "int8", or "binary" (signs, with int8 for rescoring).
+            language: Language for the stemming and the stop words of BM25, or "none" to use neither.
+            passage_tokens: Maximum tokens of a passage. If None, 256, or the model's limit if that is smaller.
+            device: "cpu", "cuda", or "auto" for a GPU if there is one.
 
         Raises:
-            HeedfulError: If the folder is not empty, the model makes no sentence embeddings, or a value is unknown.
+            HeedfulError: If the folder is not empty, the model does not return sentence embeddings, or a value is
+                unknown.
         """
         path = Path(folder)
         if is_index(path):
@@ -146,7 +149,8 @@ class SearchIndex:
         return self._state.documents - len(self._state.deleted)
 
     def __contains__(self, id: object) -> bool:
-        return id in self._numbers
+        """Return whether a document has this id."""
+        return id in self._index_of_id
 
     @property
     def passages(self) -> int:
@@ -155,15 +159,15 @@ class SearchIndex:
 
     @property
     def settings(self) -> IndexSettings:
-        """The settings that the index was created with."""
+        """The settings with which the index was created."""
         return self._state.settings
 
     @cached_property
     def engine(self) -> BundleEngine:
-        """The model of the index.
+        """The model of the index, loaded when it is first used.
 
         Raises:
-            HeedfulError: If it cannot be loaded, or is not the one that made the vectors.
+            HeedfulError: If the model cannot be loaded, or has changed since it computed the vectors.
         """
         engine = Engine(self.settings.model, precision="float32", device=self._device)
         if fingerprint(engine) != self.settings.fingerprint:
@@ -174,7 +178,7 @@ class SearchIndex:
         return engine
 
     def refresh(self) -> bool:
-        """Open the last complete state if another process changed the index; return whether one did."""
+        """Open the last complete state; return whether another process has changed the index."""
         if read_state(self.folder).generation == self._state.generation:
             return False
         self._open(_read_stable(self.folder, self._load))
@@ -194,9 +198,9 @@ class SearchIndex:
         Args:
             query: The text to search for.
             top_k: Maximum documents to return.
-            method: "words" (BM25), "vectors" (cosine), or "hybrid": both rankings, fused by reciprocal ranks.
-            reranker: A cross-encoder, which scores pairs of texts: the best `RERANKED` documents are ranked by it.
-            vector: Vector of the query, [width]; None: the model of the index encodes it.
+            method: "words" (BM25), "vectors" (cosine), or "hybrid" (both rankings, fused by reciprocal ranks).
+            reranker: A cross-encoder that ranks the best `RERANKED` documents again. If None, their order remains.
+            vector: Embedding of the query, [dim]. If None, the model of the index encodes the query.
 
         Raises:
             HeedfulError: If the query is empty, or an argument is unknown.
@@ -216,13 +220,13 @@ class SearchIndex:
         return hits[:top_k]
 
     def matches(self, query: str, text: str) -> list[tuple[int, int]]:
-        """Return the words of a text whose stems are in a query: start and end of each, in characters."""
+        """Return the (start, end) characters of each word of a text whose stem is in the query."""
         return self._words.matches(query, text)
 
     def rank(
         self, queries: Sequence[str], depth: int, *, method: SearchMethod = "hybrid"
     ) -> list[list[tuple[int, float]]]:
-        """Return the numbers of the best `depth` documents of each query with their scores, best first."""
+        """Return the best `depth` documents of each query as (document index, score), best first."""
         _check_search(method, depth)
         return self._rank(queries, None if method == "words" else self._query_vectors(queries), depth, method)
 
@@ -233,7 +237,7 @@ class SearchIndex:
 
         Args:
             queries: The queries.
-            vectors: Their unit vectors, [queries, width]; None if the method is "words".
+            vectors: Unit vectors of the queries, [queries, dim]; None if the method is "words".
             depth: Number of documents for each query.
             method: As in `search`.
         """
@@ -243,20 +247,20 @@ class SearchIndex:
         if method != "hybrid":
             return by_words or by_vectors
         return [
-            reciprocal_rank_fusion([[number for number, _ in ranking] for ranking in both])[:depth]
-            for both in zip(by_words, by_vectors, strict=True)
+            reciprocal_rank_fusion([[document for document, _ in ranking] for ranking in rankings])[:depth]
+            for rankings in zip(by_words, by_vectors, strict=True)
         ]
 
-    def document(self, number: int) -> Document:
-        """Return a document by its number."""
-        segment, number_in_segment = self._locate(number)
-        return segment.document(number_in_segment)
+    def document(self, index: int) -> Document:
+        """Return a document by its index."""
+        segment, index_in_segment = self._locate(index)
+        return segment.document(index_in_segment)
 
     def rank_by_vectors(self, vectors: NDArray[np.float32], count: int) -> list[list[tuple[int, float]]]:
-        """Return the numbers of the best `count` documents for each unit vector, with the cosine of their best passage.
+        """Return the best `count` documents for each unit vector, as (document index, cosine of the best passage).
 
-        Since a document may have several passages, the number of passages grows until there are enough documents.
-        Vectors of the index are read in blocks.
+        Since a document may have several passages, passages are searched again with a larger count until they come
+        from enough documents. Vectors of the index are read in blocks.
         """
         all_passages = len(self._document_of_passage)
         tables = [segment.vectors for segment in self._segments]
@@ -265,8 +269,8 @@ class SearchIndex:
             scores, rows = nearest_in_tables(tables, vectors, min(passage_count, all_passages), self._alive)
             rankings = []
             for query_scores, query_rows in zip(scores, rows, strict=True):
-                best: dict[int, float] = {}  # by document; the first passage of a document is its best
-                alive_rows = query_rows[np.isfinite(query_scores)].tolist()  # the other rows are the last ones
+                best: dict[int, float] = {}  # score by document; the first passage of a document is its best
+                alive_rows = query_rows[np.isfinite(query_scores)].tolist()  # deleted passages are last, with -inf
                 for row, score in zip(alive_rows, query_scores.tolist(), strict=False):
                     best.setdefault(int(self._document_of_passage[row]), score)
                 rankings.append(list(best.items())[:count])
@@ -275,6 +279,7 @@ class SearchIndex:
             passage_count *= 4
 
     def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """Encode queries as unit vectors, [queries, dim]."""
         return normalized_rows(self.engine.encode_query(list(queries)))
 
     def hits(
@@ -284,12 +289,13 @@ class SearchIndex:
 
         Args:
             query: The query.
-            ranking: Numbers and scores of documents.
-            vector: Unit vector of the query, [1, width], by which the passage is chosen; None: by the query's words.
+            ranking: (document index, score) pairs.
+            vector: Unit vector of the query, [1, dim]; the passage with the largest inner product is the best. If None,
+                the passage with the most words of the query is the best.
         """
-        for number, score in ranking:
-            segment, number_in_segment = self._locate(number)
-            document, rows = segment.document(number_in_segment), segment.passage_rows(number_in_segment)
+        for index, score in ranking:
+            segment, index_in_segment = self._locate(index)
+            document, rows = segment.document(index_in_segment), segment.passage_rows(index_in_segment)
             spans = segment.passages[rows, 1:].tolist()
             if len(rows) == 1:
                 best = 0
@@ -312,10 +318,10 @@ class SearchIndex:
     def add(
         self, documents: Iterable[Document], *, on_progress: Callable[[AddedDocuments], None] | None = None
     ) -> AddedDocuments:
-        """Add documents. A document with the id of another text in the index replaces it.
+        """Add documents. A document whose id is in the index replaces the document with that id.
 
-        Every `COMMIT` documents are committed. After an interruption the same call resumes: documents that are in the
-        index already are skipped.
+        Documents are committed in groups of `COMMIT`. After an interruption the same call resumes, since documents that
+        are already in the index are skipped.
 
         Args:
             documents: The documents.
@@ -324,7 +330,8 @@ class SearchIndex:
         Raises:
             HeedfulError: If an id is given twice, or another process changes the index.
         """
-        done, seen = AddedDocuments(), set[str]()
+        done = AddedDocuments()
+        seen: set[str] = set()  # ids
         with locked_for_writing(self.folder):
             self._begin_change()
             for chunk in _chunks(documents, COMMIT):
@@ -334,14 +341,16 @@ class SearchIndex:
                             f'the id "{document.id}" is given twice; expected an id of its own for each document'
                         )
                     seen.add(document.id)
-                numbers = [self._numbers.get(document.id) for document in chunk]
-                new = [
-                    (document, number) for document, number in zip(chunk, numbers, strict=True)
-                    if number is None or self.document(number) != document
-                ]  # fmt: skip
-                replaced = [number for _, number in new if number is not None]
+                new: list[Document] = []
+                replaced: list[int] = []  # indices of documents that a new one with the same id replaces
+                for document in chunk:
+                    index = self._index_of_id.get(document.id)
+                    if index is None or self.document(index) != document:
+                        new.append(document)
+                        if index is not None:
+                            replaced.append(index)
                 if new:
-                    self._commit([document for document, _ in new], replaced)
+                    self._commit(new, replaced)
                 done = AddedDocuments(
                     added=done.added + len(new) - len(replaced),
                     replaced=done.replaced + len(replaced),
@@ -352,22 +361,22 @@ class SearchIndex:
         return done
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete documents by their ids, and return their number.
+        """Delete documents by their ids; return how many were deleted.
 
         Raises:
-            HeedfulError: If an id is not in the index; then nothing is deleted.
+            HeedfulError: If an id is not in the index. Nothing is deleted in that case.
         """
         with locked_for_writing(self.folder):
             self._begin_change()
             unique_ids = dict.fromkeys(ids)
-            if missing := next((id for id in unique_ids if id not in self._numbers), None):
+            if missing := next((id for id in unique_ids if id not in self._index_of_id), None):
                 raise HeedfulError(f'no document has the id "{missing}"; nothing was deleted')
             if unique_ids:
-                self._commit([], [self._numbers[id] for id in unique_ids])
+                self._commit([], [self._index_of_id[id] for id in unique_ids])
         return len(unique_ids)
 
     def rebuild(self) -> None:
-        """Write the index anew without deleted documents, whose files and word counts for BM25 it still has."""
+        """Write the index anew without the files and the BM25 word counts of deleted documents."""
         with locked_for_writing(self.folder):
             self._begin_change()
             state, generation = self._state, self._state.generation + 1
@@ -386,19 +395,19 @@ class SearchIndex:
             self._commit_state(state)
 
     def _begin_change(self) -> None:
-        """Open the last complete state, and remove what interrupted changes left. The caller holds the lock."""
+        """Open the last complete state, and remove the files of interrupted changes. The caller holds the lock."""
         self.refresh()
         remove_unnamed(self.folder, self._state)
 
     def _commit(self, documents: Sequence[Document], deleted: Sequence[int]) -> None:
         """Commit a state with new documents and without deleted ones.
 
-        The new segment is merged with the last segments while these have at most twice its documents, so that the
-        number of segments grows logarithmically.
+        The new segment is merged with the last segment as long as that has at most twice as many documents. The number
+        of segments therefore grows logarithmically.
 
         Args:
             documents: New documents.
-            deleted: Numbers of deleted or replaced documents.
+            deleted: Indices of deleted or replaced documents.
         """
         previous = self._state
         all_deleted = tuple(sorted({*previous.deleted, *deleted}))
@@ -415,16 +424,15 @@ class SearchIndex:
         self._commit_state(self._with_words(state, previous.words, contents, deleted))
 
     def _segment(self, documents: Sequence[Document]) -> Segment:
-        """Return a segment of documents in memory, with their passages encoded by the model."""
+        """Split documents into passages, encode these, and return a segment in memory."""
         contents = [document.content for document in documents]
         spans = PassageSplitter(self.engine, self.settings.passage_tokens).split(contents)
         passages = [text[start:end] for text, parts in zip(contents, spans, strict=True) for start, end in parts]
-        return Segment.of(
-            documents, spans, normalized_rows(self.engine.encode_document(passages)), self.settings.vectors
-        )
+        vectors = normalized_rows(self.engine.encode_document(passages))
+        return Segment.of(documents, spans, vectors, self.settings.vectors)
 
     def _with_segment(self, state: IndexState, merged: Sequence[Segment]) -> IndexState:
-        """Write segments as one new segment, and return the state with it."""
+        """Merge segments into a new one on disk; return the state with the new segment appended."""
         target = self.folder / f"segment-{state.generation:06}"
         with atomic_path(target, folder=True) as part:
             facts = replace(write_segment(part, merged), name=target.name)
@@ -433,7 +441,7 @@ class SearchIndex:
     def _with_words(
         self, state: IndexState, previous: str | None, added: Iterable[tuple[int, str]], deleted: Iterable[int]
     ) -> IndexState:
-        """Write a new word index, and return the state with it; see `write_words`."""
+        """Write a new word index; return the state that names it. See `write_words` for the arguments."""
         target = self.folder / f"words-{state.generation:06}"
         with atomic_path(target, folder=True) as part:
             write_words(
@@ -453,38 +461,40 @@ class SearchIndex:
     # -- opening ------------------------------------------------------------------------------------------------
 
     def _load(self, state: IndexState) -> tuple[IndexState, list[Segment], WordIndex]:
-        """Open the files of a state; raises HeedfulError if one is missing or damaged."""
+        """Open the files of a state; raise a HeedfulError if one is missing or damaged."""
         segments = [Segment.open(self.folder, facts, state.settings) for facts in state.segments]
         return state, segments, WordIndex(self.folder / state.words if state.words else None, state.settings.language)
 
     def _open(self, loaded: tuple[IndexState, list[Segment], WordIndex]) -> None:
         """Make a loaded state the current one."""
         self._state, self._segments, self._words = loaded
-        self._bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])  # first document of each segment
+        # index of the first document of each segment, and the number of all documents
+        self._bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])
         documents_by_segment = [
             segment.passages[:, 0] + start for segment, start in zip(self._segments, self._bounds[:-1], strict=True)
         ]
         self._document_of_passage = np.concatenate([np.zeros(0, np.int64), *documents_by_segment])
         deleted = np.zeros(self._state.documents, bool)
         deleted[list(self._state.deleted)] = True
-        self._alive = [~deleted[numbers] for numbers in documents_by_segment]  # by segment: whether a passage is kept
-        self.__dict__.pop("_numbers", None)
+        # for each segment, marks the passages of documents that are not deleted
+        self._alive = [~deleted[indices] for indices in documents_by_segment]
+        self.__dict__.pop("_index_of_id", None)
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        """The numbers of the documents by id, without deleted and replaced ones."""
+    def _index_of_id(self) -> dict[str, int]:
+        """Index of each document by its id, without deleted and replaced documents."""
         deleted = set(self._state.deleted)
         ids = (id for segment in self._segments for id in segment.ids)
-        return {id: number for number, id in enumerate(ids) if number not in deleted}
+        return {id: index for index, id in enumerate(ids) if index not in deleted}
 
-    def _locate(self, number: int) -> tuple[Segment, int]:
-        """Return the segment of a document, and its number in the segment."""
-        index = int(np.searchsorted(self._bounds, number, side="right")) - 1
-        return self._segments[index], number - int(self._bounds[index])
+    def _locate(self, index: int) -> tuple[Segment, int]:
+        """Return the segment of a document, and the document's index in the segment."""
+        segment_index = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        return self._segments[segment_index], index - int(self._bounds[segment_index])
 
 
 def rescored(hits: Iterable[SearchHit], scores: Iterable[float]) -> list[SearchHit]:
-    """Return hits with other scores, the highest first."""
+    """Replace the scores of hits, and sort the hits by their new scores, best first."""
     return sorted(
         (replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)), key=lambda hit: -hit.score
     )
@@ -493,7 +503,7 @@ def rescored(hits: Iterable[SearchHit], scores: Iterable[float]) -> list[SearchH
 def _read_stable(
     folder: Path, load: Callable[[IndexState], tuple[IndexState, list[Segment], WordIndex]]
 ) -> tuple[IndexState, list[Segment], WordIndex]:
-    """Load the last complete state; start again if another process replaced it meanwhile and removed its files."""
+    """Load the last complete state; try again if another process replaced it and removed its files meanwhile."""
     while True:
         state = read_state(folder)
         try:
@@ -504,7 +514,7 @@ def _read_stable(
 
 
 def _check_search(method: str, depth: int) -> None:
-    """Raise a HeedfulError for an unknown method, or a number of results below 1."""
+    """Raise a HeedfulError if the method is unknown, or if `depth`, the number of results, is below 1."""
     if method not in METHODS:
         raise HeedfulError(f"method is {method!r}{did_you_mean(method, METHODS)}: use one of {', '.join(METHODS)}")
     if depth < 1:
@@ -512,7 +522,11 @@ def _check_search(method: str, depth: int) -> None:
 
 
 def _passage_tokens(engine: BundleEngine, tokens: int | None) -> int:
-    """Return the maximum tokens of a passage for a model; None: the default. Raises HeedfulError if out of range."""
+    """Return the maximum tokens of a passage: `tokens`, or the default if that is None.
+
+    Raises:
+        HeedfulError: If `tokens` is out of the model's range.
+    """
     limit = engine.limit or PASSAGE_TOKENS
     if tokens is None:
         return min(PASSAGE_TOKENS, limit)

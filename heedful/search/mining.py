@@ -1,4 +1,7 @@
-"""Hard negatives for training: documents of an index that resemble a query's positive text and are not relevant."""
+"""Mining of hard negatives: passages of an index that are similar to a query but probably not relevant.
+
+`heedful index negatives` writes them as training data for `finetune embed` and `finetune rank`.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from heedful.search.vectors import normalized_rows
 from heedful.tasks.task import batched
 
 QUERIES = 256  # queries that are compared with the documents at once, which bounds the memory
-DEPTH = 100  # nearest documents of a query that may become negatives
+DEPTH = 100  # nearest documents of a query from which negatives are chosen
 NEGATIVES = 5  # maximum negatives of each pair
-MARGIN = 0.05  # share by which a negative's score must be below the positive's (Moreira et al. 2024)
+MARGIN = 0.05  # minimum relative gap between the scores of the positive and a negative (Moreira et al. 2024)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MinedRow:
-    """A query with a relevant text and hard negatives: a row of data for `finetune embed` and `finetune rank`."""
+    """A query with a relevant text and hard negatives: one row of training data."""
 
     query: str
     positive: str
-    negative: list[str]  # the negatives, the most similar first
-    teacher_scores: list[float] | None = None  # relevance of the positive and each negative; None: there is no teacher
+    negative: list[str]  # the most similar first
+    teacher_scores: list[float] | None = None  # relevance of the positive, then of each negative; None without teacher
 
     def line(self) -> bytes:
         """Return the row as a line of JSON."""
@@ -42,11 +45,11 @@ class MinedRow:
 
 @dataclass(slots=True)
 class MiningCounts:
-    """Counts of pairs and their negatives."""
+    """Counts of pairs and of their negatives."""
 
     pairs: int = 0  # all pairs
-    without: int = 0  # pairs without a negative, which are left out
-    negatives: int = 0
+    without: int = 0  # pairs without a negative, which are not written
+    negatives: int = 0  # negatives of all pairs
 
 
 def mine_negatives(
@@ -57,21 +60,21 @@ def mine_negatives(
     margin: float = MARGIN,
     teacher: BundleEngine | None = None,
 ) -> Iterator[MinedRow]:
-    """Yield each pair of a query and a relevant text with hard negatives: the best-matching passages of documents.
+    """Yield a row for each pair of a query and a relevant text, with the passages that match the query best.
 
-    Only documents that score below the positive by the margin are used, since others may be relevant. A passage is
-    skipped if it contains, or is contained in, a positive of the query. A pair without a negative yields a row without
-    any.
+    A document that scores less than the margin below the positive may be relevant, and is not used. A passage is
+    skipped if it contains, or is contained in, a positive of the query. A pair without a negative yields a row with an
+    empty list.
 
     Args:
         index: The documents. Their vectors are read in blocks, never all at once.
-        pairs: The pairs; a query may have several.
+        pairs: The pairs; several may have the same query.
         num_negatives: Maximum negatives of a pair.
         margin: Minimum relative gap between the positive's score and a negative's, from 0 to below 1.
-        teacher: A cross-encoder whose scores of the positive and the negatives are added to the row; None: none are.
+        teacher: A cross-encoder that scores the positive and the negatives. If None, rows have no teacher scores.
 
     Raises:
-        HeedfulError: If a number is out of its range.
+        HeedfulError: If `num_negatives` or `margin` is out of range.
     """
     if not 1 <= num_negatives <= DEPTH:
         raise HeedfulError(f"num_negatives is {num_negatives}; expected a number from 1 to {DEPTH}")
@@ -89,7 +92,7 @@ def mine_negatives(
             chunk, queries, positive_scores.tolist(), rankings, strict=True
         ):
             max_score = positive_score - margin * abs(positive_score)
-            below_margin = [(number, score) for number, score in ranking if score < max_score]
+            below_margin = [(document, score) for document, score in ranking if score < max_score]
             query_positives = positives[hash_text(pair.anchor)]
             negatives: list[str] = []
             for hit in index.hits(pair.anchor, below_margin, vector[None]):
@@ -105,7 +108,7 @@ def mine_negatives(
 
 
 def write_negatives(path: Path, rows: Iterable[MinedRow]) -> MiningCounts:
-    """Write the rows that have negatives as JSON lines; the file appears when it is complete."""
+    """Write the rows that have negatives as JSON lines. The file appears only when it is complete."""
     counts = MiningCounts()
 
     def lines() -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Passages: parts of a long text that a model reads one at a time."""
+"""Splitting of long texts into overlapping passages, which a search index encodes one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from heedful.infer.bundle_engine import BundleEngine
 
-OVERLAP = 8  # the last 1/8 of a passage begins the next one, too
+OVERLAP = 8  # the last 1/8 of a passage is repeated at the start of the next one
 Span = tuple[int, int]  # start and end of a part of a text, in characters; the end is exclusive
 
 
@@ -51,8 +51,9 @@ def passage_spans(text: str, tokens: Sequence[Span], max_tokens: int) -> list[Sp
     """
     if len(tokens) <= max_tokens:
         return [(0, len(text))]
-    word_starts = [number for number, (start, _) in enumerate(tokens) if start == 0 or text[start - 1].isspace()]
-    spans, first = [], 0  # first token of the passage
+    word_starts = [index for index, (start, _) in enumerate(tokens) if start == 0 or text[start - 1].isspace()]
+    spans = []
+    first = 0  # index of the first token of the passage
     while first + max_tokens < len(tokens):
         stop = _last_in(word_starts, first, first + max_tokens) or first + max_tokens
         spans.append((tokens[first][0], tokens[stop - 1][1]))
@@ -64,7 +65,7 @@ def passage_spans(text: str, tokens: Sequence[Span], max_tokens: int) -> list[Sp
     return spans
 
 
-def _last_in(numbers: Sequence[int], after: int, until: int) -> int | None:
-    """Return the largest of ascending numbers that is in (after, until]; None if none is."""
-    count = bisect_right(numbers, until)
-    return numbers[count - 1] if count and numbers[count - 1] > after else None
+def _last_in(indices: Sequence[int], after: int, until: int) -> int | None:
+    """Return the largest of ascending indices in the interval (after, until], or None if the interval has none."""
+    count = bisect_right(indices, until)
+    return indices[count - 1] if count and indices[count - 1] > after else None

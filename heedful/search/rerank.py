@@ -1,4 +1,7 @@
-"""Relevance of texts to a query, by a model that reads both (a cross-encoder)."""
+"""Relevance scores of a cross-encoder: a model that reads a query and a text together.
+
+`SearchIndex.search`, the mining of hard negatives and the server's `/rerank` call it.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ from heedful.tasks.answering import Answer
 
 
 def relevance(answer: Answer, *, raw: bool = False) -> float:
-    """Return the relevance of a pair of texts from the answer of a model.
+    """Return the relevance of a text to a query from the model's answer for the pair.
 
     Args:
-        answer: An answer with one number, or with the probabilities of two labels: that of the second is the relevance.
-        raw: Return the number as it is; otherwise its sigmoid, between 0 and 1.
+        answer: The answer of a regression model with one output, or of a classifier with two labels, whose probability
+            of the second label is the relevance.
+        raw: Return the regression output unchanged. If False, return its sigmoid, between 0 and 1.
 
     Raises:
-        HeedfulError: If the answer has other numbers, or two probabilities and `raw` is set.
+        HeedfulError: If the answer is of another kind, or if a classifier is asked for a raw score.
     """
     if "values" in answer and len(answer["values"]) == 1:
-        (number,) = answer["values"].values()
-        return float(number) if raw else 0.5 * (1 + math.tanh(number / 2))
+        (value,) = answer["values"].values()
+        return float(value) if raw else 0.5 * (1 + math.tanh(value / 2))
     if "label" in answer and len(answer["probabilities"]) == 2 and not raw:
         return float(list(answer["probabilities"].values())[1])
     raise HeedfulError("this model gives the probability of two labels: raw_scores has to be false")
@@ -34,7 +38,7 @@ def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str], *, raw
     """Return the relevance of each text to a query, between 0 and 1 unless raw.
 
     Raises:
-        HeedfulError: If the model does not give a pair of texts one score.
+        HeedfulError: If the model does not return one score per pair of texts.
     """
     if engine.kind != "sequence_classification":
         raise HeedfulError(
@@ -46,6 +50,6 @@ def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str], *, raw
 
 
 def has_sigmoid(loaded: ModelBundle | None) -> bool:
-    """Return whether a cross-encoder applies a sigmoid itself, so that its scores are between 0 and 1."""
+    """Return whether the head of a cross-encoder ends with a sigmoid, so that its raw scores are between 0 and 1."""
     head = None if loaded is None else loaded.config.head
     return isinstance(head, Classes) and head.score_activation == "sigmoid"

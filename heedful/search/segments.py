@@ -1,4 +1,4 @@
-"""Segments of an index: documents with their passages and vectors, which never change once they are written."""
+"""Segments of a search index: documents with their passages and embeddings, in files that never change."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Segment:
     """Some documents with their passages and vectors, memory-mapped or in memory."""
 
     documents: pyarrow.Table  # columns id, title, text
-    passages: Int64[np.ndarray, "passages 3"]  # number of the document; start and end in its content, in characters
-    vectors: VectorTable  # one row for each passage
+    passages: Int64[np.ndarray, "passages 3"]  # index of the document; start and end in its content, in characters
+    vectors: VectorTable  # the embedding of each passage
 
     @classmethod
     def of(
@@ -42,17 +42,24 @@ class Segment:
         vectors: NDArray[np.float32],
         vector_format: VectorFormat,
     ) -> Segment:
-        """Return a segment of new documents, with the vectors of all their passages."""
+        """Return a segment of new documents.
+
+        Args:
+            documents: The documents.
+            spans: The passages of each document.
+            vectors: Unit vectors of all passages, [passages, dim].
+            vector_format: Format in which the vectors are stored.
+        """
         import pyarrow
 
         columns = {
             name: pyarrow.array([getattr(document, name) for document in documents], pyarrow.large_string())
             for name in ("id", "title", "text")
         }
-        rows = [(number, *span) for number, parts in enumerate(spans) for span in parts]
+        passages = [(index, *span) for index, document_spans in enumerate(spans) for span in document_spans]
         return cls(
             documents=pyarrow.table(columns),
-            passages=np.array(rows, np.int64).reshape(-1, 3),
+            passages=np.array(passages, np.int64).reshape(-1, 3),
             vectors=VectorTable.of(vectors, vector_format),
         )
 
@@ -89,22 +96,22 @@ class Segment:
         ids: list[str] = self.documents["id"].to_pylist()
         return ids
 
-    def document(self, number: int) -> Document:
-        """Return a document by its number in the segment."""
-        id, title, text = (self.documents[name][number].as_py() for name in ("id", "title", "text"))
+    def document(self, index: int) -> Document:
+        """Return a document by its index in the segment."""
+        id, title, text = (self.documents[name][index].as_py() for name in ("id", "title", "text"))
         return Document(id=id, title=title, text=text)
 
     def contents(self) -> Iterator[str]:
         """Yield the content of each document."""
-        return (self.document(number).content for number in range(len(self)))
+        return (self.document(index).content for index in range(len(self)))
 
-    def passage_rows(self, number: int) -> NDArray[np.int64]:
-        """Return the numbers of a document's passages: rows of `passages` and `vectors`."""
-        first, last = np.searchsorted(self.passages[:, 0], [number, number + 1])
-        return np.arange(first, last)
+    def passage_rows(self, index: int) -> NDArray[np.int64]:
+        """Return the rows of `passages` and `vectors` that belong to a document."""
+        first, stop = np.searchsorted(self.passages[:, 0], [index, index + 1])
+        return np.arange(first, stop)
 
     def selected(self, alive: NDArray[np.bool_]) -> Segment:
-        """Return a segment with the documents for which `alive` is true, [documents], in memory."""
+        """Copy the documents that `alive` marks, [documents], into a new segment in memory."""
         import pyarrow
 
         rows = np.flatnonzero(alive[self.passages[:, 0]])
@@ -118,20 +125,21 @@ class Segment:
 
 
 def write_segment(folder: Path, segments: Sequence[Segment]) -> SegmentFacts:
-    """Write the documents of segments, one after the other, as a new segment into an empty folder."""
-    first, renumbered = 0, []
+    """Concatenate segments, and write the result as a new segment into an empty folder."""
+    document_count = 0
+    passage_tables = []
     for segment in segments:
-        renumbered.append(segment.passages + np.array([first, 0, 0]))
-        first += len(segment)
-    passages = np.concatenate(renumbered)
+        passage_tables.append(segment.passages + np.array([document_count, 0, 0]))
+        document_count += len(segment)
+    passages = np.concatenate(passage_tables)
     write_synced(folder / DOCUMENTS, _stream(segments))
     write_synced(folder / PASSAGES, [passages.tobytes()])
     write_tables(folder, [segment.vectors for segment in segments])
-    return SegmentFacts(name=folder.name, documents=first, passages=len(passages))
+    return SegmentFacts(name=folder.name, documents=document_count, passages=len(passages))
 
 
 def _stream(segments: Sequence[Segment]) -> Iterator[bytes]:
-    """Yield the documents as a stream of Arrow's record batches."""
+    """Yield the documents of segments in Arrow's streaming format, one record batch at a time."""
     import pyarrow
 
     sink = io.BytesIO()

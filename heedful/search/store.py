@@ -1,8 +1,8 @@
 """The files of an index: parts that never change, and `index.json`, which names the parts of the last complete state.
 
-A change writes new parts beside the old ones, replaces `index.json` in one step, and then removes the old parts. A
-process that is killed at any point leaves a complete state, the one before or the one after its change. Parts that
-`index.json` does not name are removed by the next change.
+A part is a folder with a segment of documents or with a word index. A change writes new parts beside the old ones,
+replaces `index.json` in one step, and then removes the old parts. If the process is killed, `index.json` names a
+complete state: that before the change, or that after it. The next change removes parts that `index.json` does not name.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class IndexSettings:
 
     model: str  # path or name of the sentence embedding model
     fingerprint: str  # fingerprint of the model, which must not change
-    width: int  # coordinates of a vector
-    vectors: VectorFormat  # format in which vectors are stored
-    language: str  # language for stemming and stop words; "none": neither
+    width: int  # dimension of the embeddings
+    vectors: VectorFormat  # format in which embeddings are stored
+    language: str  # language for stemming and stop words, or "none"
     passage_tokens: int  # maximum tokens of a passage
 
 
@@ -50,14 +50,14 @@ class SegmentFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexState:
-    """A complete state of an index. Documents are numbered from 0 over all segments, deleted ones included."""
+    """A complete state of an index. The index of a document counts from 0 over all segments, deleted ones included."""
 
     version: int = VERSION
     generation: int = 0  # number of changes so far
     settings: IndexSettings
     segments: tuple[SegmentFacts, ...] = ()
-    words: str = ""  # folder of the word index; "": no documents yet
-    deleted: tuple[int, ...] = ()  # numbers of deleted documents, ascending
+    words: str = ""  # folder of the word index; "" before the first documents
+    deleted: tuple[int, ...] = ()  # indices of deleted documents, ascending
 
     @property
     def documents(self) -> int:
@@ -89,26 +89,26 @@ def read_state(folder: Path) -> IndexState:
 
 
 def commit_state(folder: Path, state: IndexState) -> None:
-    """Replace the state in one step, and remove the parts that only the state before named."""
+    """Replace `index.json` in one step, and remove the parts that only the previous state named."""
     with atomic_path(folder / STATE) as part:
         write_synced(part, [json.dumps(to_mapping(state), indent=1).encode()])
     remove_unnamed(folder, state)
 
 
 def remove_unnamed(folder: Path, state: IndexState) -> None:
-    """Remove parts that the state does not name: of an earlier state, or of a change that was interrupted."""
+    """Remove parts that the state does not name: those of earlier states and of interrupted changes."""
     remove_stale(folder)
     named = {state.words, *(segment.name for segment in state.segments)}
     for path in folder.iterdir():
         if path.name.startswith(("segment-", "words-")) and path.name not in named:
             remove(path)
         elif path.name.startswith(".") and path.name.endswith(".part") and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)  # left by another process, which is dead: this one holds the lock
+            shutil.rmtree(path, ignore_errors=True)  # left by a process that died, since this one holds the lock
 
 
 @contextmanager
 def locked_for_writing(folder: Path) -> Iterator[None]:
-    """Hold the lock of an index, which one process at a time can hold.
+    """Hold the lock of an index within a `with` block. One process at a time can hold it.
 
     Raises:
         HeedfulError: If another process holds it, or the folder cannot be written.

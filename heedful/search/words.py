@@ -1,7 +1,8 @@
-"""BM25 over words (Robertson and Zaragoza 2009), by tantivy: k1 = 1.2, b = 0.75.
+"""`WordIndex`: full-text search by BM25 (Robertson and Zaragoza 2009; k1 = 1.2, b = 0.75), computed by tantivy.
 
-The files of a tantivy index never change once they are written, except for meta.json and .managed.json. A new state
-is therefore a folder of hard links to the files of the old one, to which a change is added: both states are complete.
+`SearchIndex` keeps one word index per state. The files of a tantivy index never change once they are written, except
+for meta.json and .managed.json. A new state is therefore a new folder with hard links to the old files, plus the files
+of the change. The old folder remains a complete index.
 """
 
 from __future__ import annotations
@@ -21,19 +22,36 @@ if TYPE_CHECKING:
     import tantivy
 
 LANGUAGES = (
-    *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
-    *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
+    "arabic",
+    "danish",
+    "dutch",
+    "english",
+    "finnish",
+    "french",
+    "german",
+    "greek",
+    "hungarian",
+    "italian",
+    "norwegian",
+    "portuguese",
+    "romanian",
+    "russian",
+    "spanish",
+    "swedish",
+    "tamil",
+    "turkish",
 )
 WITHOUT_STOP_WORDS = ("arabic", "greek", "romanian", "tamil", "turkish")  # tantivy has no stop words for these
-NO_LANGUAGE = "none"  # neither stemming nor stop words
-MAX_WORD_BYTES = 80  # longer words are left out
+NO_LANGUAGE = "none"  # disables stemming and stop words
+MAX_WORD_BYTES = 80  # longer words are not indexed
 WRITER_BYTES = 50_000_000  # memory of tantivy's writer
-MUTABLE_FILES = ("meta.json", ".managed.json")  # files of a tantivy index that change
-META_LOCK, WRITER_LOCK = ".tantivy-meta.lock", ".tantivy-writer.lock"
+MUTABLE_FILES = ("meta.json", ".managed.json")  # files that tantivy rewrites
+META_LOCK = ".tantivy-meta.lock"
+WRITER_LOCK = ".tantivy-writer.lock"
 
 
 def check_language(language: str) -> str:
-    """Return the language; raises HeedfulError if it is unknown."""
+    """Return the language, or raise a HeedfulError if it is unknown."""
     if language in (*LANGUAGES, NO_LANGUAGE):
         return language
     raise HeedfulError(
@@ -51,13 +69,13 @@ def require_tantivy() -> None:
 
 
 class WordIndex:
-    """The words of documents; documents are identified by numbers."""
+    """An inverted index of words. A document is identified by its index among all documents of the `SearchIndex`."""
 
     def __init__(self, folder: Path | None, language: str) -> None:
         """Open a word index.
 
         Args:
-            folder: Its folder; None: an index without documents.
+            folder: Folder of the index. If None, the index has no documents.
             language: Language of the words, see `check_language`.
 
         Raises:
@@ -76,7 +94,7 @@ class WordIndex:
         return terms
 
     def search(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return the `count` documents with the highest BM25 scores for the words of a query: number and score."""
+        """Return the `count` documents with the highest BM25 scores for a query, as (document index, score)."""
         terms = self.terms(query)
         if self._index is None or not terms:
             return []
@@ -88,27 +106,28 @@ class WordIndex:
         )
         searcher = self._index.searcher()
         hits = searcher.search(any_word, limit=count, count=False).hits
-        numbers: list[int] = searcher.fast_field_values("number", [address for _, address in hits])  # type: ignore[assignment]
-        ranked = [(number, float(score)) for number, (score, _) in zip(numbers, hits, strict=True)]
+        documents: list[int] = searcher.fast_field_values("number", [address for _, address in hits])  # type: ignore[assignment]
+        ranked = [(document, float(score)) for document, (score, _) in zip(documents, hits, strict=True)]
         return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
 
     def matches(self, query: str, text: str) -> list[tuple[int, int]]:
-        """Return the words of a text whose stems are in a query: start and end of each, in characters."""
+        """Return the (start, end) characters of each word of a text whose stem is in the query."""
         query_terms = set(self.terms(query))
         words: list[str] = _words_as_written().analyze(text)
         matching = {word for word in set(words) if not query_terms.isdisjoint(self.terms(word))}
-        spans, end = [], 0
+        spans = []
+        end = 0
         for word in words:
-            start = text.index(word, end)  # between two words there are no letters
+            start = text.index(word, end)  # finds this word, since there are no letters between two words
             end = start + len(word)
             if word in matching:
                 spans.append((start, end))
         return spans
 
     def best_passage(self, query: str, passages: Sequence[str]) -> int:
-        """Return the index of the passage with the most different words of the query."""
+        """Return the index of the passage that contains the most distinct words of the query."""
         query_terms = set(self.terms(query))
-        return max(range(len(passages)), key=lambda number: len(query_terms & set(self.terms(passages[number]))))
+        return max(range(len(passages)), key=lambda index: len(query_terms & set(self.terms(passages[index]))))
 
 
 def write_words(
@@ -124,9 +143,9 @@ def write_words(
     Args:
         folder: The folder.
         language: Language of the words.
-        previous: Folder of the previous state, which stays as it is; None: an empty index.
-        added: Numbers and texts of documents to add to it.
-        deleted: Numbers of documents to delete from it.
+        previous: Folder of the previous state, which is not changed. If None, the previous state is empty.
+        added: Index and text of each document to add.
+        deleted: Indices of the documents to delete.
     """
     if previous is not None:
         for path in previous.iterdir():
@@ -138,19 +157,19 @@ def write_words(
 
     index = _open(folder, language) if previous is not None else _create(folder, language)
     writer = index.writer(heap_size=WRITER_BYTES, num_threads=1)
-    if numbers := list(deleted):
-        writer.delete_documents_by_query(tantivy.Query.term_set_query(index.schema, "number", numbers))
-    for number, text in added:
-        writer.add_document(tantivy.Document.from_dict({"number": number, "text": text}, index.schema))
+    if deleted_documents := list(deleted):
+        writer.delete_documents_by_query(tantivy.Query.term_set_query(index.schema, "number", deleted_documents))
+    for document, text in added:
+        writer.add_document(tantivy.Document.from_dict({"number": document, "text": text}, index.schema))
     writer.commit()
     writer.wait_merging_threads()
-    for name in MUTABLE_FILES:  # tantivy makes them readable for the owner only
+    for name in MUTABLE_FILES:  # tantivy creates these files readable by the owner only
         shutil.copymode(folder / WRITER_LOCK, folder / name)
     sync_folder(folder)
 
 
 def _can_lock(folder: Path) -> bool:
-    """Return whether this process may write the lock file, which tantivy needs to open an index."""
+    """Return whether this process may write the lock file that tantivy needs to open an index."""
     lock = folder / META_LOCK
     return os.access(lock if lock.exists() else folder, os.W_OK)
 
@@ -175,14 +194,14 @@ def _link_or_copy(path: Path, target: Path) -> None:
 
 
 def _words_as_written() -> tantivy.TextAnalyzer:
-    """Return an analyzer that splits a text into words, without stemming or lower case."""
+    """Return an analyzer that splits a text into words, without stemming or lowercasing."""
     import tantivy
 
     return tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).build()
 
 
 def _analyzer(language: str) -> tantivy.TextAnalyzer:
-    """Return an analyzer that splits a text into lower-case words, stemmed and without stop words of a language."""
+    """Return an analyzer that splits a text into lowercased, stemmed words and drops the stop words of a language."""
     import tantivy
 
     filters = tantivy.Filter
@@ -196,6 +215,7 @@ def _analyzer(language: str) -> tantivy.TextAnalyzer:
 
 
 def _create(folder: Path, language: str) -> tantivy.Index:
+    """Create an empty tantivy index in a folder."""
     import tantivy
 
     schema = tantivy.SchemaBuilder()
@@ -208,6 +228,7 @@ def _create(folder: Path, language: str) -> tantivy.Index:
 
 
 def _open(folder: Path, language: str) -> tantivy.Index:
+    """Open the tantivy index of a folder; raise a HeedfulError if it cannot be opened."""
     import tantivy
 
     try:

@@ -1,4 +1,7 @@
-"""The ASGI application: its routes parse a body, call a model, and cancel the work when the client disconnects."""
+"""`create_app`: the ASGI application of a service. It parses request bodies, calls the handlers and sends responses.
+
+If the client disconnects, the work for its request is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from heedful.serve.service import Service, head_kind, head_kinds
 from heedful.serve.settings import LOOPBACK
 
 SERVE_WEB = Path(__file__).parent / "web"
-FILES = {  # file and media type by path
+FILES = {  # file and media type of each path
     "/": (SERVE_WEB / "index.html", "text/html"),
     "/web/try.html": (SERVE_WEB / "index.html", "text/html"),
     "/web/search.html": (SERVE_WEB / "search.html", "text/html"),
@@ -50,7 +53,7 @@ FILES = {  # file and media type by path
     "/web/rows.js": (WEB / "rows.js", "text/javascript"),
     "/web/page.css": (WEB / "page.css", "text/css"),
 }
-VALUES_PER_TOKEN = 6  # JSON values that a body may have for each token that a request may have
+VALUES_PER_TOKEN = 6  # maximum JSON values of a body, for each token of limits.max_request_tokens
 PostHandler = Callable[[RequestContext, Request, Any], Awaitable[object]]
 View = dict[str, object]  # content of a response to GET
 
@@ -62,9 +65,9 @@ def create_app(
 
     Args:
         service: The models.
-        keys: API keys; (): none are required.
-        hosts: Host headers that are accepted, without ports; None: any.
-        wait: Whether the startup ends when all models are loaded, or at once.
+        keys: API keys. If empty, requests need no key.
+        hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
+        wait: Whether the startup loads all models and waits for them. If False, the caller loads them.
     """
 
     @contextlib.asynccontextmanager
@@ -99,7 +102,7 @@ def create_app(
 
 
 def _model_routes(service: Service) -> list[Route]:
-    """Return the routes that use a model; see routes.py."""
+    """Return the routes that use a model, which routes.py defines."""
 
     def post_handler(endpoint: Endpoint) -> PostHandler:
         return lambda context, request, body: endpoint.handler(context, body)
@@ -108,18 +111,19 @@ def _model_routes(service: Service) -> list[Route]:
 
 
 def _post(service: Service, path: str, body_type: type[Struct], handler: PostHandler) -> Route:
-    """Return a route that parses a JSON body by its type and responds with what the handler returns."""
+    """Return a route that parses a JSON body of a type, and responds with the result of the handler."""
     max_values = VALUES_PER_TOKEN * service.settings.limits.max_request_tokens
 
     async def respond(request: Request) -> Response:
         record = _set_route(request, path)
-        timeouts, limits = service.settings.timeouts, service.settings.limits
+        limits = service.settings.limits
+        timeouts = service.settings.timeouts
         check_body_headers(record, limits.max_body_bytes)
         context = RequestContext(service=service, record=record)
         raw = await read_body(request.receive, limits.max_body_bytes, timeouts.body_seconds, service.bodies)
         try:
             body = parse_body(body_type, raw, max_values)
-            del raw  # it may be large, and the handler may take long
+            del raw  # free the memory of a large body before the handler runs
             return _json_response(await _while_connected(request.receive, handler(context, request, body)))
         except (HTTPError, ClientDisconnectedError, asyncio.CancelledError):
             raise
@@ -131,7 +135,7 @@ def _post(service: Service, path: str, body_type: type[Struct], handler: PostHan
 
 
 async def _while_connected(receive: Receive, work: Awaitable[object]) -> object:
-    """Return the result of `work`; cancel it when the client disconnects.
+    """Return the result of `work`, or cancel `work` when the client disconnects.
 
     Raises:
         ClientDisconnectedError: If the client disconnects first.
@@ -152,6 +156,7 @@ async def _while_connected(receive: Receive, work: Awaitable[object]) -> object:
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -164,11 +169,12 @@ def _set_route(request: Request, route: str) -> RequestLog:
 
 
 def _json_response(content: object, status: int = 200) -> Response:
+    """Return a JSON response. The content may contain NumPy arrays."""
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
 
 
 async def _raise_http_error(request: Request, error: Exception) -> Response:
-    """Raise our HTTPError for Starlette's: an unknown path, or a path without this method."""
+    """Convert Starlette's error for an unknown path or method to an HTTPError, and raise it."""
     assert isinstance(error, HTTPException)
     messages = {
         404: "there is no such path: GET /openapi.json lists them",
@@ -186,6 +192,8 @@ async def _raise_http_error(request: Request, error: Exception) -> Response:
 
 
 def _open_inference_routes(service: Service) -> list[Route]:
+    """Return the routes of the Open Inference Protocol, except for those of health."""
+
     async def infer(context: RequestContext, request: Request, body: requests.InferBody) -> View:
         return await open_inference.infer(context, request.path_params["name"], body)
 
@@ -239,6 +247,7 @@ def _get(path: str, make_view: Callable[[Request], View], status: Callable[[View
 
 
 def _view_routes(service: Service, has_keys: bool) -> list[Route]:
+    """Return the GET routes with facts about the server and its models."""
     document = orjson.dumps(openapi.document(__version__, has_keys))
 
     def health_status(view: View | None = None) -> int:
@@ -271,12 +280,13 @@ def info(service: Service, name: str | None) -> View:
 
     Args:
         service: The models.
-        name: Name of the model; None: the first.
+        name: Name of the model. If None, the first model.
     """
     name, model_queue = service.select_model(name, None)
     engine = model_queue.engine
     assert engine is not None, "select_model refuses models that are loading"
-    limits, loaded = service.settings.limits, engine.loaded
+    limits = service.settings.limits
+    loaded = engine.loaded
     dtype = str(next(loaded.parameters()).dtype).removeprefix("torch.")
     labels = _labels(engine)
     return {
@@ -322,12 +332,13 @@ def _model_type(engine: BundleEngine, labels: list[str] | None) -> View:
 
 
 def _index_facts(engine: BundleEngine) -> View | None:
+    """Return the size of the engine's index, or None if it has no index."""
     index: Any = engine.search_index
     return None if index is None else {"documents": len(index), "passages": index.passages}
 
 
 def _labels(engine: BundleEngine | None) -> list[str] | None:
-    """Return the labels of a model's head; None if it has none, or is loading."""
+    """Return the labels of a model's head, or None if it has no labels or is loading."""
     from heedful.tasks.label_answers import unique_label_names
 
     labels = None if engine is None else getattr(engine.loaded.config.head, "labels", None)
@@ -335,7 +346,7 @@ def _labels(engine: BundleEngine | None) -> list[str] | None:
 
 
 def _page_routes(service: Service) -> list[Route]:
-    """Return the routes of the pages' files; "/" is the search page if the first model is that of an index."""
+    """Return the routes of the files of pages. "/" is the search page if the first model is that of an index."""
     first_folder = next(iter(service.runs.values()), "")
     files = FILES | ({"/": FILES["/web/search.html"]} if is_index(first_folder) else {})
     return [_static(path, file.read_bytes(), media_type) for path, (file, media_type) in files.items()]

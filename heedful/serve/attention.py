@@ -1,4 +1,4 @@
-"""Attention weights and tokens of a text as plain data."""
+"""The responses of /attention and /tokenize: attention weights and tokens of a text as data for JSON."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def attention_response(
     Args:
         engine: The engine.
         tokenizer_input: A text or a pair of texts.
-        layers: Layers, counted from 0; None: all.
-        heads: Heads, counted from 0; None: all.
+        layers: Indices of layers. If None, all layers.
+        heads: Indices of heads. If None, all heads.
         max_weights: Maximum number of weights.
 
     Raises:
@@ -68,9 +68,9 @@ def attention_response(
     attention: list[dict[str, object]] = []
     for (part, layer, _), recorded in sorted(trace.attention.items()):
         assert recorded.weights is not None
-        head_numbers = list(range(recorded.weights.shape[0])) if heads is None else heads
+        head_indices = list(range(recorded.weights.shape[0])) if heads is None else heads
         weights = recorded.weights.to("cpu", torch.float64).round(decimals=6)
-        attention.append({"part": part, "layer": layer, "heads": head_numbers, "weights": weights.tolist()})
+        attention.append({"part": part, "layer": layer, "heads": head_indices, "weights": weights.tolist()})
     return {"tokens": token_infos(encoded, engine.tokenizer), "layers": attention}
 
 
@@ -79,8 +79,8 @@ def token_infos(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True
 
     Args:
         encoded: The tokens.
-        tokenizer: Their tokenizer.
-        special: Whether special tokens are returned, too.
+        tokenizer: The tokenizer of these tokens.
+        special: Whether special tokens are included.
     """
     return [
         {"id": id, "text": tokenizer.name(id), "special": is_special, "start": start, "stop": stop}

@@ -1,4 +1,4 @@
-"""Limits of open connections, of all and of each client address."""
+"""`Connections`: limits on the number of open connections, for all clients and for each client address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from heedful.serve.settings import ServeSettings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-NETWORK_BITS = 64  # prefix of an IPv6 address that counts as one client
+NETWORK_BITS = 64  # IPv6 addresses with equal prefixes of this length are one client
 
 
 class Connections:
@@ -29,7 +29,7 @@ class Connections:
             client: IP address of the client; None for a socket without addresses.
 
         Returns:
-            Why the connection is refused; "": it is accepted and counted.
+            Why the connection is refused, or "" if it is accepted and counted.
         """
         if self.open >= self.max_open:
             return f"{self.max_open} connections are open (limits.max_connections); try again later"
@@ -46,7 +46,7 @@ class Connections:
         return ""
 
     def close(self, client: str | None) -> None:
-        """Stop counting an accepted connection, which has ended."""
+        """Stop counting an accepted connection when it has ended."""
         self.open -= 1
         if key := self._key(client):
             self._open_by_key[key] -= 1
@@ -54,7 +54,7 @@ class Connections:
                 del self._open_by_key[key]
 
     def _key(self, client: str | None) -> str:
-        """Return the address or network by which a client's connections are counted; "" if they are not limited."""
+        """Return the address or network by which a client's connections are counted, or "" if they are not limited."""
         if client is None or self.max_per_address is None:
             return ""
         try:

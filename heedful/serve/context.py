@@ -1,4 +1,4 @@
-"""`RequestContext`: the limits of one request, and the tokenization of its texts."""
+"""`RequestContext`, the first argument of handlers: the limits of one request, and predictions within these limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
 
 CHARACTERS_PER_TOKEN = 16  # characters of a text that are tokenised first, for each token of the model's limit
-Turns = Generator[None, None, list[EncodedInput]]  # yields at points where the thread may serve another request
+Turns = Generator[None, None, list[EncodedInput]]  # yields whenever the thread may serve another request
 MASK_HEADS = ("masked_lm", "pretraining")  # heads that list tokens for each mask
 
 
@@ -27,10 +27,10 @@ class RequestContext:
     service: Service
     record: RequestLog
     texts: tuple[str, ...] = ()  # all texts of the request, see `set_texts`
-    model: str = ""  # name of the model that answers
+    model: str = ""  # name of the selected model
 
     def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue[BundleEngine]]:
-        """Select the model that answers; see `Service.select_model`."""
+        """Select the model of the request; see `Service.select_model`."""
         self.model, model_queue = self.service.select_model(name, kinds)
         return self.model, model_queue
 
@@ -56,19 +56,19 @@ class RequestContext:
     ) -> Iterator[None]:
         """Refuse texts with far more tokens than a request may have; see `check_token_estimate`.
 
-        Texts with few characters are not tokenised for this.
+        If the texts have fewer characters than the limit has tokens, they are not tokenised.
 
         Args:
             engine: The engine, whose tokenizer is used.
-            max_tokens: A lower limit than that of requests; None: the limit of requests.
-            counts_truncated: Whether tokens count that an embedding model will drop.
+            max_tokens: A lower limit than that of requests. If None, the limit of requests.
+            counts_truncated: Whether to count the tokens that an embedding model truncates.
         """
         limit = self.service.settings.limits.max_request_tokens
         max_tokens = limit if max_tokens is None else min(max_tokens, limit)
         if sum(map(len, self.texts)) > max_tokens:
             yield from check_token_estimate(engine, self.texts, max_tokens, counts_truncated=counts_truncated)
 
-    async def ask(
+    async def predict(
         self,
         model_queue: ModelQueue[BundleEngine],
         inputs: Sequence[object],
@@ -83,13 +83,13 @@ class RequestContext:
         Args:
             model_queue: Queue of the model.
             inputs: The inputs.
-            encode: Tokenizes the inputs, in turns; None: the engine's own tokenization.
-            sizes: Characters of each input that are tokenised; None: all.
-            top_k: Number of tokens that are listed for each mask.
-            writing: Generation settings; None: the model's.
+            encode: Tokenizes the inputs, in turns. If None, the engine tokenizes them.
+            sizes: Number of characters of each input that are tokenised. If None, all characters.
+            top_k: Number of tokens to list for each mask.
+            writing: Generation settings. If None, those of the model.
 
         Raises:
-            RequestRefusedError: If the request is too long, too late, or one too many.
+            RequestRefusedError: If the request is too long, its deadline passes, or the queue is full.
             HeedfulError: If an input is invalid.
         """
         is_counted = False
@@ -122,21 +122,22 @@ class RequestContext:
 
     def _count_tokens(self, engine: BundleEngine, encoded_inputs: Sequence[EncodedInput]) -> None:
         """Count the tokens of each input, and all unknown tokens, in the metrics."""
-        unknown_id, tokens = engine.tokenizer.special.unknown, [encoded.tokens for encoded in encoded_inputs]
+        unknown_id = engine.tokenizer.special.unknown
+        tokens = [encoded.tokens for encoded in encoded_inputs]
         window_ids = (chunk.encoded.ids for encoded in encoded_inputs for chunk in encoded.chunks)
         unknown = 0 if unknown_id is None else sum(ids.count(unknown_id) for ids in window_ids)
         self.service.metrics.count_inputs(self.model, tokens, unknown)
 
     def tokenize_beginnings(self, engine: BundleEngine, texts: Sequence[str], prompt: str | None = None) -> Turns:
-        """Tokenize texts for a model that truncates them, without tokenising all of a long text.
+        """Tokenize the beginnings of texts, for a model that truncates texts.
 
-        First CHARACTERS_PER_TOKEN characters for each token of the model's limit are tokenised. If they have fewer
-        tokens than the limit, as in a text with much white space, this is repeated with more characters.
+        First, CHARACTERS_PER_TOKEN characters for each token of the model's limit are tokenised. If these have fewer
+        tokens than the limit, as in a text with much white space, more characters are tokenised.
 
         Args:
             engine: The engine.
             texts: The texts.
-            prompt: Text put before each text; None: the model's default prompt.
+            prompt: Prefix of each text. If None, the model's default prompt.
 
         Raises:
             TooLongError: If more characters would be tokenised than a request may have.
@@ -151,31 +152,31 @@ class RequestContext:
         encoded_inputs: list[EncodedInput] = yield from tokenize_in_turns(engine, beginnings)
         while characters < max_characters:
             unfilled = [
-                number
-                for number, encoded_input in enumerate(encoded_inputs)
-                if len(texts[number]) > characters and not encoded_input.dropped
+                index
+                for index, encoded_input in enumerate(encoded_inputs)
+                if len(texts[index]) > characters and not encoded_input.dropped
             ]
             if not unfilled:
                 break
             characters = min(max_characters, CHARACTERS_PER_TOKEN * characters)
-            longer = [texts[number][:characters] for number in unfilled]
+            longer = [texts[index][:characters] for index in unfilled]
             if (count := sum(map(len, longer))) > max_characters:
                 raise TooLongError(
                     f"{len(longer)} texts have few tokens in {count} characters, and {max_characters} may be read"
                 )
             yield
-            for number, encoded_input in zip(unfilled, engine.tokenize(with_prompts(longer)), strict=True):
-                encoded_inputs[number] = encoded_input
+            for index, encoded_input in zip(unfilled, engine.tokenize(with_prompts(longer)), strict=True):
+                encoded_inputs[index] = encoded_input
         return encoded_inputs
 
     def _check_candidates(self, count: int) -> None:
-        """Raise a TooLongError if a response would list too many tokens for masks."""
+        """Raise a TooLongError if a response would list more tokens for masks than the limit."""
         if count > (limit := self.service.settings.limits.max_fill_mask_candidates):
             raise TooLongError(f"the masks ask for {count} tokens, and an answer lists at most {limit}")
 
 
 def tokenize_in_turns(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
-    """Return the same as `engine.tokenize`, but yield between groups of inputs."""
+    """Tokenize inputs as `engine.tokenize` does, but yield between groups of inputs."""
     encoded_inputs: list[EncodedInput] = []
     for first, group in group_in_turns(inputs):
         if first:

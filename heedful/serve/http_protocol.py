@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with limits and timeouts against slow or greedy clients."""
+"""`create_server`: uvicorn's HTTP/1.1 server with limits and timeouts against slow or greedy clients."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from heedful.serve.settings import Limits, ServeSettings, Timeouts
 # - `send_400_response` is called when h11 rejects the input, `on_response_complete` after the end of a response, and
 #   `shutdown` when the server stops.
 
-LINGER_SECONDS = 1.0  # time between a final response and the closing of its connection; input is discarded
-MAX_LINGERING = 64  # connections over the limit that wait this time; further ones are closed at once
+LINGER_SECONDS = 1.0  # time from a final response to the closing of its connection, in which input is discarded
+MAX_LINGERING = 64  # refused connections that are closed after LINGER_SECONDS; further ones are closed at once
 MIN_READ_BYTES = 1 << 16  # bytes that a client must read within write_seconds, unless fewer are left
 FREE_CHUNKS = 1_000  # chunks that any body may have
 MIN_CHUNK_BYTES = 256  # minimum mean bytes of chunks beyond FREE_CHUNKS
 TOO_MANY_CHUNKS = "the body is sent in too many small chunks: send larger ones"
-POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # poll event "peer closed" (Linux); 0: not available
+POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # poll event "peer closed" of Linux, or 0 on other systems
 
 
 class _ChunkLimitedConnection(h11.Connection):
@@ -43,7 +43,7 @@ class _ChunkLimitedConnection(h11.Connection):
 
     chunks = 0  # chunks of the current request's body so far
     body_bytes = 0  # bytes of the current request's body so far
-    too_many_chunks = False  # whether this was the reason of a rejection
+    too_many_chunks = False  # whether a body was rejected for its number of chunks
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
@@ -81,16 +81,16 @@ class HttpProtocol(H11Protocol):
         self.shared = shared
         self._wrapped_app: ASGIApp = self.app
         self.app = self._run_app
-        self._header_timer: asyncio.TimerHandle | None = None  # timeout for a request's headers
+        self._header_timer: asyncio.TimerHandle | None = None  # timeout for receiving a request's headers
         self._write_timer: asyncio.TimerHandle | None = None  # timeout for the client to read output
-        self._is_counted = False  # whether it counts as an open connection
+        self._is_counted = False  # whether `open_connections` counts this connection
         self._discard_input = False
 
     # -- called by asyncio and uvicorn
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # pause_writing is called whenever output is unread
+        transport.set_write_buffer_limits(high=0)  # asyncio calls pause_writing whenever output is unread
         if reason := self.shared.open_connections.accept(self._client_address):
             self._send_error(503, "unhealthy", reason)
             self.shared.lingering.add(self)
@@ -115,13 +115,13 @@ class HttpProtocol(H11Protocol):
         super().data_received(data)
         if self.transport.is_closing() or not self._is_idle():
             self._cancel_header_timer()
-        else:  # a part of the next request's headers
+        else:  # only a part of the next request's headers was received
             self._start_header_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing() and self._is_idle() and self.conn.trailing_data[0]:
-            self._start_header_timer()  # a part of the next request's headers is here
+            self._start_header_timer()  # a part of the next request's headers was received
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -134,7 +134,7 @@ class HttpProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that h11 rejected; uvicorn's message is replaced."""
+        """Answer a request that h11 rejected, with another message than uvicorn's."""
         if self.conn.too_many_chunks:
             self._send_error(413, "too_large", TOO_MANY_CHUNKS)
         else:
@@ -149,11 +149,12 @@ class HttpProtocol(H11Protocol):
     # -- one request
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; linger after a response that ends before the body of the request was received.
+        """Run the application, and linger if its response ends before the body of the request was received.
 
-        uvicorn would close the connection at once. Closing with unread input resets a connection, so that the client
-        might never see the response. So the last part of such a response is sent with more_body=True: then uvicorn
-        neither completes the cycle nor closes. This method completes the cycle, and closes after LINGER_SECONDS.
+        uvicorn would close the connection at once. Closing a connection with unread input resets it, so that the client
+        might never see the response. Therefore the last part of such a response is sent with more_body=True, so that
+        uvicorn neither completes the cycle nor closes the connection. This method completes the cycle, and closes the
+        connection after LINGER_SECONDS.
         """
         cycle = self.cycle
 
@@ -173,9 +174,9 @@ class HttpProtocol(H11Protocol):
             self.transport.abort()
 
     def is_disconnected(self) -> bool:
-        """Return whether the client closed its end of the connection, by the operating system; for any thread.
+        """Return whether the client closed its end of the connection. Any thread may call this.
 
-        Only Linux reports that. On other systems it is true only after the server closed the connection.
+        Only Linux reports that. On other systems the result is True only after the server closed the connection.
         """
         descriptor = self.transport.get_extra_info("socket").fileno()
         if descriptor < 0 or not POLL_CLOSED:
@@ -186,7 +187,7 @@ class HttpProtocol(H11Protocol):
 
     @property
     def _client_address(self) -> str | None:
-        """The client's IP address; None for a socket without addresses."""
+        """The client's IP address, or None for a socket without addresses."""
         return None if self.client is None else self.client[0]
 
     def _is_idle(self) -> bool:
@@ -196,7 +197,7 @@ class HttpProtocol(H11Protocol):
     # -- timeouts and errors
 
     def _start_header_timer(self) -> None:
-        """Start the timeout for the headers of the next request, unless it runs already."""
+        """Start the timeout for the headers of the next request, unless it is running."""
         if self._header_timer is None:
             self._header_timer = self.loop.call_later(self.shared.timeouts.headers_seconds, self._on_header_timeout)
 
@@ -210,7 +211,7 @@ class HttpProtocol(H11Protocol):
         self._send_error(408, "timeout", "the request headers were not received in time")
 
     def _start_write_timer(self) -> None:
-        """Abort the connection if the client reads less than MIN_READ_BYTES in write_seconds; repeat otherwise."""
+        """Abort the connection if the client reads less than MIN_READ_BYTES in write_seconds, or else check again."""
         size_before = self.transport.get_write_buffer_size()
 
         def check() -> None:
@@ -222,14 +223,14 @@ class HttpProtocol(H11Protocol):
         self._write_timer = self.loop.call_later(self.shared.timeouts.write_seconds, check)
 
     def _end_write_pause(self) -> None:
-        """Stop the write timeout, and no longer count this connection's output as unread."""
+        """Stop the write timeout, and remove the connection from those with unread output."""
         self.shared.write_paused.pop(self, None)
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
 
     def _limit_unread_output(self) -> None:
-        """Abort connections until the unread output of all is within the limit, the longest paused first."""
+        """Abort the connections that are paused longest, until the unread output of all is within the limit."""
         paused = self.shared.write_paused
         while (
             sum(connection.transport.get_write_buffer_size() for connection in paused)
@@ -240,7 +241,7 @@ class HttpProtocol(H11Protocol):
             oldest.transport.abort()
 
     def _send_error(self, status: int, error_type: str, message: str) -> None:
-        """Send an error response without the application, unless a response has begun, and close soon."""
+        """Send an error response without the application, unless a response has begun; close the connection soon."""
         is_started = False
         if self.cycle is not None and not self.cycle.response_complete:
             is_started = self.cycle.response_started
@@ -255,7 +256,7 @@ class HttpProtocol(H11Protocol):
         self._close_soon()
 
     def _close_soon(self) -> None:
-        """Discard further input, and close after LINGER_SECONDS: closing with unread input resets the connection."""
+        """Discard further input, and close the connection after LINGER_SECONDS, since unread input would reset it."""
         if not self._discard_input:
             self._discard_input = True
             self.transport.resume_reading()
@@ -265,7 +266,8 @@ class HttpProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn's server with a graceful shutdown.
 
-    First signal: finish accepted requests and reject new ones, then exit. Second signal: exit at once.
+    After the first signal, the server rejects new requests and exits when accepted ones are finished. After a second
+    signal, it exits at once.
     """
 
     def __init__(
@@ -283,21 +285,22 @@ class Server(uvicorn.Server):
         self.stop_requested_at: float | None = None  # time.monotonic() of the first signal
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal. uvicorn's own handler would raise it again at the end; here the exit status is 0."""
+        """Handle a signal. The exit status is 0; with uvicorn's handler, which raises the signal again, it is not."""
         if self.stop_requested_at is not None:
             os._exit(1)  # without waiting for any thread
         self.stop_requested_at = time.monotonic()
         self.drain()
 
     async def on_tick(self, counter: int) -> bool:
-        """Exit after the first signal once accepted requests are answered or the time is up.
+        """Return whether to exit: after the first signal, if accepted requests are answered or the time is up.
 
-        Called by uvicorn ten times a second; returns whether to exit.
+        uvicorn calls this ten times a second.
         """
         if self.stop_requested_at is not None:
-            passed, timeouts = time.monotonic() - self.stop_requested_at, self.shared.timeouts
-            is_finished = passed >= timeouts.shutdown_delay_seconds and self.is_idle()
-            if is_finished or passed >= timeouts.graceful_shutdown_seconds:
+            timeouts = self.shared.timeouts
+            seconds = time.monotonic() - self.stop_requested_at
+            is_finished = seconds >= timeouts.shutdown_delay_seconds and self.is_idle()
+            if is_finished or seconds >= timeouts.graceful_shutdown_seconds:
                 self.should_exit = True
         return await super().on_tick(counter)
 
@@ -312,7 +315,9 @@ def create_server(
     """Return a server that is ready to run on sockets.
 
     Args:
-        drain: Called at the first signal: the application is to reject new requests.
+        app: The application.
+        settings: Limits and timeouts.
+        drain: Called at the first signal, to make the application reject new requests.
         is_idle: Returns whether all accepted requests are answered.
     """
     timeouts = settings.timeouts
@@ -329,7 +334,7 @@ def create_server(
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=max(1, round(timeouts.keep_alive_seconds)),
-        # for open connections after should_exit: the requests had graceful_shutdown_seconds before it (see on_tick)
+        # time for open connections after should_exit; on_tick has waited for accepted requests before
         timeout_graceful_shutdown=max(1, round(timeouts.graceful_shutdown_seconds / 5)),
     )
     return Server(config, shared=shared, drain=drain, is_idle=is_idle)

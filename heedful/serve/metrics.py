@@ -1,4 +1,4 @@
-"""The metrics of a server, in Prometheus' format."""
+"""`Metrics`: counters and histograms of a server, in Prometheus' format, for the route /metrics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from heedful.tasks.answering import Answer
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 POWERS = tuple(float(2**power) for power in range(15))
 PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-METHODS = ("GET", "HEAD", "POST")  # HTTP methods with a label of their own; others are "other"
+METHODS = ("GET", "HEAD", "POST")  # HTTP methods in labels; all others have the label "other"
 
 
 class Metrics:
-    """Counts and histograms of one server."""
+    """Counters and histograms of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -35,7 +35,7 @@ class Metrics:
             registry=registry,
         )
         self.tokens = Counter("heedful_tokens", "Tokens of answered requests", registry=registry)
-        # these metrics show whether the texts of clients drift away from the training data
+        # the next five metrics show whether the texts of clients drift away from the training data
         self.input_tokens = Histogram(
             "heedful_input_tokens", "Tokens of a text or pair by model", ["model"], buckets=POWERS, registry=registry
         )
@@ -71,7 +71,7 @@ class Metrics:
 
     def count_request(self, method: str, record: RequestLog, seconds: float) -> None:
         """Count a request that was answered."""
-        route = record.route or "none"  # unknown paths get one label: clients could invent any number
+        route = record.route or "none"  # one label for all unknown paths, since clients can invent any number of them
         method = method if method in METHODS else "other"
         self.requests.labels(route, method, str(record.status)).inc()
         self.seconds.labels(route).observe(seconds)
@@ -112,7 +112,7 @@ class Metrics:
         self.batch_seconds.observe(seconds)
 
     def add_queue(self, queue: Scheduler) -> None:
-        """Add gauges and counters of a queue, which are read whenever the metrics are."""
+        """Add gauges and counters of a queue, whose values are read when the metrics are requested."""
         self.registry.register(_QueueCollector(queue))
 
     def text(self) -> bytes:
@@ -127,6 +127,7 @@ class _QueueCollector:
         self.queue = queue
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        """Return the current values of the gauges and counters."""
         queue = self.queue
         gauges = {
             "requests_in_flight": ("Requests that wait or run", queue.active_requests),

@@ -1,7 +1,7 @@
-"""Access checks by the head of a request, error responses, and one log line for each request.
+"""`AccessMiddleware`: access checks by the headers of a request, error responses, and one log line for each request.
 
-Host and CORS checks are not Starlette's: TrustedHostMiddleware takes the first of several Host headers and cannot read
-"[::1]:80", and CORSMiddleware answers requests of origins that are not allowed.
+Starlette's checks of hosts and origins are not used: TrustedHostMiddleware takes the first of several Host headers and
+cannot parse "[::1]:80", and CORSMiddleware answers requests of origins that are not allowed.
 """
 
 from __future__ import annotations
@@ -72,30 +72,30 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(kw_only=True, slots=True)
 class RequestLog:
-    """The log entry of a request, and what the head of the request says."""
+    """The log entry of a request, with its headers and its deadline."""
 
-    start: float  # time.monotonic()
-    deadline: float  # time.monotonic()
-    route: str = ""  # path of the route; "": none
-    status: int = 0  # HTTP status; 0: no response yet
-    tokens: int = 0  # tokens that the model read
-    reason: str = ""  # why the request failed; "": it did not
+    start: float  # value of time.monotonic()
+    deadline: float  # value of time.monotonic()
+    route: str = ""  # path of the route, or "" for an unknown path
+    status: int = 0  # HTTP status, or 0 before the response
+    tokens: int = 0  # number of tokens in the model's input
+    reason: str = ""  # why the request failed, or "" if it did not
     text: list[str] | None = None  # beginnings of the texts, if they are logged
-    is_disconnected: Callable[[], bool] = lambda: False  # whether the client closed the connection
-    headers: dict[bytes, list[bytes]] = field(default_factory=dict)  # values by name in lower case
+    is_disconnected: Callable[[], bool] = lambda: False  # returns whether the client closed the connection
+    headers: dict[bytes, list[bytes]] = field(default_factory=dict)  # values of each header, by lowercase name
 
     def header(self, name: bytes) -> str:
-        """Return the value of a header; "" if it is missing."""
+        """Return the value of a header, or "" if it is missing."""
         return b", ".join(self.headers.get(name, [])).decode("latin-1")
 
 
 def to_http_error(error: BaseException) -> HTTPError:
-    """Return the response for an exception; internal errors get a general message."""
+    """Return the response for an exception. Internal errors have a general message."""
     match error:
         case HTTPError():
             return error
         case QueueFullError():
-            seconds = str(max(1, int(error.retry)) + randbelow(3))  # random, so that clients do not all retry at once
+            seconds = str(max(1, int(error.retry)) + randbelow(3))  # random, so that not all clients retry at once
             return HTTPError(429, "overloaded", str(error), [("retry-after", seconds)])
         case UnavailableError():
             return HTTPError(503, "unhealthy", str(error), [("retry-after", str(1 + randbelow(3)))])
@@ -114,7 +114,7 @@ def read_api_keys(path: Path) -> tuple[bytes, ...]:
     """Return the API keys of a file with one key on each line.
 
     Raises:
-        HeedfulError: If the file cannot be read, has no key, or a key is too short or has other characters.
+        HeedfulError: If the file cannot be read, has no key, or has a key that is too short or not ASCII.
     """
     try:
         lines = [line.strip() for line in path.read_bytes().splitlines()]
@@ -130,7 +130,7 @@ def read_api_keys(path: Path) -> tuple[bytes, ...]:
 
 
 class AccessMiddleware:
-    """ASGI middleware that checks the head of each request, and logs and counts each response."""
+    """ASGI middleware that checks the headers of each request, and logs and counts each response."""
 
     def __init__(
         self,
@@ -146,9 +146,9 @@ class AccessMiddleware:
         Args:
             app: The application.
             settings: Settings of the server.
-            keys: API keys; (): none are required.
-            hosts: Host headers that are accepted, without ports; None: any.
-            on_response: Called after each request with its method, its log entry and its seconds.
+            keys: API keys. If empty, requests need no key.
+            hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
+            on_response: Called after each request with its method, its log entry and its duration in seconds.
         """
         self.app = app
         self.settings = settings
@@ -208,12 +208,12 @@ class AccessMiddleware:
         return headers
 
     def _is_allowed_preflight(self, scope: Scope, record: RequestLog) -> bool:
-        """Return whether this is a preflight request of an allowed origin; browsers send it without a key."""
+        """Return whether this is a preflight request of an allowed origin, which browsers send without a key."""
         is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
         return is_preflight and record.header(b"origin") in self.settings.cors_allow_origins
 
     def _check_head(self, scope: Scope, record: RequestLog) -> None:
-        """Check the head of a request before its body is read, and set the deadline that it asks for.
+        """Check the path and the headers of a request before its body is read, and set the deadline from the headers.
 
         Raises:
             HTTPError: If the request is refused.
@@ -235,7 +235,7 @@ class AccessMiddleware:
         if "websocket" in record.header(b"upgrade").lower():  # other upgrades may be ignored (RFC 9110, 7.8)
             raise HTTPError(403, "forbidden", "this server has no WebSockets")
         follows_link = path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"
-        if not follows_link:  # any site may link to the page
+        if not follows_link:  # a link to the page is allowed on any site
             self._check_origin(record)
         is_public = path in PATHS_WITHOUT_KEY or path == "/" or path.startswith("/web/")
         if self.keys and not is_public and not self._is_allowed_preflight(scope, record):
@@ -252,8 +252,9 @@ class AccessMiddleware:
                 raise HTTPError(403, "forbidden", "pages of other sites may not call this server")
             return
         origin = record.header(b"origin")
-        own = urlsplit(origin).netloc if origin.startswith(("http://", "https://")) else ""
-        if origin not in self.settings.cors_allow_origins and (not own or own != record.header(b"host")):
+        origin_host = urlsplit(origin).netloc if origin.startswith(("http://", "https://")) else ""
+        is_own = bool(origin_host) and origin_host == record.header(b"host")
+        if origin not in self.settings.cors_allow_origins and not is_own:
             raise HTTPError(
                 403,
                 "forbidden",
@@ -264,7 +265,7 @@ class AccessMiddleware:
         """Raise an HTTPError if the request has none of the API keys."""
         credential = record.header(b"authorization").encode("latin-1")
         credential = credential[7:] if credential[:7].lower() == b"bearer " else b""
-        # sum() compares with all keys, so that the time does not tell which one is close
+        # sum() compares with all keys, so that the duration does not reveal which key is similar
         if not sum(hmac.compare_digest(credential, key) for key in self.keys):
             raise HTTPError(
                 401, "unauthorized", "give a key: Authorization: Bearer KEY", [("www-authenticate", "Bearer")]
@@ -291,7 +292,7 @@ class AccessMiddleware:
 
 
 async def send_error(send: Send, error: HTTPError, path: str) -> None:
-    """Send an error response of at most 2 kB; in OpenAI's form for paths under /v1."""
+    """Send an error response of at most 2 kB, in OpenAI's form for paths under /v1."""
     message = error.message
     if len(message) > MAX_MESSAGE_CHARACTERS:
         message = message[:MAX_MESSAGE_CHARACTERS] + "…"

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (V2 of KServe and Triton): tensors of texts in, tensors out."""
+"""The handler of the Open Inference Protocol (V2 of KServe and Triton), whose requests and responses are tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from heedful.serve.context import RequestContext
 from heedful.serve.routes import labels_of, vectors
 from heedful.tasks.answering import Answer
 
-# names of the input tensors by kind of head; other heads read "text"
+# names of the input tensors of each kind of head; heads that are not listed have the input "text"
 _INPUT_NAMES = {
     "question_answering": ("question", "context"),
     "next_sentence": ("text", "text_pair"),
     "multiple_choice": (),
 }
-_PAIR_KINDS = ("sequence_classification",)  # heads that may also read "text_pair"
+_PAIR_KINDS = ("sequence_classification",)  # heads with the optional input "text_pair"
 
 
 class TensorMetadata(TypedDict):
@@ -43,7 +43,7 @@ def input_tensors(kind: str) -> list[TensorMetadata]:
 
 
 def output_tensors(kind: str, labels: list[str] | None) -> list[TensorMetadata]:
-    """Return the output tensors of a model with this kind of head; "answer" holds JSON."""
+    """Return the output tensors of a model with this kind of head. The tensor "answer" contains JSON."""
     if kind == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
     if kind == "sequence_classification":
@@ -61,7 +61,7 @@ async def infer(context: RequestContext, name: str, body: requests.InferBody) ->
         body: Body of the request.
 
     Raises:
-        HeedfulError: If the tensors have other names or shapes than the model reads.
+        HeedfulError: If the names or shapes of the tensors do not fit the model.
     """
     _, model_queue = context.select_model(name, None)
     kind = getattr(model_queue.engine, "kind", "")
@@ -72,7 +72,7 @@ async def infer(context: RequestContext, name: str, body: requests.InferBody) ->
     else:
         inputs = _engine_inputs(columns)
         context.set_texts(*("".join(column) for column in zip(*columns.values(), strict=True)))
-        answers = await context.ask(model_queue, inputs) if inputs else []
+        answers = await context.predict(model_queue, inputs) if inputs else []
     outputs = {output["name"]: output for output in _outputs(kind, answers)}
     if body.outputs is not None:
         if missing := [output.name for output in body.outputs if output.name not in outputs]:
@@ -86,7 +86,7 @@ def _text_columns(kind: str, model: str, tensors: list[requests.InputTensor]) ->
     """Return the texts of input tensors by name.
 
     Raises:
-        HeedfulError: If the names, the shapes or the lengths are not what the model reads.
+        HeedfulError: If the names, the shapes or the lengths do not fit the model.
     """
     expected_names = [tensor["name"] for tensor in input_tensors(kind)]
     names = {tensor.name for tensor in tensors}
@@ -106,14 +106,14 @@ def _text_columns(kind: str, model: str, tensors: list[requests.InputTensor]) ->
 
 
 def _flat_texts(data: list[str | list[str]]) -> list[str]:
-    """Return texts from a list of texts or of lists with one text."""
+    """Flatten a list of texts, or of lists with one text."""
     if any(len(texts) != 1 for texts in data if isinstance(texts, list)):
         raise HeedfulError("a tensor has a list in its data without exactly one text: send texts, or lists of one text")
     return [text if isinstance(text, str) else text[0] for text in data]
 
 
 def _engine_inputs(columns: dict[str, list[str]]) -> list[object]:
-    """Return inputs of an engine from the texts of input tensors."""
+    """Convert the texts of input tensors to inputs of an engine."""
     if set(columns) == {"question", "context"}:
         questions = zip(columns["question"], columns["context"], strict=True)
         return [{"question": question, "context": context} for question, context in questions]
@@ -123,7 +123,7 @@ def _engine_inputs(columns: dict[str, list[str]]) -> list[object]:
 
 
 def _outputs(kind: str, answers: np.ndarray | list[Answer]) -> list[ResponseOutput]:
-    """Return the output tensors for answers, or for vectors; see `output_tensors`."""
+    """Convert answers or embeddings to output tensors; see `output_tensors`."""
     count = len(answers)
     if isinstance(answers, np.ndarray):
         return [_tensor("embedding", [count, answers.shape[1]], answers.ravel())]
@@ -137,6 +137,6 @@ def _outputs(kind: str, answers: np.ndarray | list[Answer]) -> list[ResponseOutp
 
 
 def _tensor(name: str, shape: list[int], data: object) -> ResponseOutput:
-    """Return an output tensor; its name determines its type."""
+    """Return an output tensor, whose type depends on its name."""
     is_numeric = name in ("embedding", "scores")
     return {"name": name, "shape": shape, "datatype": "FP32" if is_numeric else "BYTES", "data": data}

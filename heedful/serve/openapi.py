@@ -1,4 +1,4 @@
-"""/openapi.json, made from the types of request and response bodies."""
+"""`document`: the content of /openapi.json, generated from the types of request and response bodies."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _operation(path: str, summary: str, answer: Schema, statuses: tuple[int, ...
 
     Args:
         path: The path.
-        summary: What the method does, in a sentence.
+        summary: One sentence about the method.
         answer: Schema of the response with status 200.
         statuses: HTTP statuses of errors.
     """

@@ -1,4 +1,4 @@
-"""Types of request bodies: bodies are checked against them, and /openapi.json is made from them."""
+"""Types of request bodies. Bodies are validated against them, and /openapi.json is generated from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EmbedBody(TruncatedBody, kw_only=True, frozen=True):
     normalize: bool = True
     truncate: bool | None = None  # null is true
     dimensions: Positive | None = None
-    prompt_name: str | None = None  # null: the model's default prompt
+    prompt_name: str | None = None  # name of a prompt; null for the model's default prompt
 
 
 class TextPair(Struct, forbid_unknown_fields=True, frozen=True):
@@ -48,9 +48,9 @@ class PredictBody(TruncatedBody, kw_only=True, frozen=True):
     """Texts or pairs to classify: a text, an object, or a list of texts, of [text] or [text, text], or of objects."""
 
     inputs: str | TextPair | list[str | Annotated[list[str], Meta(min_length=1, max_length=2)] | TextPair]
-    truncate: bool | None = None  # accepted and ignored: long texts are read in windows
+    truncate: bool | None = None  # accepted and ignored, since long texts are split into windows
     raw_scores: bool = False  # true is refused
-    min_confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # probability from which a label is "predicted"
+    min_confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # minimum probability of a "predicted" label
     prediction_set: Annotated[float, Meta(gt=0, lt=1)] | None = None  # coverage of the set of "predicted" labels
 
 
@@ -58,7 +58,7 @@ class ZeroShotParameters(Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     """The labels to choose from, and the text around each of them."""
 
     candidate_labels: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1000)]], Meta(min_length=1)]
-    hypothesis_template: Annotated[str, Meta(max_length=1000)] | None = None  # with {}; null: the model kind's default
+    hypothesis_template: Annotated[str, Meta(max_length=1000)] | None = None  # has {}; null for the model's default
     multi_label: bool = False
 
 
@@ -85,7 +85,7 @@ class SearchBody(ModelBody, kw_only=True, frozen=True):
     query: str
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 10
     method: Literal["hybrid", "words", "vectors"] = "hybrid"
-    reranker: str | None = None  # name of a served cross-encoder, as /rerank uses it
+    reranker: str | None = None  # name of a served cross-encoder, such as /rerank uses
     highlight: bool = False  # also return the positions of the query's words in each passage
 
 
@@ -178,7 +178,7 @@ class GenerateBody(ModelBody, frozen=True):
     """Texts to generate from, by greedy decoding, beam search, or sampling at a temperature."""
 
     inputs: str | list[str]
-    max_new_tokens: Positive | None = None  # null: that of the model's generation_config.json, or 128
+    max_new_tokens: Positive | None = None  # null for the value in the model's generation_config.json, or 128
     num_beams: Annotated[int, Meta(ge=1, le=16)] | None = None
     temperature: Annotated[float, Meta(ge=1e-6, le=10)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0

@@ -1,4 +1,4 @@
-"""Types of response bodies, from which /openapi.json is made."""
+"""Types of response bodies, from which /openapi.json is generated."""
 
 from __future__ import annotations
 

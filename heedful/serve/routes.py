@@ -1,4 +1,7 @@
-"""The routes that use a model: their handlers, and their request and response types."""
+"""The routes that use a model: their handlers, and their request and response types.
+
+The first line of a handler's docstring is the summary of its route in /openapi.json.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ from heedful.tokenizer import Encoding
 if TYPE_CHECKING:
     from heedful.serve.attention import AttentionWeights
 
-EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
+# kinds of models that routes can use, see `head_kinds`
+EMBEDDING = ("embedding",)
+CLASSES = ("sequence_classification",)
+RANKS = ("rank", "embedding")
 ZERO_SHOT = ("zero_shot", "embedding")
 RERANKED_TOGETHER = 10  # passages that a reranker scores at once, so that they fit into limits.max_request_tokens
 
@@ -50,7 +56,7 @@ class Endpoint:
     handler: Handler
     body: type[Struct]  # type of the request body
     answer: object  # type of the response body
-    kinds: tuple[str, ...] | None = None  # kinds of models that it serves, see `head_kinds`; None: all
+    kinds: tuple[str, ...] | None = None  # kinds of models that it can use, see `head_kinds`; None for all models
     example: dict[str, object] = field(default_factory=dict)  # a request body, for OpenAPI
 
     @property
@@ -60,12 +66,12 @@ class Endpoint:
 
 
 def as_list(value: T | list[T]) -> list[T]:
-    """Return a list as it is, and a single value in a list."""
+    """Return a list unchanged, and a single value as a list of one element."""
     return value if isinstance(value, list) else [value]
 
 
 def match_input(value: object, answers: list[T]) -> T | list[T]:
-    """Return all answers if the inputs were a list, and the only answer if they were a single value."""
+    """Return all answers if the input was a list, or the only answer if it was a single value."""
     return answers if isinstance(value, list) else answers[0]
 
 
@@ -82,16 +88,17 @@ async def vectors(
     normalize: bool = True,
     prompt: str | None = None,
 ) -> np.ndarray:
-    """Return a vector for each text, [texts, dimensions].
+    """Return an embedding for each text, [texts, dimensions].
 
     Args:
         context: The request.
         model_queue: Queue of a sentence embedding model.
         texts: The texts.
-        truncate: False: refuse texts that are longer than the model's limit; otherwise they are truncated.
-        dimensions: Number of coordinates that are kept; None: all.
-        normalize: Whether vectors are scaled to length 1.
-        prompt: Text put before each text; None: the model's default prompt.
+        truncate: Whether to truncate texts that are longer than the model's limit. If False, such texts are refused.
+            None is True.
+        dimensions: Number of the first dimensions to return. If None, all are returned.
+        normalize: Whether to scale embeddings to length 1.
+        prompt: Prefix of each text. If None, the model's default prompt.
     """
     limit = getattr(model_queue.engine, "limit", None)
     max_characters = None if limit is None or truncate is False else CHARACTERS_PER_TOKEN * limit
@@ -106,7 +113,7 @@ async def vectors(
             )
         return encoded_inputs
 
-    answers = await context.ask(model_queue, texts, encode=encode, sizes=[len(text) for text in beginnings])
+    answers = await context.predict(model_queue, texts, encode=encode, sizes=[len(text) for text in beginnings])
     if not answers:
         return np.zeros((0, 0))
     rows = np.array([answer["vector"] for answer in answers])
@@ -131,7 +138,7 @@ async def embed(context: RequestContext, body: requests.EmbedBody) -> np.ndarray
 
 
 def _named_prompt(model_queue: ModelQueue[BundleEngine], name: str | None) -> str | None:
-    """Return the model's prompt with this name; None without a name. Raises HeedfulError for an unknown name."""
+    """Return the model's prompt with this name, or None if there is no name; raise a HeedfulError if it is unknown."""
     if name is None or model_queue.engine is None:
         return None
     head = model_queue.engine.loaded.config.head
@@ -153,8 +160,8 @@ async def openai_embeddings(context: RequestContext, body: requests.EmbeddingsBo
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": number, "embedding": embedding}
-            for number, embedding in enumerate(embeddings)
+            {"object": "embedding", "index": index, "embedding": embedding}
+            for index, embedding in enumerate(embeddings)
         ],
         "model": name,
         "usage": {"prompt_tokens": context.record.tokens, "total_tokens": context.record.tokens},
@@ -172,7 +179,7 @@ async def compare_sentences(context: RequestContext, body: requests.SimilarityBo
 
 
 def _cosines(rows: np.ndarray) -> list[float]:
-    """Return the cosines of the first vector with the others; all have length 1."""
+    """Return the cosines of the first unit vector with the other ones."""
     cosines: list[float] = (rows[1:] @ rows[0]).clip(-1, 1).tolist()
     return cosines
 
@@ -185,10 +192,10 @@ async def rerank(context: RequestContext, body: requests.RerankBody) -> list[dic
     else:
         context.set_texts(*(body.query + text for text in body.texts))
         scores = await _pair_scores(context, model_queue, body.query, body.texts, raw=body.raw_scores)
-    ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
-    hits: list[dict[str, object]] = [{"index": number, "score": scores[number]} for number in ranked]
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
+    hits: list[dict[str, object]] = [{"index": index, "score": scores[index]} for index in ranked]
     if body.return_text:
-        hits = [hit | {"text": body.texts[number]} for hit, number in zip(hits, ranked, strict=True)]
+        hits = [hit | {"text": body.texts[index]} for hit, index in zip(hits, ranked, strict=True)]
     return hits
 
 
@@ -201,7 +208,7 @@ async def _pair_scores(
     raw: bool = False,
 ) -> list[float]:
     """Return the relevance of each text to a query by a cross-encoder, between 0 and 1 unless raw."""
-    answers = await context.ask(model_queue, [(query, text) for text in texts])
+    answers = await context.predict(model_queue, [(query, text) for text in texts])
     sigmoid = has_sigmoid(getattr(model_queue.engine, "loaded", None))
     if sigmoid and raw:
         raise HeedfulError("this model's scores are between 0 and 1: raw_scores has to be false")
@@ -216,7 +223,8 @@ async def search_documents(context: RequestContext, body: requests.SearchBody) -
     _, model_queue = context.select_model(body.model, ("search",))
     engine = model_queue.engine
     assert engine is not None and isinstance(engine.search_index, SearchIndex)
-    index, vector = engine.search_index, None
+    index = engine.search_index
+    vector = None
     if body.method == "words":
         context.set_texts(body.query)
     elif body.query.strip():
@@ -258,7 +266,7 @@ async def predict(
             raise HeedfulError("min_confidence and prediction_set exclude each other: give one of them")
         check_prediction_set(body.prediction_set, loaded)
         min_probability = least_probability(loaded.calibration, body.prediction_set)
-    answers = await context.ask(model_queue, sequences)
+    answers = await context.predict(model_queue, sequences)
     context.service.metrics.count_predictions(context.model, answers)
     labels = [labels_of(answer, min_probability, as_set=body.prediction_set is not None) for answer in answers]
     return labels[0] if is_single else labels
@@ -271,7 +279,8 @@ async def classify_zero_shot(
     _, model_queue = context.select_model(body.model, ZERO_SHOT)
     parameters = body.parameters
     candidates = CandidateLabels.of(parameters.candidate_labels, parameters.hypothesis_template, parameters.multi_label)
-    texts, label_vectors = as_list(body.inputs), None
+    texts = as_list(body.inputs)
+    label_vectors = None
     if getattr(model_queue.engine, "kind", "") == "embedding":
         hypotheses = candidates.hypotheses(PLAIN_TEMPLATE)
         label_vectors = torch.from_numpy(await vectors(context, model_queue, hypotheses))
@@ -285,7 +294,7 @@ async def classify_zero_shot(
     def encode(engine: BundleEngine) -> Turns:
         return tokenize_in_turns(zero_shot_engine(engine, candidates, label_vectors), texts)
 
-    answers = await context.ask(model_queue, texts, encode=encode, sizes=sizes)
+    answers = await context.predict(model_queue, texts, encode=encode, sizes=sizes)
     labels = [labels_of(answer) for answer in answers]
     return labels[0] if isinstance(body.inputs, str) else labels
 
@@ -295,8 +304,8 @@ def labels_of(answer: Answer, min_probability: float | None = None, *, as_set: b
 
     Args:
         answer: The answer of a classifier.
-        min_probability: Probability from which the most probable label is "predicted"; None: only the labels of
-            multi-label models are.
+        min_probability: Minimum probability of the most probable label to be "predicted". If None, only labels of
+            multi-label models are "predicted".
         as_set: Predict all labels with at least this probability, and always the most probable one.
     """
     scores: dict[str, float] = answer.get("probabilities") or answer["values"]
@@ -322,7 +331,7 @@ async def classify_tokens(context: RequestContext, body: requests.TokenClassific
             f"the request has {len(texts)} texts, and may have {context.service.settings.limits.max_client_batch_size}"
         )
     context.set_texts(*(" ".join(sentence) for sentence in words))
-    return match_input(body.inputs, await context.ask(model_queue, texts))
+    return match_input(body.inputs, await context.predict(model_queue, texts))
 
 
 async def answer_questions(context: RequestContext, body: requests.QuestionAnsweringBody) -> Answer | list[Answer]:
@@ -331,7 +340,7 @@ async def answer_questions(context: RequestContext, body: requests.QuestionAnswe
     questions = as_list(body.inputs)
     context.set_texts(*(question.question + question.context for question in questions))
     inputs = [{"question": question.question, "context": question.context} for question in questions]
-    return match_input(body.inputs, await context.ask(model_queue, inputs))
+    return match_input(body.inputs, await context.predict(model_queue, inputs))
 
 
 async def choose_candidates(context: RequestContext, body: requests.MultipleChoiceBody) -> Answer | list[Answer]:
@@ -340,21 +349,21 @@ async def choose_candidates(context: RequestContext, body: requests.MultipleChoi
     prompts = as_list(body.inputs)
     context.set_texts(*(prompt.prompt + choice for prompt in prompts for choice in prompt.choices))
     inputs = [{"prompt": prompt.prompt, "choices": prompt.choices} for prompt in prompts]
-    return match_input(body.inputs, await context.ask(model_queue, inputs))
+    return match_input(body.inputs, await context.predict(model_queue, inputs))
 
 
 async def predict_next_sentence(context: RequestContext, body: requests.NextSentenceBody) -> list[Answer]:
     """Return the probability that the second text of each pair follows the first."""
     _, model_queue = context.select_model(body.model, ("next_sentence", "pretraining"))
     context.set_texts(*(text for pair in body.inputs for text in pair))
-    return await context.ask(model_queue, [tuple(pair) for pair in body.inputs])
+    return await context.predict(model_queue, [tuple(pair) for pair in body.inputs])
 
 
 async def fill_masks(context: RequestContext, body: requests.FillMaskBody) -> Answer | list[Answer]:
     """Return the most probable tokens for each mask of each text."""
     _, model_queue = context.select_model(body.model, ("masked_lm", "pretraining"))
     context.set_texts(*as_list(body.inputs))
-    return match_input(body.inputs, await context.ask(model_queue, as_list(body.inputs), top_k=body.top_k))
+    return match_input(body.inputs, await context.predict(model_queue, as_list(body.inputs), top_k=body.top_k))
 
 
 async def generate(context: RequestContext, body: requests.GenerateBody) -> Answer | list[Answer]:
@@ -378,7 +387,7 @@ async def generate(context: RequestContext, body: requests.GenerateBody) -> Answ
         seed=body.seed,
     )
     writing = replace(writing, max_new_tokens=min(writing.max_new_tokens, limit))
-    return match_input(body.inputs, await context.ask(model_queue, as_list(body.inputs), writing=writing))
+    return match_input(body.inputs, await context.predict(model_queue, as_list(body.inputs), writing=writing))
 
 
 # -- attention and tokens -----------------------------------------------------------------------------------------
@@ -387,7 +396,9 @@ async def generate(context: RequestContext, body: requests.GenerateBody) -> Answ
 async def show_attention(context: RequestContext, body: requests.AttentionBody) -> AttentionWeights:
     """Return the attention weights of a text in the chosen layers and heads."""
     _, model_queue = context.select_model(body.model, None)
-    texts, limits, record = as_list(body.inputs), context.service.settings.limits, context.record
+    limits = context.service.settings.limits
+    record = context.record
+    texts = as_list(body.inputs)
     tokenizer_input = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
     context.set_texts(*texts)
 
@@ -398,7 +409,7 @@ async def show_attention(context: RequestContext, body: requests.AttentionBody) 
             pass
         return attention_response(engine, tokenizer_input, body.layers, body.heads, limits.max_attention_weights)
 
-    max_tokens = min(1 + sum(map(len, texts)), limits.max_request_tokens)  # as if each character was a token
+    max_tokens = min(1 + sum(map(len, texts)), limits.max_request_tokens)  # a text has at most a token per character
     attention = await model_queue.call(
         compute, tokens=max_tokens, deadline=record.deadline, is_disconnected=record.is_disconnected
     )
@@ -435,7 +446,7 @@ async def tokenize(context: RequestContext, body: requests.TokenizeBody) -> list
 
 
 def endpoints() -> tuple[Endpoint, ...]:
-    """Return all routes that use a model, those of registered tasks last."""
+    """Return all routes that use a model. The routes of registered tasks come last."""
     return (*ENDPOINTS, *(resolve(route) for spec in SPECS.values() for route in spec.routes))
 
 

@@ -1,4 +1,4 @@
-"""Running a server, in this process until a signal, or in a thread for notebooks and tests."""
+"""`run`, for `heedful serve`: a server in this process until a signal. `background`: a server in a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from heedful.serve.http_protocol import Server, create_server
 from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
 
-OTHER_FILES = 128  # open files besides connections
+OTHER_FILES = 128  # open files of a server that are not connections
 
 
 def run(
@@ -36,17 +36,17 @@ def run(
     log: Callable[[str], None],
     supervisor_connection: socket.socket | None = None,
 ) -> None:
-    """Serve until a signal comes. The server listens at once, and answers 503 until the models are loaded.
+    """Serve until a signal is received. The server listens at once, and answers 503 until the models are loaded.
 
     Args:
         runs: Folders of the models by name.
         settings: Settings of the server.
         sockets: Listening sockets.
-        keys: API keys; (): none are required.
-        hosts: Host headers that are accepted, without ports; None: any.
+        keys: API keys. If empty, requests need no key.
+        hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
         log: Called with messages for the person who started the server.
-        supervisor_connection: Connection to the supervisor process, see `supervisor.supervise`; the server ends when
-            it is closed. None: there is no supervisor.
+        supervisor_connection: Connection to the supervisor process, see `supervisor.supervise`. The server ends when
+            it is closed. None if there is no supervisor.
     """
     log_to_stderr()
     needed_files = settings.limits.max_connections + OTHER_FILES
@@ -72,7 +72,7 @@ async def _serve(
     log: Callable[[str], None],
     supervisor_connection: socket.socket | None,
 ) -> None:
-    """Run a server, and load its models when it listens; see `run`."""
+    """Run a server, and load its models when it listens. See `run` for the arguments."""
 
     def on_supervisor_message() -> None:
         assert supervisor_connection is not None
@@ -100,7 +100,7 @@ async def _serve(
                 supervisor_connection.send(supervisor.READY)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # the server ends, instead of loading for ever
+        except BaseException as error:  # end the server, which would otherwise answer 503 for ever
             service.failed = error
             server.should_exit = True
 
@@ -117,6 +117,7 @@ async def _serve(
 
 
 def _url(listener: socket.socket) -> str:
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -143,13 +144,13 @@ def background(
     keys: tuple[bytes, ...] = (),
     loader: Callable[[str], BundleEngine] | None = None,
 ) -> Iterator[RunningServer]:
-    """Run a server in a thread, on a free port of 127.0.0.1, with its models loaded; for notebooks and tests.
+    """Run a server in a thread, on a free port of 127.0.0.1, with its models loaded. For notebooks and tests.
 
     Args:
         runs: Folders of the models by name.
-        settings: Settings of the server; None: the defaults.
-        keys: API keys; (): none are required.
-        loader: Loads the engine of a folder; None: `load_models`.
+        settings: Settings of the server. If None, the defaults.
+        keys: API keys. If empty, requests need no key.
+        loader: Loads the engine of a folder. If None, `load_models`.
 
     Raises:
         HeedfulError: If a model cannot be loaded, or the server does not start.
@@ -186,9 +187,9 @@ def background(
 
 
 def open_files(count: int) -> int:
-    """Raise this process's limit of open files to `count`, or to the system's maximum, and return it.
+    """Raise this process's limit of open files to `count`, or to the system's maximum, and return the new limit.
 
-    On Windows, which has no such limit, return `count`.
+    Windows has no such limit; the result is `count`.
     """
     try:
         import resource
@@ -203,7 +204,7 @@ def open_files(count: int) -> int:
 
 
 def log_to_stderr() -> None:
-    """Write the server's log to stderr, a line of JSON for each request."""
+    """Write the server's log to stderr, with a line of JSON for each request."""
     log = logging.getLogger("heedful.serve")
     if not log.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""The models of a server, which are loaded by threads and replaced without losing a request."""
+"""`Service`: the models of a server. Threads load and reload them, and no request is lost when a model is replaced."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from heedful.serve.metrics import Metrics
 from heedful.serve.middleware import HTTPError
 from heedful.serve.settings import ServeSettings
 
-# number of labels with which a head scores a pair of texts by one number, by problem type; see `search.rerank`
+# number of labels of a head that scores pairs of texts, by problem type; see `search.rerank`
 RANKING_LABELS = {"regression": 1, "single_label_classification": 2}
 LOG = logging.getLogger("heedful.serve")
 
 
 def load_models(folder: str, precision: PrecisionOrAuto | None = None, device: str = "auto") -> BundleEngine:
-    """Return an engine for a folder, a run or NAME[@REVISION] on the hub; for an index, the engine of its model.
+    """Return an engine for a folder, a run or NAME[@REVISION] on the hub, or the engine of an index's model.
 
     On a GPU, the CUDA graphs for small batches are recorded.
 
@@ -40,7 +40,7 @@ def load_models(folder: str, precision: PrecisionOrAuto | None = None, device: s
     from heedful.infer.engine import Engine
 
     if is_index(folder):
-        from heedful.search.index import SearchIndex  # it imports pyarrow, which takes 20 MB of memory
+        from heedful.search.index import SearchIndex  # imports pyarrow, which takes 20 MB of memory
 
         if precision not in (None, "float32"):
             raise HeedfulError(f"precision is {precision}, but the vectors of the index {folder} are made in float32")
@@ -92,7 +92,7 @@ class Service:
         self.failed: BaseException | None = None
         self._load_threads: list[threading.Thread] = []
         self._reloads: set[asyncio.Task[None]] = set()
-        self._reload_lock = asyncio.Lock()  # reloads run one after the other, so that the last one requested wins
+        self._reload_lock = asyncio.Lock()  # one reload at a time, so that the latest one determines the models
 
     @property
     def status(self) -> str:
@@ -107,7 +107,7 @@ class Service:
         return any(thread.is_alive() for thread in self._load_threads)
 
     async def _load(self, name: str) -> BundleEngine:
-        """Return the engine of a model, loaded by a daemon thread: the server can end while it loads."""
+        """Load a model in a daemon thread, which does not keep the server from ending, and return its engine."""
         engine: Future[BundleEngine] = Future()
 
         def load() -> None:
@@ -129,7 +129,7 @@ class Service:
                 model_queue.engine = await self._load(name)
 
     async def reload(self, name: str) -> None:
-        """Load a model again while the old one answers, and replace it; active requests keep the old one.
+        """Load a model again while the old engine serves requests, and replace the engine for new requests.
 
         Raises:
             HeedfulError: If the model cannot be loaded, or has another kind of head than the old one.
@@ -141,7 +141,7 @@ class Service:
         self.model_queues[name].engine = engine
 
     def reload_all(self) -> None:
-        """Reload all models in the background; if one cannot be loaded, the old one stays and the error is logged."""
+        """Reload all models in the background. If that fails, the old engine remains and the error is logged."""
 
         async def reload(name: str) -> None:
             try:
@@ -161,8 +161,8 @@ class Service:
         """Return the name and the queue of a model.
 
         Args:
-            name: Its name; None: the first model with one of the kinds.
-            kinds: Kinds as in `head_kinds`: the model must have one of them; None: any.
+            name: Name of the model. If None, the first model with one of the kinds is selected.
+            kinds: Kinds from `head_kinds`, of which the model must have one. If None, any model can be selected.
 
         Raises:
             HTTPError: If no model has this name or such a kind.
@@ -188,17 +188,18 @@ class Service:
 
 
 def head_kind(model_queue: ModelQueue[BundleEngine]) -> str:
-    """Return the kind of the model's head; "" while it is loading."""
+    """Return the kind of the model's head, or "" while the model is loading."""
     return str(getattr(model_queue.engine, "kind", ""))
 
 
 def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
-    """Return the kind of a model's head, and the further kinds of routes that it can serve.
+    """Return the kind of a model's head, and further kinds that decide which routes can use the model.
 
-    These are "rank" if it scores a pair of texts by one number, "zero_shot" if it scores entailment, and "search" if it
-    is the model of an index.
+    The further kinds are "rank" for a model that scores pairs of texts, "zero_shot" for one that scores entailment, and
+    "search" for the model of an index.
     """
-    kind, engine = head_kind(model_queue), model_queue.engine
+    kind = head_kind(model_queue)
+    engine = model_queue.engine
     if kind == "sequence_classification" and engine is not None:
         head = engine.loaded.config.head
         assert isinstance(head, Classes)
@@ -209,4 +210,5 @@ def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
 
 
 def _has_kind(model_queue: ModelQueue[BundleEngine], kinds: Sequence[str] | None) -> bool:
+    """Return whether a model has one of the kinds; None allows any kind."""
     return kinds is None or bool({*head_kinds(model_queue)} & {*kinds})

@@ -1,6 +1,6 @@
-"""The supervisor: a small parent process that restarts the server after it was killed, and answers 503 meanwhile.
+"""`supervise`: a small parent process that restarts a server that was killed, and answers 503 until it listens again.
 
-systemd and Kubernetes restart a server, too, but neither keeps its socket open and answers while it starts.
+systemd and Kubernetes restart a server too, but they do not keep its socket open and answer while it starts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from types import FrameType
 from heedful.errors import HeedfulError
 
 LISTENING, READY = b"l", b"r"  # messages of the server to its supervisor
-MAX_EARLY_KILLS = 3  # servers in a row that are killed before they are ready
-BACKLOG = 2048
-SEND_BUFFER_BYTES = 1 << 17  # send buffer of each connection; the system may use twice as many bytes
+MAX_EARLY_KILLS = 3  # consecutive servers that are killed before they are ready, until the supervisor gives up
+BACKLOG = 2048  # connections that wait to be accepted
+SEND_BUFFER_BYTES = 1 << 17  # send buffer of each connection; the system may double it
 MAX_REFUSALS = 256  # connections that are answered with 503 at the same time
 LINGER_SECONDS = 2.0  # maximum time for one of these connections
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
     Args:
         host: Name or address.
-        port: The port; 0: any free port.
+        port: The port, or 0 for any free port.
 
     Raises:
         HeedfulError: If the port is taken, or the name is not an address of this machine.
@@ -53,7 +53,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 sockets.append(socket.create_server(bound, family=family, backlog=BACKLOG))
                 sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
                 sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a body waits for an ACK
-            except OSError as error:  # a name may have addresses of a family that this machine does not support
+            except OSError as error:  # a name can have addresses of a family that this machine does not support
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
     except OSError as error:
@@ -68,15 +68,15 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def supervise(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> socket.socket | None:
-    """Fork. Return in the child, which is the server; the parent runs the supervisor and does not return.
+    """Fork, and return in the child, which is the server. The parent runs the supervisor and does not return.
 
     Args:
         sockets: Listening sockets of the server.
         log: Called with messages for the person who started the server.
 
     Returns:
-        In the server: the connection to its supervisor, to which it sends LISTENING and READY; None on systems without
-        fork, where there is no supervisor.
+        The server's connection to its supervisor, on which the server sends LISTENING and READY. None on systems
+        without fork, which have no supervisor.
 
     Raises:
         SystemExit: In the supervisor, with the status of the server.
@@ -89,15 +89,17 @@ class _Supervisor:
     """The state of a supervisor; see `supervise`."""
 
     def __init__(self, sockets: Sequence[socket.socket], log: Callable[[str], None]) -> None:
-        self.sockets, self.log = list(sockets), log
-        self.stopping = False  # whether a signal asked for the end
-        self.listening = self.ready = False  # whether the current server listens, and has loaded its models
-        self.server = 0  # process ID of the current server; in the server itself: 0
+        self.sockets = list(sockets)
+        self.log = log
+        self.stopping = False  # whether a signal to stop was received
+        self.listening = False  # whether the current server listens
+        self.ready = False  # whether the current server has loaded its models
+        self.server = 0  # process ID of the current server; 0 in the server itself
         self.refusals: list[Thread] = []  # threads that answer 503
         self.wakeup_reader, self.wakeup_writer = socket.socketpair()  # a signal makes the reader readable
 
     def run(self) -> socket.socket:
-        """Start servers until one ends by itself; return the connection to the supervisor in each server."""
+        """Start servers until one ends without being killed. In each server, return the connection to this process."""
         for opened in (self.wakeup_reader, self.wakeup_writer, *self.sockets):
             opened.setblocking(False)
         early_kills = 0
@@ -117,22 +119,22 @@ class _Supervisor:
             self.log(f"the server ended by {name}, and starts again")
 
     def _fork(self) -> socket.socket:
-        """Fork a server; return the connection between supervisor and server, in both processes."""
+        """Fork a server. In both processes, return the connection to the other one."""
         for refusal in self.refusals:  # a fork does not copy threads
             refusal.join()
         own, peer = socket.socketpair()
         self.listening = self.ready = False
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both processes have their handlers
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both processes have set their handlers
         self.server = os.fork()
         if self.server:
             signal.set_wakeup_fd(self.wakeup_writer.fileno())
-            for number in SIGNALS:
-                signal.signal(number, self._forward)
+            for signal_number in SIGNALS:
+                signal.signal(signal_number, self._forward)
         else:
             own, peer = peer, own
             signal.set_wakeup_fd(-1)
-            for number in SIGNALS:
-                signal.signal(number, _initial_handler(number))
+            for signal_number in SIGNALS:
+                signal.signal(signal_number, _initial_handler(signal_number))
             os.setpgid(0, 0)  # so that Ctrl-C reaches the server once, through the supervisor
             self.wakeup_reader.close()
             self.wakeup_writer.close()
@@ -140,14 +142,14 @@ class _Supervisor:
         peer.close()
         return own
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: send it to the server, and remember that the supervisor is to end, unless it is SIGHUP."""
-        self.stopping = self.stopping or number != getattr(signal, "SIGHUP", None)
+    def _forward(self, signal_number: int, frame: FrameType | None) -> None:
+        """Handle a signal: send it to the server. Unless it is SIGHUP, the supervisor ends with the server."""
+        self.stopping = self.stopping or signal_number != getattr(signal, "SIGHUP", None)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.server, number)
+            os.kill(self.server, signal_number)
 
     def _watch(self, connection: socket.socket) -> int:
-        """Answer 503 until the server listens, wait for its end, and return its exit status."""
+        """Answer 503 until the server listens, wait until it ends, and return its exit status."""
         with selectors.PollSelector() as selector, connection:
             for opened in (connection, self.wakeup_reader, *self.sockets):
                 selector.register(opened, selectors.EVENT_READ)
@@ -166,7 +168,7 @@ class _Supervisor:
                         _receive(self.wakeup_reader)
                         if self.stopping:
                             self._close(selector)
-                    elif key.fileobj in self.sockets and not self.listening:  # earlier events may have changed both
+                    elif key.fileobj in self.sockets and not self.listening:  # an earlier event can change either
                         assert isinstance(key.fileobj, socket.socket)
                         self._refuse(key.fileobj)
 
@@ -179,9 +181,9 @@ class _Supervisor:
         self.sockets = []
 
     def _refuse(self, listener: socket.socket) -> None:
-        """Accept a connection, and answer 503 in a thread; close it at once if there are too many."""
+        """Accept a connection, and answer 503 in a thread, or close it at once if there are too many threads."""
         self.refusals = [refusal for refusal in self.refusals if refusal.is_alive()]
-        with contextlib.suppress(OSError):  # the server accepted the connection
+        with contextlib.suppress(OSError):  # raised if the server has accepted the connection
             client = listener.accept()[0]
             if len(self.refusals) == MAX_REFUSALS:
                 client.close()
@@ -190,15 +192,15 @@ class _Supervisor:
             self.refusals[-1].start()
 
 
-def _initial_handler(number: signal.Signals) -> Callable[[int, FrameType | None], object] | signal.Handlers:
+def _initial_handler(signal_number: signal.Signals) -> Callable[[int, FrameType | None], object] | signal.Handlers:
     """Return the handler of a signal in a server that does not listen yet."""
-    if number == signal.SIGINT:
+    if signal_number == signal.SIGINT:
         return signal.default_int_handler
-    return signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN
+    return signal.SIG_DFL if signal_number == signal.SIGTERM else signal.SIG_IGN
 
 
 def _send_refusal(client: socket.socket) -> None:
-    """Answer 503, then read what the client still sends: closing with unread input would reset the connection."""
+    """Answer 503, then discard further input, since closing with unread input would reset the connection."""
     deadline = time.monotonic() + LINGER_SECONDS
     with client, contextlib.suppress(OSError):
         client.settimeout(LINGER_SECONDS)
@@ -210,7 +212,7 @@ def _send_refusal(client: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """Return what was received; b" " if nothing is there yet, b"" if the connection is closed."""
+    """Return the received bytes, b" " if no byte has arrived yet, or b"" if the connection is closed."""
     try:
         return connection.recv(1 << 12)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts in the bodies of /predict."""
+"""`parse_sequences`: the texts or pairs of texts in a request body of /predict, which has several forms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Sequences = str | TextPair | list[str | list[str] | TextPair]
 
 
 def parse_sequences(inputs: Sequences, learned_pairs: bool | None) -> tuple[list[str | tuple[str, ...]], bool]:
-    """Return the texts or pairs in the body of a request, and whether it is a single one instead of a list.
+    """Return the texts or pairs in a request body, and whether the body has a single one instead of a list.
 
-    A list is a batch. A list of two texts is a single pair for a model that learned pairs, as in Text Embeddings
-    Inference; it is refused if it is not known what the model learned.
+    A list is a batch. As in Text Embeddings Inference, a list of two texts is a single pair for a model that was
+    trained on pairs. Such a list is refused if it is unknown whether the model was trained on pairs.
 
     Args:
         inputs: A text, an object, or a list of texts, of [text] and [text, second text], or of objects.
-        learned_pairs: Whether the model learned pairs; None: not known.
+        learned_pairs: Whether the model was trained on pairs, or None if that is unknown.
 
     Raises:
-        HeedfulError: If the form is ambiguous, or the model did not learn pairs.
+        HeedfulError: If the form is ambiguous, or pairs are sent to a model that was not trained on pairs.
     """
     if not isinstance(inputs, list):
         return [_sequence(inputs, learned_pairs)], True

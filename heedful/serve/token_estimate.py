@@ -1,4 +1,7 @@
-"""Estimated token counts, by which requests with far too many tokens are refused before their tokens cost memory."""
+"""`check_token_estimate`: refusal of requests with far too many tokens, before these tokens take memory.
+
+`group_in_turns` groups inputs for tokenization, so that no request blocks the tokenizer's thread for long.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ from heedful.tasks.answering import PromptedText
 
 T = TypeVar("T")
 MARGIN = (
-    2  # estimates up to this multiple of the limit are accepted, since parts of texts have other tokens at their ends
+    2  # estimates up to this multiple of the limit are accepted, since parts of a text have other tokens at the ends
 )
 
 
 def check_token_estimate(
     engine: BundleEngine, texts: Sequence[str], max_tokens: int, *, counts_truncated: bool = False
 ) -> Iterator[None]:
-    """Refuse texts with far more than `max_tokens`; yield after each part, so that the thread may serve others.
+    """Refuse texts with far more than `max_tokens` tokens; yield after each part, so that other requests are served.
 
-    Parts of texts are tokenised one after the other, and only their counts are kept: a token takes some hundred bytes
-    in Python. The queue refuses texts by their exact number of tokens later.
+    Parts of texts are tokenised one after the other. Only the token counts are kept, since a token takes some hundred
+    bytes in Python. The queue later refuses texts by their exact token counts.
 
     Args:
         engine: The engine, whose tokenizer is used.
         texts: The texts.
         max_tokens: Maximum tokens of all texts.
-        counts_truncated: Whether tokens count that an embedding model will drop; other models drop none.
+        counts_truncated: Whether to count the tokens that an embedding model truncates. Other models truncate nothing.
 
     Raises:
         TooLongError: If the texts have more than MARGIN times `max_tokens`.
@@ -37,23 +40,23 @@ def check_token_estimate(
     counts = [0] * len(texts)
     total = 0
     parts = [
-        (number, text[start : start + TURN_CHARACTERS])
-        for number, text in enumerate(texts)
+        (index, text[start : start + TURN_CHARACTERS])
+        for index, text in enumerate(texts)
         for start in range(0, len(text), TURN_CHARACTERS)
     ]
     for _, group in group_in_turns(parts, lambda part: len(part[1])):
         encodings = engine.tokenizer.encode_batch([text for _, text in group])
-        for (number, _), encoding in zip(group, encodings, strict=True):
-            before = counts[number]
-            counts[number] += len(encoding)
-            total += counts[number] - before if limit is None else min(counts[number], limit) - min(before, limit)
+        for (index, _), encoding in zip(group, encodings, strict=True):
+            previous = counts[index]
+            counts[index] += len(encoding)
+            total += counts[index] - previous if limit is None else min(counts[index], limit) - min(previous, limit)
         if total > MARGIN * max_tokens:
             raise TooLongError(f"the texts have more than {total} tokens, and those of a request may have {max_tokens}")
         yield
 
 
 def count_characters(value: object) -> int:
-    """Return the number of characters of an input that are tokenised; a prompt is tokenised with each choice."""
+    """Return the number of characters of an input that are tokenised. A prompt is tokenised again with each choice."""
     match value:
         case str():
             return len(value)
@@ -71,17 +74,18 @@ def count_characters(value: object) -> int:
 def group_in_turns(
     inputs: Sequence[T], count: Callable[[T], int] = count_characters
 ) -> Iterator[tuple[int, Sequence[T]]]:
-    """Yield groups of inputs with up to TURN_CHARACTERS, or of one longer input; each with the number of its first.
+    """Yield (index of the first input, inputs) for groups of up to TURN_CHARACTERS characters, or of one longer input.
 
     Args:
         inputs: The inputs.
         count: Returns the number of characters of an input.
     """
     first = characters = 0
-    for number, input_value in enumerate(inputs):
+    for index, input_value in enumerate(inputs):
         input_characters = count(input_value)
-        if number > first and characters + input_characters > TURN_CHARACTERS:
-            yield first, inputs[first:number]
-            first, characters = number, 0
+        if index > first and characters + input_characters > TURN_CHARACTERS:
+            yield first, inputs[first:index]
+            first = index
+            characters = 0
         characters += input_characters
     yield first, inputs[first:]

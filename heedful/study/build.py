@@ -1,4 +1,4 @@
-"""Building blocks of studies: small models, training, and evaluation by the engine."""
+"""Building blocks that several studies use: small classifiers, their training, and their evaluation by the engine."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from heedful.tokenizer.words import count_words, word_tokenizer
 from heedful.train.settings import AdamW, Constant, Linear, TrainSettings
 from heedful.train.trainer import Trainer
 
-HEAD_WIDTH = 16
+HEAD_DIM = 16  # dimension of an attention head
 CLASSIC = "heedful-classic"  # family of classic models
 Positions = Learned | Sinusoidal | Rotary | Shaw | Buckets | None
-PartOf = Callable[[LabelledExample], str]  # returns the name of the part of the test set that an example belongs to
+PartOf = Callable[[LabelledExample], str]  # returns the name of an example's part of the test set
 
-MEAN_POOLED = Classes(
-    labels=("",), pooling="mean", dense=False, activation=None
-)  # W h + b, with h the mean of the rows
+# W h + b, with h the mean of the hidden states
+MEAN_POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)
 
 
 def word_level_tokenizer(texts: Iterable[str]) -> Tokenizer:
@@ -66,11 +65,11 @@ def transformer_classifier(
         tokenizer: The tokenizer.
         labels: Names of the classes.
         seed: Random seed of the weights.
-        positions: How positions are represented; None: not at all.
-        width: Width of the hidden states, a multiple of `HEAD_WIDTH`.
+        positions: Representation of positions. If None, the model does not know the order of words.
+        width: Hidden size, a multiple of `HEAD_DIM`.
         layers: Number of layers.
-        pre_norm: Whether norms come before each sublayer, not after it.
-        head: The head; its labels are replaced by `labels`.
+        pre_norm: Whether norms come before each sublayer instead of after it.
+        head: The head, whose labels are replaced by `labels`.
     """
     model = ModelConfig(
         embedding=EmbeddingConfig(
@@ -83,8 +82,8 @@ def transformer_classifier(
         encoder=StackConfig(
             width=width,
             layers=layers,
-            heads=width // HEAD_WIDTH,
-            head_width=HEAD_WIDTH,
+            heads=width // HEAD_DIM,
+            head_width=HEAD_DIM,
             inner_width=4 * width,
             norm_at="pre" if pre_norm else "post",
             final_norm=pre_norm,
@@ -105,8 +104,8 @@ def classic_classifier(
         tokenizer: The tokenizer.
         labels: Names of the classes.
         seed: Random seed of the weights.
-        reader: How the model reads and pools the text.
-        width: Width of the word vectors.
+        reader: Pooling of the word vectors, and the layers between them and the pooling.
+        width: Dimension of the word vectors.
     """
     model = ClassicConfig(embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=width), reader=reader)
     bare = create(BundleConfig(family=CLASSIC, model=model), tokenizer, seed=seed)
@@ -139,7 +138,7 @@ def train_classifier(
         seed: Random seed of the order of samples.
         lr: Peak learning rate.
         batch_size: Samples in each step.
-        schedule: Schedule of the learning rate; None: linear decay after 10 % warmup.
+        schedule: Schedule of the learning rate. If None, linear decay after a warmup of 10 % of the steps.
     """
     settings = TrainSettings(
         max_steps=steps,
@@ -156,9 +155,9 @@ def accuracy_by_part(
     loaded: ModelBundle, task: Classify, examples: Sequence[LabelledExample], part: PartOf = lambda example: ""
 ) -> dict[str, float]:
     """Return the accuracy on each part of the examples, and on all of them under "all"."""
-    correct: dict[str, list[bool]] = {}  # by part
+    correct: dict[str, list[bool]] = {}  # whether each answer is correct, by part
 
-    def record(number: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
+    def record(index: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
         for name in {part(example), "all"}:
             correct.setdefault(name, []).append(bool(scored.correct))
 
@@ -167,7 +166,7 @@ def accuracy_by_part(
 
 
 def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[LabelledExample]:
-    """Return texts and labels as examples."""
+    """Convert (text, label) pairs to examples."""
     return [LabelledExample(text=text, label=label) for text, label in rows]
 
 

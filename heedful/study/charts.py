@@ -1,4 +1,4 @@
-"""Plots of studies: values of all seeds as dots with their mean; and line plots."""
+"""Plots of studies: `dot_plot` shows the values of all seeds with their mean, and `line_plot` shows curves."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from heedful.study.runner import Measure
 
 GREEN, PINK, YELLOW, BLACK = "#009E73", "#CC79A7", "#E69F00", "#222222"  # Okabe and Ito 2008, as in plots/style.py
-MAX_WIDTH = 7.5  # inches: at most 830 pixels, the width of a page of documentation
+MAX_WIDTH = 7.5  # inches; at most 830 pixels, the width of a documentation page
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK)  # colours of lines
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def dot_plot(measures: Sequence[Measure], arms: Sequence[str], heading: str, metric: str = "") -> Figure:
-    """Plot a panel for each measure and a row for each arm: every seed, the mean, and its 95 % interval.
+    """Plot a panel for each measure and a row for each arm, with all seeds, their mean, and its 95 % interval.
 
     Args:
         measures: The measures.
         arms: Arms from top to bottom.
         heading: Title of the figure.
-        metric: First words of the subtitle; "": none.
+        metric: First words of the subtitle, if any.
     """
     seeds = max(map(len, measures[0].values.values()))
     subtitle = f"{seed_count(seeds)} (dots), their mean and its 95 % interval" if seeds > 1 else seed_count(seeds)
     name_width = 0.075 * max(len(arm) for arm in arms)  # inches
     max_columns = max(1, min(len(measures), int((MAX_WIDTH - 1.0 - name_width) / 2.0)))
     grid_rows = ceil(len(measures) / max_columns)
-    grid_columns = ceil(len(measures) / grid_rows)  # as few as the rows need
+    grid_columns = ceil(len(measures) / grid_rows)  # minimum columns for this number of rows
     width = min(MAX_WIDTH, 1.0 + name_width + 2.8 * grid_columns)
     figure = new_figure(width, 0.75 + grid_rows * (1.0 + 0.34 * len(arms)))
     grid = figure.subplots(grid_rows, grid_columns, sharey=True, squeeze=False)
     panels = grid.flatten()
-    y_of_arm = {arm: len(arms) - 1 - number for number, arm in enumerate(arms)}
+    y_of_arm = {arm: len(arms) - 1 - index for index, arm in enumerate(arms)}
     for axes, measure in zip(panels, measures, strict=False):
         _plot_measure(axes, measure, y_of_arm)
     for axes in panels[len(measures) :]:
@@ -57,7 +57,7 @@ def dot_plot(measures: Sequence[Measure], arms: Sequence[str], heading: str, met
 
 
 def _plot_measure(axes: Axes, measure: Measure, y_of_arm: Mapping[str, int]) -> None:
-    """Plot one measure of all arms; shares are plotted in percent."""
+    """Plot one measure of all arms, shares in percent."""
     scale = 100 if measure.unit == "share" else 1
     style_axes(axes, grid="x")
     axes.tick_params(axis="y", length=0)
@@ -95,7 +95,7 @@ class Line:
 
     name: str
     points: tuple[tuple[float, float], ...]
-    slope: float | None = None  # expected slope on logarithmic axes, drawn pale behind the line; None: unknown
+    slope: float | None = None  # expected slope on logarithmic axes, drawn as a pale band, if it is known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ def _plot_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Lin
     Args:
         axes: Where to plot.
         panel: The panel.
-        names: Names of all lines of the figure; their order decides the colours.
+        names: Names of all lines of the figure. The colour of a line depends on the index of its name.
     """
     handles: dict[str, Line2D] = {}
     if panel.logarithmic:
@@ -148,15 +148,15 @@ def _plot_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Lin
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     style_axes(axes, grid="both")
     for line in panel.lines:
-        number = names.index(line.name) % len(COLOURS)
+        style_index = names.index(line.name) % len(COLOURS)
         xs, ys = zip(*line.points, strict=True)
         if line.slope is not None:
             expected = [ys[-1] * (x / xs[-1]) ** line.slope for x in xs]
             axes.plot(xs, expected, color=PALE, lw=5, zorder=1, solid_capstyle="round")
-        marker = MARKERS[number] if panel.logarithmic or len(line.points) == 1 else None
+        marker = MARKERS[style_index] if panel.logarithmic or len(line.points) == 1 else None
         (handles[line.name],) = axes.plot(
-            xs, ys, zorder=3, color=COLOURS[number], ls=DASHES[number], lw=1.6, marker=marker, ms=5, mec="white",
-            mew=0.5,
+            xs, ys, zorder=3, color=COLOURS[style_index], ls=DASHES[style_index], lw=1.6, marker=marker, ms=5,
+            mec="white", mew=0.5,
         )  # fmt: skip
     if panel.logarithmic:
         axes.set_xticks(sorted({x for line in panel.lines for x, _ in line.points}))
@@ -167,7 +167,7 @@ def _plot_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Lin
 
 
 def smooth(curve: Sequence[float], size: int) -> tuple[tuple[float, float], ...]:
-    """Return points (step, mean): the means of groups of `size` steps, each at its last step.
+    """Average a curve over groups of `size` steps, and return a point (last step, mean) for each group.
 
     >>> smooth([1.0, 3.0, 5.0], 2)
     ((2, 2.0), (3, 5.0))

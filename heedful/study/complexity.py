@@ -1,14 +1,15 @@
-"""Time and memory of four kinds of layers against length n and width d, compared with their theoretical complexity.
+"""The study `complexity`: time and memory of layers against length n and hidden size d, compared with theory.
 
     self-attention, written out    n^2 d      all n x n weights are in memory
     self-attention, the kernel     n^2 d      a fused kernel, which stores no weights
     recurrent                      n d^2      a bidirectional GRU
     convolution, kernel k          k n d^2
-    restricted, radius r           r n d      each row attends to 2 r + 1 rows
+    restricted, radius r           r n d      each token attends to 2 r + 1 tokens
 
 (Vaswani et al. 2017, table 1.) Projections, which cost n d^2 in every layer of a Transformer, are not included. An
-exponent is the slope of log time against log size, by least squares. Memory is what the forward pass saves for the
-backward pass, with the input, without parameters: n d numbers, and n^2 weights if they are written out.
+exponent is the slope of log time against log size, by least squares. Memory is the size of the tensors that the forward
+pass saves for the backward pass, including the input and without parameters: n d values, and n^2 attention weights if
+they are not fused.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from heedful.study import charts
 from heedful.study.layers import Convolution, unfused_self_attention
 from heedful.study.runner import Measure, StudyConfig, StudyResult
 
-KERNEL, RADIUS = 3, 16  # k of the convolution, r of restricted attention
+KERNEL = 3  # k of the convolution
+RADIUS = 16  # r of restricted attention
 UNFUSED, FUSED = "self-attention, written out", "self-attention, the kernel"
 RECURRENT, CONVOLUTION, RESTRICTED = "recurrent", "convolution", "restricted"
-TOLERANCE = 0.2  # difference from theory up to which an exponent agrees with it
+TOLERANCE = 0.2  # maximum difference of an exponent that agrees with theory
 NAMES = ("time over n", "time over d", "memory over n", "memory over d")  # measures
 Run = Callable[[Tensor], Tensor]  # runs a layer over one sequence [n, d]
 
@@ -49,11 +51,12 @@ class Theory:
     exponents: tuple[float, float, float, float]  # in the order of NAMES
     lengths: tuple[int, ...]  # values of n
     widths: tuple[int, ...]  # values of d
-    fixed: tuple[int, int]  # value of d while n varies, and of n while d varies
+    fixed: tuple[int, int]  # value of d while n varies, and value of n while d varies
 
 
-ATTENTION_LENGTHS, ATTENTION_WIDTHS = (512, 1024, 2048), (64, 128, 256, 512)
-THEORY = {  # memory of unfused attention: the n^2 weights outnumber the n d other numbers, since n > d
+ATTENTION_LENGTHS = (512, 1024, 2048)
+ATTENTION_WIDTHS = (64, 128, 256, 512)
+THEORY = {  # the memory of unfused attention is mostly its n^2 weights, since n > d
     UNFUSED: Theory(exponents=(2, 1, 2, 0), lengths=ATTENTION_LENGTHS, widths=ATTENTION_WIDTHS, fixed=(128, 1024)),
     FUSED: Theory(exponents=(2, 1, 1, 1), lengths=ATTENTION_LENGTHS, widths=ATTENTION_WIDTHS, fixed=(128, 1024)),
     RECURRENT: Theory(
@@ -68,7 +71,7 @@ THEORY = {  # memory of unfused attention: the n^2 weights outnumber the n d oth
 }
 QUICK = {arm: replace(theory, lengths=(16, 32), widths=(16, 32), fixed=(16, 16)) for arm, theory in THEORY.items()}
 SOFTMAX = "the softmax computes n^2 exponentials whatever d is, which dominates for small widths"
-SLOWER_GROWTH = {  # likely reasons why time grows more slowly with the width than in theory
+SLOWER_GROWTH = {  # likely reasons why time grows more slowly with d than in theory
     UNFUSED: SOFTMAX,
     FUSED: SOFTMAX,
     RECURRENT: "each step has a fixed cost, and d^2 only shows once the matrix products outgrow it",
@@ -78,7 +81,7 @@ UNKNOWN = "no reason is known; measure again on an idle machine"
 
 
 def make_layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None]:
-    """Return a function that runs one layer over one sequence, and the module with its parameters; None: it has none.
+    """Return a function that runs one layer over one sequence, and the module with the layer's parameters, if any.
 
     Args:
         arm: Name of the layer.
@@ -103,14 +106,14 @@ def make_layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None
 
 def _fused_attention(layout: Layout, scale: float, x: Tensor) -> Tensor:
     """Return self-attention of one head, with x as queries, keys and values."""
-    rows = x[:, None]
-    return attend(rows, rows, rows, layout, scale=scale)
+    one_head = x[:, None]  # [n, 1, d]
+    return attend(one_head, one_head, one_head, layout, scale=scale)
 
 
 def _restricted_attention(layout: Layout, scale: float, x: Tensor) -> Tensor:
-    """Return self-attention of one head to the neighbours of each row, with x as queries, keys and values."""
-    rows = x[:, None]
-    return restricted(rows, rows, rows, layout, radius=RADIUS, scale=scale)
+    """Return self-attention of one head to the neighbours of each token, with x as queries, keys and values."""
+    one_head = x[:, None]  # [n, 1, d]
+    return restricted(one_head, one_head, one_head, layout, radius=RADIUS, scale=scale)
 
 
 def cpu_seconds(run: Run, x: Tensor, min_total: float) -> float:
@@ -119,7 +122,7 @@ def cpu_seconds(run: Run, x: Tensor, min_total: float) -> float:
     Args:
         run: Runs a layer.
         x: Input of the layer.
-        min_total: Minimum processor time of all passes, in seconds; there are at least three.
+        min_total: Minimum processor time of all passes together, in seconds. There are at least three passes.
     """
     times: list[float] = []
     run(x).sum().backward()
@@ -132,7 +135,7 @@ def cpu_seconds(run: Run, x: Tensor, min_total: float) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context in which torch uses one thread, since processor time is the sum over threads."""
+    """Use one thread of torch within a `with` block, since processor time is summed over threads."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -147,11 +150,11 @@ def saved_bytes(run: Run, x: Tensor, module: nn.Module | None) -> int:
     Args:
         run: Runs a layer.
         x: Input of the layer.
-        module: Module with the parameters of the layer; None: it has none.
+        module: Module with the parameters of the layer, or None for a layer without parameters.
     """
     parameters = {parameter.untyped_storage().data_ptr() for parameter in (module.parameters() if module else ())}
-    sizes: dict[int, int] = {}  # bytes of each storage, by address, so that each counts once
-    storages: list[torch.UntypedStorage] = []  # keeps storages alive, so that no address is used twice
+    sizes: dict[int, int] = {}  # bytes of each storage by its address, so that no storage is counted twice
+    storages: list[torch.UntypedStorage] = []  # keeps storages alive, so that no address is reused
 
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -166,7 +169,7 @@ def saved_bytes(run: Run, x: Tensor, module: nn.Module | None) -> int:
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
-    """Return b of y = a x^b, by least squares of log y against log x.
+    """Fit y = a x^b by least squares of log y against log x, and return b.
 
     >>> round(exponent([(1, 3), (2, 12), (4, 48)]), 6)
     2.0
@@ -177,7 +180,7 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     return covariance / sum((x - mean_x) ** 2 for x in xs)
 
 
-Points = dict[str, dict[str, dict[int, list[float]]]]  # values of all seeds, by measure, arm and size
+Points = dict[str, dict[str, dict[int, list[float]]]]  # values of all seeds by measure, arm and size
 
 
 def run(config: StudyConfig) -> StudyResult:
@@ -219,7 +222,7 @@ def _measure(config: StudyConfig) -> StudyResult:
 def _result(
     config: StudyConfig, theories: Mapping[str, Theory], measures: tuple[Measure, ...], points: Points
 ) -> StudyResult:
-    """Return table, plots and conclusions.
+    """Return the result of the study: table, plots and conclusions.
 
     Args:
         config: How the study was run.
@@ -272,7 +275,7 @@ def _result(
 
 
 def _verdicts(config: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, ...]:
-    """Return a sentence for each layer: which of its exponents differ from theory, and why that may be."""
+    """Return a sentence for each layer that names the exponents that differ from theory, and a likely reason."""
     if config.scale == "quick":
         return ("the quick form's sizes are too small for a verdict",)
     if len(config.seeds) < MIN_SEEDS:
@@ -297,12 +300,12 @@ def _range(sizes: Sequence[int]) -> str:
 
 
 def _minima(values: dict[int, list[float]]) -> dict[str, float]:
-    """Return the minimum over seeds for each size, as plain data."""
+    """Return the minimum over seeds for each size, as data for JSON."""
     return {str(size): min(seeds) for size, seeds in values.items()}
 
 
 def _line(name: str, arm: str, values: dict[int, list[float]]) -> charts.Line:
-    """Return a line of the minimum over seeds by size, in milliseconds or MB."""
+    """Return the line of an arm: the minimum over seeds for each size, in milliseconds or MB."""
     slope = THEORY[arm].exponents[NAMES.index(name)]
     scale = 1e-6 if name.startswith("memory") else 1e3
     points = tuple((float(size), scale * min(seeds)) for size, seeds in values.items())

@@ -1,4 +1,4 @@
-"""Layers that only studies need: batch norm, convolution over sequences, self-attention without a fused kernel."""
+"""Layers that only studies use: batch norm, convolution over sequences, and self-attention without a fused kernel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 
 class BatchNorm(nn.Module):
-    """(x - mean) / sqrt(var + eps) * gain + bias, with statistics over all rows of the batch (Ioffe and Szegedy 2015).
+    """(x - mean) / sqrt(var + eps) * gain + bias, with statistics over all tokens of a batch (Ioffe and Szegedy 2015).
 
-    In training, a row depends on the other rows of the batch; in eval mode, on running statistics.
+    Training uses the statistics of the batch, and eval mode uses running statistics.
     """
 
     def __init__(self, width: int) -> None:
@@ -36,7 +36,7 @@ def replace_layer_norms(module: nn.Module) -> nn.Module:
 
 
 class Convolution(nn.Module):
-    """W [x_{i-r}; ...; x_{i+r}] + b of the 2 r + 1 = kernel neighbours of each row, within each sequence."""
+    """W [x_{i-r}; ...; x_{i+r}] + b for each token i of a sequence, with the kernel size 2 r + 1."""
 
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()

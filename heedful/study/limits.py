@@ -1,4 +1,7 @@
-"""Bag of words, attention pooling and Transformer on texts whose class depends on word order and negation."""
+"""The study `limits`: which models learn texts whose class depends on word order and negation?
+
+A bag of words, attention pooling, and a Transformer are compared, on toy texts or on SST-2.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ NO_POSITIONS = "Transformer, no positions"
 TRANSFORMER = "Transformer"
 ARMS = (BAG, ATTENTION, GRU_ATTENTION, NO_POSITIONS, TRANSFORMER)
 PAIRS = ((TRANSFORMER, BAG), (TRANSFORMER, NO_POSITIONS), (TRANSFORMER, GRU_ATTENTION))
-MAX_LENGTH = 64  # words of a toy text
-TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")  # in real texts of the part "turned"
+MAX_LENGTH = 64  # maximum words of a toy text
+TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")  # a text with one is in the part "turned"
 SST2 = ("tasks", "glue", "SST-2")  # path of SST-2 in a folder of data sets
 
 
 def build_model(
     arm: str, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int, max_length: int = MAX_LENGTH
 ) -> ModelBundle:
-    """Return the model of an arm. The vectors of all models have the same width.
+    """Return the model of an arm. All models have the same hidden size.
 
     Args:
         arm: One of `ARMS`.
@@ -76,7 +79,8 @@ def _run_toy(config: StudyConfig) -> StudyResult:
     recorder = Recorder(config)
     for seed in config.seeds:
         data = texts(sizes, seed)
-        train, test = (labelled_examples((row.text, row.label) for row in data[split]) for split in ("train", "test"))
+        train = labelled_examples((row.text, row.label) for row in data["train"])
+        test = labelled_examples((row.text, row.label) for row in data["test"])
         tokenizer = word_level_tokenizer(example.text for example in train)
         parts = {row.text: row.part for row in data["test"]}
         for arm in recorder.missing_arms(ARMS, seed):
@@ -97,7 +101,7 @@ def _run_toy(config: StudyConfig) -> StudyResult:
 
 
 def _toy_part(parts: Mapping[str, str], example: LabelledExample) -> str:
-    """Return the part of a toy text."""
+    """Return the name of the part of a toy text, from the part of each text."""
     return parts[example.text]
 
 
@@ -105,7 +109,7 @@ def _toy_part(parts: Mapping[str, str], example: LabelledExample) -> str:
 
 
 def _run_real(config: StudyConfig, data: Path) -> StudyResult:
-    """Run the study on real texts, in SST-2's folder below `data`, or else in `data`.
+    """Run the study on real texts: those in SST-2's folder below `data`, or in `data` if there is no such folder.
 
     Raises:
         DataError: If the data has no training split, or neither a dev nor a test split.
@@ -118,10 +122,13 @@ def _run_real(config: StudyConfig, data: Path) -> StudyResult:
     test_split = "dev" if "dev" in dataset.splits else "test"
     if not {"train", test_split} <= set(dataset.splits):
         raise DataError(f"{data} has the splits {', '.join(dataset.splits)}: give train, and dev or test")
-    train, test = (list(dataset.examples(split)) for split in ("train", test_split))
-    tokenizer, labels = word_level_tokenizer(example.text for example in train), dataset.labels
+    train = list(dataset.examples("train"))
+    test = list(dataset.examples(test_split))
+    labels = dataset.labels
+    tokenizer = word_level_tokenizer(example.text for example in train)
     max_length = max(len(ids) for ids in tokenizer.ids([example.text for example in (*train, *test)]))
-    recorder, steps = Recorder(config), max(1, 2 * len(train) // 64)
+    steps = max(1, 2 * len(train) // 64)  # two epochs
+    recorder = Recorder(config)
     for seed in config.seeds:
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, labels, seed, max_length)
@@ -142,6 +149,7 @@ def _run_real(config: StudyConfig, data: Path) -> StudyResult:
 
 
 def negation_part(example: LabelledExample) -> str:
-    """Return "turned" if a text has a turning word, with or without punctuation around it, else "plain"."""
+    """Return "turned" if a text has one of `TURNING_WORDS`, with or without punctuation around it, else "plain"."""
     text = example.text.lower().replace("’", "'")
-    return "turned" if "n't" in text or not count_words([text]).keys().isdisjoint(TURNING_WORDS) else "plain"
+    words = count_words([text]).keys()
+    return "turned" if "n't" in text or not words.isdisjoint(TURNING_WORDS) else "plain"

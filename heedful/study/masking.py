@@ -1,7 +1,7 @@
-"""Corruption of tokens in masked language modelling: 80 % masked, 10 % replaced, 10 % unchanged, and other shares.
+"""The study `masking`: the shares of masked, replaced and unchanged tokens in masked language modelling.
 
-The mask token never occurs after pre-training, so some tokens are replaced or unchanged (Devlin et al. 2019, section
-3.1 and appendix C.2). This should matter most if the encoder is frozen.
+Since the mask token never occurs after pre-training, some targets are replaced or unchanged (Devlin et al. 2019,
+section 3.1 and appendix C.2). This should matter most if the encoder is frozen.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from heedful.study.pretraining_common import (
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
 BASELINE = "80 / 10 / 10"
-ARMS = {  # shares of masked, replaced and unchanged tokens among those that are predicted
+ARMS = {  # shares of masked, replaced and unchanged tokens among the targets
     BASELINE: (0.8, 0.1, 0.1),
     "100 / 0 / 0": (1.0, 0.0, 0.0),
     "80 / 0 / 20": (0.8, 0.0, 0.2),
     "80 / 20 / 0": (0.8, 0.2, 0.0),
     "0 / 100 / 0": (0.0, 1.0, 0.0),
 }
-MEASURES = {"fine tuned": finetuned_accuracy, "as it is": frozen_accuracy}  # accuracies by name
+MEASURES = {"fine tuned": finetuned_accuracy, "as it is": frozen_accuracy}  # function of each measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +44,20 @@ class MaskedWithShares(MaskedLM):
     replaced_share: float = 0.1
 
     def _draw(self, sample: Sample, key: int) -> tuple[Positions, NDArray[np.float64], NDArray[np.float64]]:
-        """Draw the positions of the base class, and numbers for which it masks, replaces or leaves as many tokens.
+        """Choose positions as the base class does, and adapt the random number that decides between the actions.
 
-        The base class masks a token if its number is below 0.8, and replaces it if the number is below 0.9.
+        The base class masks a token if its random number is below 0.8, and replaces the token if it is below 0.9.
         """
-        positions, numbers, replacements = super()._draw(sample, key)
-        conditions = [numbers < self.masked_share, numbers < self.masked_share + self.replaced_share]
-        return positions, np.select(conditions, [0.0, 0.85], 0.95), replacements
+        positions, action, replacement = super()._draw(sample, key)
+        conditions = [action < self.masked_share, action < self.masked_share + self.replaced_share]
+        return positions, np.select(conditions, [0.0, 0.85], 0.95), replacement
 
 
 def with_shares(objective: SelfSupervised, masked_share: float, replaced_share: float) -> MaskedWithShares:
     """Return a masked language modelling objective with other shares of masked and replaced tokens.
 
     Raises:
-        SettingError: If the objective is another one.
+        SettingError: If the objective is not masked language modelling.
     """
     if not isinstance(objective, MaskedLM):
         raise SettingError("shares of masked and replaced tokens are for masked language modelling")
@@ -68,17 +68,20 @@ def with_shares(objective: SelfSupervised, masked_share: float, replaced_share: 
 def run(config: StudyConfig) -> StudyResult:
     """Pre-train each arm from the same random weights with the same positions of masked tokens."""
     train_count, steps, finetuning_steps = config.by_scale((300, 1000, 200), (16, 2, 2), (1000, 4000, 300))
-    recorder, about, tests = Recorder(config), "", dict[str, int]()
+    recorder = Recorder(config)
+    about = ""
+    tests: dict[str, int] = {}  # number of examples of each test set
     for seed in config.seeds:
         with pretraining_data(config, seed, train_count) as data:
-            about, tests = data.about, {name: len(examples) for name, examples in data.tests.items()}
+            about = data.about
+            tests = {name: len(examples) for name, examples in data.tests.items()}
             for arm in recorder.missing_arms(ARMS, seed):
                 masked_share, replaced_share, _ = ARMS[arm]
                 is_real = config.real_data is not None
                 components = pretraining_components(data, "mlm", seed, steps=steps, real=is_real)
                 transform = partial(with_shares, masked_share=masked_share, replaced_share=replaced_share)
                 loaded, _losses = pretrain_encoder(components, pretrain=True, transform=transform)
-                test = list(tests)[-1]  # on toy data, texts with words that only pre-training has seen
+                test = list(tests)[-1]  # on toy data, the test set whose opinion words are only in the corpus
                 accuracies = {
                     name: accuracy(loaded, data, seed, steps=finetuning_steps)[test]
                     for name, accuracy in MEASURES.items()

@@ -1,7 +1,7 @@
 """The study `translation` on real data: Multi30k, German to English (Elliott et al. 2016). It takes hours.
 
-Each arm is a run of `heedful finetune seq2seq` in a folder of its own, so that an interrupted study is resumed. The
-epoch with the best BLEU on dev is evaluated on test 2016 by greedy search. Texts are in lower case, as in published
+Each arm is a run of `heedful finetune seq2seq` in its own folder, so that an interrupted study can be resumed. The
+epoch with the best BLEU on dev is evaluated on test 2016 by greedy search. Texts are lowercased, as in published
 results of small models.
 """
 
@@ -52,14 +52,14 @@ RECIPES: dict[str, tuple[str, ...]] = {  # settings by arm
 
 
 def write_pairs(data: Path, folder: Path) -> Path:
-    """Write the pairs of each split in lower case as files for `finetune`, and return their folder.
+    """Write the pairs of each split, lowercased, as files for `finetune`, and return the folder of these files.
 
     Args:
-        data: Folder of data sets, or of Multi30k.
-        folder: Folder to write.
+        data: Folder of data sets, or folder of Multi30k.
+        folder: Folder of the new files.
 
     Raises:
-        DataError: If a file is missing, or two files have different numbers of lines.
+        DataError: If a file is missing, or source and target have different line counts.
     """
     source = data.joinpath(*SUBFOLDER)
     source = source if source.is_dir() else data
@@ -91,7 +91,7 @@ class _ArmReporter(Reporter):
 
 
 def run(config: StudyConfig) -> StudyResult:
-    """Train each arm on the same pairs. Runs that are finished are only read.
+    """Train each arm on the same pairs. The results of completed runs are read from their folders.
 
     Raises:
         HeedfulError: If sacrebleu is not installed.
@@ -111,11 +111,12 @@ def run(config: StudyConfig) -> StudyResult:
             result = finetune("seq2seq", files, folder, assignments=assignments, reporter=reporter)
             if result.status != "completed":
                 raise KeyboardInterrupt
-            numbers = result.results["splits"]["test"]["numbers"]
-            recorder.record(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})
+            metrics = result.results["splits"]["test"]["numbers"]
+            recorder.record(arm, seed, {"BLEU": metrics["bleu"], "right": metrics["exact"]})
             evaluations = (line for line in read_journal(folder / "journal.jsonl") if "dev" in line)
             curves.setdefault(arm, [(line["step"], 100 * line["dev"]["bleu"]) for line in evaluations])
-            data_facts, signature = result.results["data"], numbers["signature"]
+            data_facts = result.results["data"]
+            signature = metrics["signature"]
     counts = {split: data_facts["splits"][split]["examples"] for split in ("train", "test")}
     measures = (recorder.measure("BLEU"), recorder.measure("right", tests=counts["test"]))
     lines = tuple(charts.Line(name=arm, points=tuple(points)) for arm, points in curves.items())

@@ -1,4 +1,4 @@
-"""Pre-norm against post-norm, and layer norm against batch norm, with and without learning rate warmup.
+"""The study `norm`: pre-norm against post-norm, and layer norm against batch norm, with and without warmup.
 
 Post-norm is known to need warmup, pre-norm not (Xiong et al. 2020). Batch norm is known to be worse than layer norm for
 text, since batches of text differ more from each other (Shen et al. 2020).
@@ -28,8 +28,8 @@ from heedful.train.settings import Constant
 
 PRE, POST, PRE_BATCH, POST_BATCH = "pre, layer", "post, layer", "pre, batch", "post, batch"
 ARMS = (PRE, POST, PRE_BATCH, POST_BATCH)
-WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # shares of the steps with warmup, by measure
-SMOOTHING = 10  # steps whose mean is one point of a learning curve
+WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # warmup as a share of the steps, for each measure
+SMOOTHING = 10  # steps that one point of a learning curve averages
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> ModelBundle:
@@ -54,10 +54,12 @@ def run(config: StudyConfig) -> StudyResult:
     recorder = Recorder(config)
     for seed in config.seeds:
         data = texts(sizes, seed)
-        train, test = (labelled_examples((row.text, row.label) for row in data[split]) for split in ("train", "test"))
+        train = labelled_examples((row.text, row.label) for row in data["train"])
+        test = labelled_examples((row.text, row.label) for row in data["test"])
         tokenizer = word_level_tokenizer(example.text for example in train)
         for arm in recorder.missing_arms(ARMS, seed):
-            accuracies, losses = dict[str, float](), dict[str, list[float]]()
+            accuracies: dict[str, float] = {}
+            losses: dict[str, list[float]] = {}
             for name, warmup_ratio in WARMUPS.items():
                 loaded = build_model(arm, tokenizer, seed, layers)
                 task = classification_task(tokenizer, LABELS, loaded)

@@ -1,6 +1,6 @@
-"""Five ways to represent positions in a Transformer, and none, on texts of trained lengths and on longer ones.
+"""The study `positions`: five representations of positions in a Transformer, and none, on trained and longer lengths.
 
-The task is to find the name right before "spoke" among several names. Without order, the best guess is any of them:
+The task is to find the name right before "spoke" among several names. A model without positions can only guess:
 
     about fay today they bo spoke cem over ivo
 
@@ -51,11 +51,12 @@ FILLERS = [
 ]
 NAMES_PER_TEXT = 4
 NEAR, FAR, CHANGE = "trained lengths", "longer texts", "change when permuted"  # measures
-SHORT, LONG = (8, 16), (24, 48)  # minimum and maximum words: of texts in training, and of longer texts
+SHORT = (8, 16)  # minimum and maximum words of a text in training
+LONG = (24, 48)  # minimum and maximum words of a longer text
 NONE = "none"
 ARMS: dict[str, Positions] = {
     NONE: None,
-    "learned": Learned(count=LONG[1]),  # vectors beyond the trained length keep their random values
+    "learned": Learned(count=LONG[1]),  # embeddings beyond the trained lengths keep their random values
     "sine": Sinusoidal(),
     "rotary": Rotary(),
     "relative, Shaw": Shaw(reach=8),
@@ -69,7 +70,7 @@ def speaker_text(random: Random, min_words: int, max_words: int) -> tuple[str, s
     length = random.randint(min_words, max_words)
     words = [random.choice(FILLERS) for _ in range(length)]
     speaker, *other_names = random.sample(NAMES, NAMES_PER_TEXT)
-    spoke = random.randrange(1, length)  # position of the word
+    spoke = random.randrange(1, length)  # position of "spoke"
     words[spoke - 1], words[spoke] = speaker, "spoke"
     free_positions = [position for position in range(length) if position not in (spoke - 1, spoke)]
     for position, name in zip(random.sample(free_positions, NAMES_PER_TEXT - 1), other_names, strict=True):
@@ -99,19 +100,23 @@ def run(config: StudyConfig) -> StudyResult:
     recorder = Recorder(config, not_shares={CHANGE})
     for seed in config.seeds:
         random = Random(seed)
-        train, short, long = (
-            speaker_texts(count, random, lengths)
-            for count, lengths in ((train_count, SHORT), (test_count, SHORT), (test_count, LONG))
-        )
+        train = speaker_texts(train_count, random, SHORT)
+        short = speaker_texts(test_count, random, SHORT)
+        long = speaker_texts(test_count, random, LONG)
         tokenizer = word_level_tokenizer([*(example.text for example in train), *PERMUTED])
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, seed)
             task = classification_task(tokenizer, NAMES, loaded)
             train_classifier(loaded, task, task.encode_split(train).samples, steps=steps, seed=seed)
-            numbers = {name: accuracy_by_part(loaded, task, test)["all"] for name, test in ((NEAR, short), (FAR, long))}
-            recorder.record(arm, seed, numbers | {CHANGE: permutation_change(loaded)})
+            values = {
+                NEAR: accuracy_by_part(loaded, task, short)["all"],
+                FAR: accuracy_by_part(loaded, task, long)["all"],
+                CHANGE: permutation_change(loaded),
+            }
+            recorder.record(arm, seed, values)
     changes = {arm: max(values) for arm, values in recorder.measure(CHANGE).values.items()}
-    near, far = (recorder.measure(name, chance=1 / NAMES_PER_TEXT, tests=test_count) for name in (NEAR, FAR))
+    near = recorder.measure(NEAR, chance=1 / NAMES_PER_TEXT, tests=test_count)
+    far = recorder.measure(FAR, chance=1 / NAMES_PER_TEXT, tests=test_count)
     near_pairs = [(arm, NONE) for arm in ARMS if arm != NONE]
     far_pairs = [(arm, "learned") for arm in ARMS if arm not in (NONE, "learned")]
     verdicts = (

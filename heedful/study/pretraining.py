@@ -1,4 +1,4 @@
-"""Random weights against pre-training by three objectives, with the same number of steps and tokens.
+"""The study `pretraining`: random weights against pre-training by three objectives, with equal steps and tokens.
 
 The objectives are masked language modelling alone (Liu et al. 2019), with next sentence prediction (Devlin et al. 2019)
 and with sentence order prediction (Lan et al. 2020). The measure is the accuracy on a small labelled task afterwards.
@@ -16,7 +16,7 @@ from heedful.study.pretraining_common import (
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
 RANDOM = "random weights"
-ARMS = {  # objectives by arm; that of random weights decides only which model is built
+ARMS = {  # objective of each arm; RANDOM needs one only to build the same model
     RANDOM: "mlm",
     "masked tokens": "mlm",
     "masked + next sentence": "mlm+nsp",
@@ -27,10 +27,13 @@ ARMS = {  # objectives by arm; that of random weights decides only which model i
 def run(config: StudyConfig) -> StudyResult:
     """Pre-train each arm from the same random weights on the same stories, and fine-tune on the same texts."""
     train_count, steps, finetuning_steps = config.by_scale((300, 1200, 200), (16, 2, 2), (1000, 4000, 300))
-    recorder, about, tests = Recorder(config), "", dict[str, int]()
+    recorder = Recorder(config)
+    about = ""
+    tests: dict[str, int] = {}  # number of examples of each test set
     for seed in config.seeds:
         with pretraining_data(config, seed, train_count) as data:
-            about, tests = data.about, {name: len(examples) for name, examples in data.tests.items()}
+            about = data.about
+            tests = {name: len(examples) for name, examples in data.tests.items()}
             for arm in recorder.missing_arms(ARMS, seed):
                 is_real = config.real_data is not None
                 components = pretraining_components(data, ARMS[arm], seed, steps=steps, real=is_real)

@@ -1,4 +1,4 @@
-"""Data and training that the studies of pre-training share: a corpus, an encoder, a small task to fine-tune on."""
+"""Data and training that the studies `pretraining` and `masking` share: a corpus, an encoder, and a small task."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # path of the text in a folder o
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PretrainingData:
-    """A corpus to pre-train on, and labelled texts: few to fine-tune on, many to evaluate on."""
+    """A corpus for pre-training, few labelled texts for fine-tuning, and many labelled texts for evaluation."""
 
     corpus: Corpus
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     train: Sequence[LabelledExample]
     tests: Mapping[str, Sequence[LabelledExample]]  # test sets by name
-    about: str  # description of the data, without a full stop
+    about: str  # description of the data, without a period at the end
 
 
 @contextmanager
 def pretraining_data(config: StudyConfig, seed: int, train_count: int) -> Iterator[PretrainingData]:
-    """Context with toy or real data. Its corpus is in a temporary folder, which is removed afterwards.
+    """Provide toy or real data within a `with` block. The corpus is in a temporary folder, which is removed afterwards.
 
     Args:
         config: How the study is run.
         seed: Random seed of the toy data, or of the choice of real labelled texts.
-        train_count: Number of labelled texts to fine-tune on.
+        train_count: Number of labelled texts for fine-tuning.
     """
     with TemporaryDirectory(prefix="heedful-study-") as temporary:
         folder = Path(temporary)
@@ -70,16 +70,17 @@ def pretraining_data(config: StudyConfig, seed: int, train_count: int) -> Iterat
 def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) -> PretrainingData:
     """Return toy stories as corpus, and labelled toy texts.
 
-    Labelled texts for training have opinion words of one half of the vocabulary, "known words". One test set has the
-    same words, and the other one "new words": those of the other half.
+    The opinion words are divided into two halves. Labelled texts for training have only words of the first half ("known
+    words"). One test set has known words too, and the other one has words of the second half ("new words").
     """
     documents = stories(config.by_scale(6000, 120), seed)
     (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     tokenizer = train_tokenizer(documents, TokenizerSettings(vocab_size=400, max_length=64))
-    # more texts than needed, since 5 of 16 texts have opinion words of one half only
+    # sample more texts than needed, since only 5 of 16 texts have opinion words of one half only
     sampled_count, test_count = config.by_scale((2400, 600), (320, 40))
     data = texts(Sizes(train=8 * train_count, dev=0, test=sampled_count), seed)
-    known, new = ({*POSITIVE[half], *NEGATIVE[half]} for half in (slice(0, 5), slice(5, 10)))
+    known = {*POSITIVE[:5], *NEGATIVE[:5]}
+    new = {*POSITIVE[5:], *NEGATIVE[5:]}
     tests = {
         "known words": _select(data["test"], known, new)[:test_count],
         "new words": _select(data["test"], new, known)[:test_count],
@@ -97,7 +98,7 @@ def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) ->
 
 
 def _select(rows: Sequence[OrderText], include: set[str], exclude: set[str]) -> list[LabelledExample]:
-    """Return the texts that have a word of `include` and none of `exclude`, as examples."""
+    """Return, as examples, the texts that have a word of `include` and no word of `exclude`."""
     examples = []
     for row in rows:
         words = set(row.text.split())
@@ -107,22 +108,24 @@ def _select(rows: Sequence[OrderText], include: set[str], exclude: set[str]) -> 
 
 
 def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> PretrainingData:
-    """Return Wikipedia as corpus, and sentences of SST-2; another seed selects other sentences for training.
+    """Return Wikipedia as corpus, and sentences of SST-2. The seed selects the sentences for training.
 
     Raises:
-        DataError: If one of the two is missing.
+        DataError: If Wikipedia or SST-2 is missing.
     """
-    text, task = data.joinpath(*CORPUS), data.joinpath(*SST2)
-    if not text.is_file() or not task.is_dir():
+    corpus_file = data.joinpath(*CORPUS)
+    task_folder = data.joinpath(*SST2)
+    if not corpus_file.is_file() or not task_folder.is_dir():
         raise DataError(f"{data} lacks {'/'.join(CORPUS)} or {'/'.join(SST2)}: give --data a folder that has both")
-    dataset = read(task, LabelledExample, DataSettings())
-    train, dev = (list(dataset.examples(split)) for split in ("train", "dev"))
+    dataset = read(task_folder, LabelledExample, DataSettings())
+    train = list(dataset.examples("train"))
+    dev = list(dataset.examples("dev"))
     start = seed * train_count % max(1, len(train) - train_count)
-    reader = DocumentReader([path for path, _ in list_files([text])[0]], CorpusSettings(), RowErrors(Skip()), [])
+    reader = DocumentReader([path for path, _ in list_files([corpus_file])[0]], CorpusSettings(), RowErrors(Skip()), [])
     documents = (document for chunk in reader.chunks() for document, _ in chunk or ())
     tokenizer_settings = TokenizerSettings(vocab_size=8000, max_length=128)
     tokenizer = train_tokenizer(list(islice(documents, 4000)), tokenizer_settings)
-    corpus = build_corpus([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
+    corpus = build_corpus([corpus_file], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
     about = (
         f"Pre-training on {len(corpus):,} real documents; then {train_count:,} labelled sentences; evaluated on "
         f"{len(dev):,} others"
@@ -143,25 +146,29 @@ def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> Pretrai
 def pretraining_components(data: PretrainingData, objective: str, seed: int, *, steps: int, real: bool) -> Components:
     """Return settings, tokenizer and corpus for a run of pre-training.
 
-    Model and number of tokens are the same for each objective.
+    The model and the number of tokens do not depend on the objective.
 
     Args:
         data: The data.
         objective: Name of the objective.
         seed: Random seed.
         steps: Number of optimizer steps.
-        real: Whether the data is real, which needs a larger model.
+        real: Whether the data is real, so that a larger model is trained.
     """
     layers, width, heads, length = (4, 256, 4, 128) if real else (2, 128, 4, 64)
     settings: PretrainSettings = resolve_pretrain(
         ["text"],
         objective=objective,
         assignments=[
-            f"model.family={DEFAULT_FAMILIES['mlm']}", f"model.layers={layers}", f"model.width={width}",
-            f"model.heads={heads}", f"max_seq_length={length}", f"pack_length={8 * length}",
+            f"model.family={DEFAULT_FAMILIES['mlm']}",
+            f"model.layers={layers}",
+            f"model.width={width}",
+            f"model.heads={heads}",
+            f"max_seq_length={length}",
+            f"pack_length={8 * length}",
             "eval_fraction=0.1",
         ],
-    )  # fmt: skip
+    )
     train = replace(settings.train.with_duration(max_steps=steps), batch_size=2, precision="float32", seed=seed)
     settings = replace(settings, train=train)
     return Components(settings=settings, tokenizer=data.tokenizer, corpus=data.corpus, init_model=None)
@@ -174,10 +181,11 @@ def pretrain_encoder(
 
     Args:
         components: Settings, tokenizer and corpus.
-        pretrain: Whether to pre-train it; otherwise its weights are random.
-        transform: Returns the objective to use in place of that of the settings.
+        pretrain: Whether to pre-train the encoder. If False, its weights are random.
+        transform: Converts the objective of the settings to the objective of the training.
     """
-    loaded, losses = build_model(components), []
+    loaded = build_model(components)
+    losses = []
     if pretrain:
         phases = build_samples(components)[0]
         objective = transform(build_objectives(components, loaded, phases)[0])

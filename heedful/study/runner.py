@@ -1,4 +1,7 @@
-"""Running a study: configuration, recording of numbers by arm and seed, conclusions, and the files of the result."""
+"""`run_study`, which `heedful study` calls: it runs a study and writes its results.
+
+Studies use the other parts: `StudyConfig`, `Recorder` for values by arm and seed, and `compare_arms` for conclusions.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,14 @@ class StudyConfig:
     """Size of a study and the data it uses."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
-    scale: Scale = "usual"  # "quick": seconds, to test the code; "full": real data
+    scale: Scale = "usual"  # "quick" takes seconds, to test the code; "full" uses real data
     data: Path | None = None  # folder of real data, for the scale "full"
     log: Callable[[str], None] = no_log
-    runs_dir: Path | None = None  # folder of long runs, which are resumed there; set by `run_study`
+    runs_dir: Path | None = None  # folder of training runs that can be resumed; set by `run_study`
     partial_results: Path | None = None  # file of the results so far; set by `run_study`
 
     def by_scale(self, usual: T, quick: T, full: T | None = None) -> T:
-        """Return the value for the scale; for "full" without a value of its own, `usual`."""
+        """Return the value for the scale. If `full` is None, `usual` is used for the scale "full" too."""
         match self.scale:
             case "quick":
                 return quick
@@ -52,7 +55,7 @@ class StudyConfig:
 
     @property
     def real_data(self) -> Path | None:
-        """Folder of real data; None for made-up data."""
+        """Folder of real data, or None for toy data."""
         return self.data if self.scale == "full" else None
 
 
@@ -61,9 +64,9 @@ class Measure:
     """A metric of each arm, with one value for each seed."""
 
     name: str
-    values: Mapping[str, tuple[float, ...]]  # by arm, in the order of the seeds
+    values: Mapping[str, tuple[float, ...]]  # values of each arm, in the order of the seeds
     unit: Unit = "share"
-    chance: float | None = None  # expected value of a guess; None: unknown
+    chance: float | None = None  # expected value of a random guess, if it is known
     resolution: float = 0.0  # smallest possible difference of two values
 
 
@@ -74,11 +77,11 @@ class StudyResult:
     measures: tuple[Measure, ...]
     verdicts: tuple[str, ...]  # conclusions, one sentence each
     figure: Figure
-    about: str  # task, data and budget, for the reader of the table
-    facts: Mapping[str, object] = field(default_factory=dict)  # further numbers to save, by name
+    about: str  # description of task, data and training budget
+    facts: Mapping[str, object] = field(default_factory=dict)  # further values to save, by name
     extra_figures: Mapping[str, Figure] = field(default_factory=dict)  # by name
-    columns: tuple[str, ...] = ()  # titles of a table of the study's own; (): arms by measures
-    rows: tuple[tuple[str, ...], ...] = ()  # rows of the study's own table
+    columns: tuple[str, ...] = ()  # column titles of a custom table; () for the table of arms by measures
+    rows: tuple[tuple[str, ...], ...] = ()  # rows of the custom table
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -86,10 +89,9 @@ class StudyResult:
         return tuple(dict.fromkeys(arm for measure in self.measures for arm in measure.values))
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """Return titles and rows of the table.
+        """Return column titles and rows: those of the custom table, or of a table of arms by measures.
 
-        Unless the study has its own table, an arm is in each row and a measure in each column: mean ± standard
-        deviation over seeds, or "–" for an arm without this measure.
+        A cell of the latter is the mean ± standard deviation over seeds, or "–" for an arm without this measure.
         """
         if self.columns:
             return self.columns, self.rows
@@ -111,7 +113,7 @@ class CompletedStudy:
     result: StudyResult
     seconds: float
     files: tuple[Path, ...]
-    write_error: str = ""  # why some files could not be written; "": all were written
+    write_error: str = ""  # why some files could not be written; "" if all were written
 
 
 # -- recording -------------------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ class CompletedStudy:
 class _Record(TypedDict):
     """Results of one arm with one seed."""
 
-    numbers: dict[str, float]  # values by measure
+    numbers: dict[str, float]  # value of each measure
     lines: dict[str, list[float]]  # learning curves by name
 
 
@@ -133,7 +135,8 @@ class Recorder:
     """
 
     def __init__(self, config: StudyConfig, not_shares: Collection[str] = ()) -> None:
-        self.config, self.not_shares = config, not_shares
+        self.config = config
+        self.not_shares = not_shares
         self._start = time.monotonic()
         self._results = _PartialResults(config)
         if self._results.records:
@@ -144,24 +147,23 @@ class Recorder:
         return [arm for arm in arms if (arm, seed) not in self._results.records]
 
     def record(
-        self, arm: str, seed: int, numbers: Mapping[str, float], lines: Mapping[str, Sequence[float]] | None = None
+        self, arm: str, seed: int, values: Mapping[str, float], curves: Mapping[str, Sequence[float]] | None = None
     ) -> None:
-        """Record one arm with one seed, save it, and log the values.
+        """Record the values of one arm with one seed, save them, and log them.
 
         Args:
             arm: Name of the arm.
             seed: The seed.
-            numbers: Values by measure.
-            lines: Learning curves by name; None: none.
+            values: Value of each measure.
+            curves: Learning curves by name, if there are any.
         """
-        curves = {name: list(curve) for name, curve in (lines or {}).items()}
-        self._results.records[arm, seed] = {"numbers": dict(numbers), "lines": curves}
+        lines = {name: list(curve) for name, curve in (curves or {}).items()}
+        self._results.records[arm, seed] = {"numbers": dict(values), "lines": lines}
         self._results.save()
-        text = ", ".join(
-            f"{name} {f'{value:.3g}' if name in self.not_shares else mean_and_std([value])}"
-            for name, value in numbers.items()
-        )
-        self.config.log(f"{time.monotonic() - self._start:5.0f} s  seed {seed}, {arm}: {text}")
+        parts = []
+        for name, value in values.items():
+            parts.append(f"{name} {value:.3g}" if name in self.not_shares else f"{name} {mean_and_std([value])}")
+        self.config.log(f"{time.monotonic() - self._start:5.0f} s  seed {seed}, {arm}: {', '.join(parts)}")
 
     def measure(
         self, name: str, *, unit: Unit = "share", chance: float | None = None, tests: int | None = None
@@ -171,14 +173,14 @@ class Recorder:
         Args:
             name: Name of the measure.
             unit: Unit of the values.
-            chance: Expected value of a guess; None: unknown.
-            tests: Number of test examples that a share is computed from; None: unknown.
+            chance: Expected value of a random guess, if it is known.
+            tests: Number of test examples from which a share is computed, if it is known.
         """
         values = {arm: tuple(record["numbers"][name] for record in records) for arm, records in self._by_arm().items()}
         return Measure(name=name, values=values, unit=unit, chance=chance, resolution=1 / tests if tests else 0.0)
 
     def mean_curves(self, name: str) -> dict[str, list[float]]:
-        """Return the mean over seeds of each arm's learning curve of this name."""
+        """Return each arm's learning curve of this name, averaged over seeds."""
         return {
             arm: [fmean(values) for values in zip(*(record["lines"][name] for record in records), strict=True)]
             for arm, records in self._by_arm().items()
@@ -191,9 +193,9 @@ class Recorder:
 
 
 class _PartialResults:
-    """The results so far, in a file that is removed when the study is complete.
+    """The results so far, in a file that `run_study` removes when the study is complete.
 
-    A file of another version, scale or data is ignored.
+    A file from another version, scale or data folder is ignored.
     """
 
     def __init__(self, config: StudyConfig) -> None:
@@ -212,7 +214,7 @@ class _PartialResults:
                     self.records[row["arm"], row["seed"]] = {"numbers": row["numbers"], "lines": row["lines"]}
 
     def save(self) -> None:
-        """Write the file; if it cannot be written, log that the study cannot be resumed."""
+        """Write the file, or log that the study cannot be resumed if that fails."""
         if self.path is None:
             return
         rows = [{"arm": arm, "seed": seed, **record} for (arm, seed), record in self.records.items()]
@@ -229,10 +231,10 @@ def compare_arms(
 ) -> tuple[str, ...]:
     """Compare pairs of arms on each measure, and return a sentence for each comparison.
 
-    Intervals are corrected for the number of comparisons.
+    Confidence intervals are corrected for the number of comparisons.
 
     Args:
-        measures: The measures to compare on.
+        measures: The measures.
         pairs: Pairs of arms.
         other_comparisons: Number of further comparisons that the study makes.
     """
@@ -256,7 +258,7 @@ def compare_arms(
 
 
 def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStudy:
-    """Run one study and write NAME.json, NAME.md, NAME.png and NAME.svg; existing files are replaced.
+    """Run one study, and write NAME.json, NAME.md, NAME.png and NAME.svg. Existing files are replaced.
 
     If a file cannot be written at the end, the result is returned with a `write_error`.
 
@@ -267,7 +269,7 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
 
     Raises:
         HeedfulError: If the study does not exist, seeds repeat, or the folder cannot be written.
-        KeyboardInterrupt: If it is interrupted; the same call resumes it.
+        KeyboardInterrupt: If the study is interrupted. The same call resumes it.
     """
     if name not in STUDIES:
         known = ", ".join(STUDIES)
@@ -314,7 +316,7 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
 def _to_json(
     name: str, config: StudyConfig, result: StudyResult, seconds: float, facts: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the result as plain data. See `markdown` for the arguments."""
+    """Return the result as data for JSON. See `markdown` for the arguments."""
     head, rows = result.table()
     return {
         "study": name,

@@ -1,9 +1,9 @@
-"""Six attention scores on one retrieval task: texts that say who has which colour, and end with a question.
+"""The study `scores`: six attention scores on one retrieval task. Each text states facts and ends with a question.
 
     ana has red . bo has blue . cem has green . who asks about bo
 
-The last row is the query. All rows before it are keys and values. Their weighted sum decides the answer. All else is
-the same for each arm: word vectors, a bidirectional GRU over them, the width and the number of steps.
+The hidden state of the last word is the query, and those of all words before it are keys and values. The weighted sum
+of the values decides the answer. All arms have the same word vectors, bidirectional GRU, hidden size and step count.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ NAMES = ["ana", "bo", "cem", "dora", "edo", "fay", "gil", "hana", "ivo", "jun"]
 COLOURS = ("red", "blue", "green", "white", "black", "pink")
 PERSONS = 3  # persons in a text
 MAX_WORDS = 4 * PERSONS + 4  # words of a text
-WIDTH = 64
+WIDTH = 64  # hidden size
 MEAN = "no attention: the mean"
-COSINE_SCALE = 8.0  # factor of cosines; without it they are at most 1, and their softmax is nearly uniform
+COSINE_SCALE = 8.0  # factor of cosines; the softmax of numbers from -1 to 1 would be nearly uniform
 
-ARMS: dict[str, Callable[[], Score | None]] = {  # functions that return a score, by arm
+ARMS: dict[str, Callable[[], Score | None]] = {  # for each arm, a function that returns its score
     MEAN: lambda: None,
     f"cosine × {COSINE_SCALE:g}": lambda: _scaled_cosine,
     "additive": partial(Additive, width=WIDTH, key_width=WIDTH, inner_width=WIDTH),
@@ -72,10 +72,10 @@ def _scaled_cosine(q: Tensor, k: Tensor) -> Tensor:
 
 
 class QueryHead(nn.Module):
-    """W z + b, with z the attention of the last row to the rows before it.
+    """W z + b, with z the attention of the last hidden state to all earlier ones.
 
     Args:
-        score: The score of query and keys, a function or a module; None: z is the mean of the rows.
+        score: The score of query and keys, a function or a module. If None, z is the mean of the earlier hidden states.
         num_labels: Number of classes.
     """
 
@@ -85,39 +85,38 @@ class QueryHead(nn.Module):
         self.score_module = score if isinstance(score, nn.Module) else None
         self.out = nn.Linear(WIDTH, num_labels)
 
-    def forward(self, rows: Float[Tensor, "rows width"], batch: Packed) -> Float[Tensor, "sequences labels"]:
+    def forward(self, states: Float[Tensor, "tokens hidden"], batch: Packed) -> Float[Tensor, "sequences labels"]:
         spans = list(pairwise(batch.bounds))
         layout = Layout(
-            queries=tuple((number, number + 1) for number in range(len(spans))),
+            queries=tuple((index, index + 1) for index in range(len(spans))),
             keys=tuple((start, stop - 1) for start, stop in spans),
         )
-        last = rows[torch.tensor([stop for _, stop in spans], device=rows.device) - 1]
+        queries = states[torch.tensor([stop for _, stop in spans], device=states.device) - 1]
         score = self.score_module or self.score_function
         if score is None:
-            weights = tuple(rows.new_full((1, stop - start), 1 / (stop - start)) for start, stop in layout.keys)
+            weights = tuple(states.new_full((1, stop - start), 1 / (stop - start)) for start, stop in layout.keys)
         else:
-            weights = soft_weights(align(score, last, rows, layout))
-        logits: Tensor = self.out(weighted_sum(weights, rows, layout))
+            weights = soft_weights(align(score, queries, states, layout))
+        logits: Tensor = self.out(weighted_sum(weights, states, layout))
         return logits
 
 
 def question_texts(count: int, random: Random) -> list[tuple[str, str]]:
-    """Return random texts with their answers."""
-    rows = []
+    """Return random (text, answer) pairs."""
+    pairs = []
     for _ in range(count):
         names = random.sample(NAMES, PERSONS)
         colours = [random.choice(COLOURS) for _ in names]
-        person = random.randrange(PERSONS)  # the one that the question is about
+        person = random.randrange(PERSONS)  # index of the person in the question
         facts = " . ".join(f"{name} has {colour}" for name, colour in zip(names, colours, strict=True))
-        rows.append((f"{facts} . who asks about {names[person]}", colours[person]))
-    return rows
+        pairs.append((f"{facts} . who asks about {names[person]}", colours[person]))
+    return pairs
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
     """Return a classic model whose head attends with the score of an arm."""
-    loaded = classic_classifier(
-        tokenizer, COLOURS, seed, BagPooling(over=Recurrent(cell="gru", width=WIDTH // 2)), width=WIDTH
-    )
+    reader = BagPooling(over=Recurrent(cell="gru", width=WIDTH // 2))
+    loaded = classic_classifier(tokenizer, COLOURS, seed, reader, width=WIDTH)
     loaded.head = head = QueryHead(ARMS[arm](), len(COLOURS))
     generator = torch.Generator().manual_seed(seed)
     for module in (head.out, head.score_module):  # in this order: the output layer has the same weights in all arms
@@ -129,7 +128,8 @@ def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
 def run(config: StudyConfig) -> StudyResult:
     """Train every arm on the same texts in the same order."""
     train_count, test_count, steps = config.by_scale((4000, 1000, 600), (64, 32, 2))
-    recorder, batch_size, lr = Recorder(config, not_shares={"ms of a step"}), 16, 4e-3
+    batch_size, lr = 16, 4e-3
+    recorder = Recorder(config, not_shares={"ms of a step"})
     for seed in config.seeds:
         random = Random(seed)
         train, test = (labelled_examples(question_texts(count, random)) for count in (train_count, test_count))
@@ -137,7 +137,8 @@ def run(config: StudyConfig) -> StudyResult:
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, seed)
             task = classification_task(tokenizer, COLOURS, loaded)
-            samples, start = task.encode_split(train).samples, time.monotonic()
+            samples = task.encode_split(train).samples
+            start = time.monotonic()
             losses = train_classifier(loaded, task, samples, steps=steps, seed=seed, batch_size=batch_size, lr=lr)
             milliseconds = 1e3 * (time.monotonic() - start) / steps
             accuracy = accuracy_by_part(loaded, task, test)["all"]

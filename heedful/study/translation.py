@@ -1,10 +1,11 @@
-"""Recurrent networks without and with attention, and a Transformer, on a toy language: which learns to translate?
+"""The study `translation`: recurrent networks without and with attention, and a Transformer, translate a toy language.
 
     dovor askor ta vilin un tirar .        the quiet dogs see a letter .
 
-All arms read and write the same subword tokens of the same sentences in the same order, and are evaluated by greedy
-search. The first arm represents a sentence by one vector (Sutskever et al. 2014). The second attends to the source for
-each token that it generates (Bahdanau et al. 2015). The third has nothing but attention (Vaswani et al. 2017).
+All arms have the same subword tokens and the same sentences in the same order, and are evaluated by greedy search. The
+first arm represents a sentence by one vector (Sutskever et al. 2014). The second one attends to the source for each
+token that it generates (Bahdanau et al. 2015). The third one has no recurrence, only attention (Vaswani et al. 2017).
+multi30k.py is the same study on real data.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ ATTENTION = "recurrent, attention"
 TRANSFORMER = "Transformer"
 ARMS = (NO_ATTENTION, ATTENTION, TRANSFORMER)
 PAIRS = ((ATTENTION, NO_ATTENTION), (TRANSFORMER, ATTENTION), (TRANSFORMER, NO_ATTENTION))
-WIDTH, VOCAB_SIZE = 64, 800
+WIDTH = 64  # hidden size
+VOCAB_SIZE = 800
 MAX_NEW_TOKENS = 64
-LR = 4e-3  # learning rate of all arms; docs/studies.md has the results of others
+LR = 4e-3  # learning rate of all arms; docs/studies.md has the results of other learning rates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,7 @@ class Budget:
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
-    """Return the model of an arm, with a language modelling head and the width that all arms have."""
+    """Return the model of an arm, with a language modelling head. All models have the same hidden size."""
     if arm == TRANSFORMER:
         settings = TransformerInit(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
         config = BundleConfig(family="heedful", model=transformer_config(settings, tokenizer.size))
@@ -74,7 +76,7 @@ def sample_sentences(budget: Budget, seed: int) -> dict[str, list[Seq2SeqExample
 
 
 def to_examples(rows: Sequence[Translation]) -> list[Seq2SeqExample]:
-    """Return sentences and their translations as examples."""
+    """Convert sentences and their translations to examples."""
     return [Seq2SeqExample(text=row.source, rewritten=row.target) for row in rows]
 
 
@@ -94,12 +96,15 @@ def translation_quality(loaded: ModelBundle, task: Seq2Seq, examples: Sequence[S
     """Return the share of exact translations, and BLEU from 0 to 1 if sacrebleu is installed."""
     correct: list[bool] = []
 
-    def record(number: int, example: Seq2SeqExample, answer: Answer, scored: ScoredAnswer) -> None:
+    def record(index: int, example: Seq2SeqExample, answer: Answer, scored: ScoredAnswer) -> None:
         correct.append(answer["text"] == example.rewritten)
 
     engine = Engine(loaded, writing=task.generation)
     metrics = task.compute_metrics(evaluate_task(task, engine, examples, on_answer=record))
-    return {"right": sum(correct) / len(correct)} | ({"BLEU": metrics["bleu"]} if "bleu" in metrics else {})
+    quality = {"right": sum(correct) / len(correct)}
+    if "bleu" in metrics:
+        quality["BLEU"] = metrics["bleu"]
+    return quality
 
 
 def train_translator(
@@ -125,7 +130,8 @@ def train_translator(
         precision="float32",
         seed=seed,
     )
-    losses, curve = [], []
+    losses = []
+    curve = []
     for step in Trainer(loaded, task, task.encode_split(data["train"]).samples, settings):
         losses.append(step.loss)
         if len(losses) % budget.eval_every == 0:
@@ -134,7 +140,7 @@ def train_translator(
 
 
 def run(config: StudyConfig) -> StudyResult:
-    """Train each arm on the same toy sentences in the same order; multi30k.py does the same with real sentences."""
+    """Train each arm on the same toy sentences in the same order."""
     budget = config.by_scale(Budget(), Budget(train=64, test=16, dev=8, steps=2, eval_every=1))
     recorder = Recorder(config)
     for seed in config.seeds:
@@ -144,10 +150,10 @@ def run(config: StudyConfig) -> StudyResult:
             loaded = build_model(arm, tokenizer, seed)
             task = translation_task(loaded, tokenizer)
             losses, curve = train_translator(loaded, task, budget, data, seed=seed)
-            recorder.record(
-                arm, seed, translation_quality(loaded, task, data["test"]), {"loss": losses, "right": curve}
-            )
-    loss_curves, dev_curves = recorder.mean_curves("loss"), recorder.mean_curves("right")
+            quality = translation_quality(loaded, task, data["test"])
+            recorder.record(arm, seed, quality, {"loss": losses, "right": curve})
+    loss_curves = recorder.mean_curves("loss")
+    dev_curves = recorder.mean_curves("right")
     right = recorder.measure("right", tests=budget.test)
     measures = (right, recorder.measure("BLEU")) if has_bleu() else (right,)
     about = (
@@ -156,7 +162,7 @@ def run(config: StudyConfig) -> StudyResult:
         f"tokens, width {WIDTH}: two GRUs, without attention or with additive scores, and a Transformer of two and two "
         f"layers. {budget.steps} steps of {budget.batch_size} sentences with learning rate {LR:g}."
     )
-    steps = [budget.eval_every * (number + 1) for number in range(budget.steps // budget.eval_every)]
+    steps = [budget.eval_every * (index + 1) for index in range(budget.steps // budget.eval_every)]
     panels = [
         charts.Panel(
             x_label="steps",

@@ -1,4 +1,8 @@
-"""Probes of this checkout: those of before.py, which follow each rename."""
+"""Probes of this checkout, which have the values of before.py's and follow each rename; trees.py runs them.
+
+A section is a function that gets a folder to work in and returns the values of its probes by name. Names of probes are
+those of before.py, or are mapped to them in key_map.toml.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ import shared
 from shared import KINDS, VOCABULARY, Probes, digest, digests
 
 BERT_WORDS = {"vocab_size": len(VOCABULARY)}
-HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # name of a folder -> its architecture and what its config says
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # name of a folder -> architecture, and further entries of its config
     "masked": ("BertForMaskedLM", {}),
     "next": ("BertForNextSentencePrediction", {}),
     "pretraining": ("BertForPreTraining", {}),
@@ -37,7 +41,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # name of a folder -> its arch
 
 
 def make(folder: Path, family: str, architecture: str, **more: Any) -> Path:
-    """A tiny model folder of a published family with random weights, without a tokenizer."""
+    """Write a tiny model of a published family with random weights and without a tokenizer; return its folder."""
     from heedful.checkpoint import create, read_config, save
 
     shared.write_config(folder, family, architecture, **more)
@@ -49,15 +53,15 @@ def make(folder: Path, family: str, architecture: str, **more: Any) -> Path:
 
 
 def make_encoder(folder: Path, name: str) -> Path:
-    """A tiny encoder with a vocabulary and a head of HEADS."""
-    architecture, more = HEADS[name]
-    bundle = make(folder, "bert", architecture, **BERT_WORDS, **more)
-    shared.write_vocabulary(bundle)
-    return bundle
+    """Write a tiny encoder with a vocabulary and a head of HEADS; return its folder."""
+    architecture, config = HEADS[name]
+    make(folder, "bert", architecture, **BERT_WORDS, **config)
+    shared.write_vocabulary(folder)
+    return folder
 
 
 def make_embedder(folder: Path) -> Path:
-    """A tiny encoder whose head embeds sentences."""
+    """Write a tiny encoder whose head embeds sentences; return its folder."""
     from heedful.checkpoint import load, save
     from heedful.checkpoint.new_head import with_head
 
@@ -66,16 +70,21 @@ def make_embedder(folder: Path) -> Path:
 
 
 def make_generator(folder: Path, family: str) -> Path:
-    """A tiny model that generates letters: a decoder, or an encoder and a decoder."""
+    """Write a tiny model that generates letters, a GPT-2 or a T5; return its folder."""
     architecture = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}[family]
-    ends = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-    bundle = make(folder, family, architecture, **{"vocab_size": 11, **ends})
-    shared.write_letters(bundle)
-    return bundle
+    config = {
+        "vocab_size": 11,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    make(folder, family, architecture, **config)
+    shared.write_letters(folder)
+    return folder
 
 
 def call(*words: object) -> str:
-    """Run a command in this process, without plots and with little timing, and return what it prints."""
+    """Run a command in this process, without plots and with little timing, and return its output."""
     from heedful.cli import main
 
     skip_plots_and_timing()
@@ -93,7 +102,7 @@ def call(*words: object) -> str:
 
 @cache
 def skip_plots_and_timing() -> None:
-    """Replace what costs seconds and decides nothing that is compared."""
+    """Replace functions and constants that cost seconds and change no value that is compared."""
     from heedful.runs import run, timing
     from heedful.runs.distil import search as distil_search
     from heedful.runs.distil import verdict as distil_verdict
@@ -108,7 +117,7 @@ def skip_plots_and_timing() -> None:
         (distil_verdict, "plot_verdict"),
         (distil_search, "plot_verdict"),
     ):
-        getattr(module, name)  # it has to be there
+        getattr(module, name)  # fails if the function is renamed
         setattr(module, name, nothing)
     for module, name, value in ((timing, "ROUNDS", 2), (distil_verdict, "MAX_BATCH_SECONDS", 0.0)):
         getattr(module, name)
@@ -121,31 +130,39 @@ def settings(**values: object) -> list[str]:
 
 
 STEPS = settings(train__max_steps=30, train__batch_size=8, train__precision="float32", train__seed=3)
-DURATIONS = {"epochs": "epochs", "max_steps": "steps", "time_budget": "minutes"}  # today's setting: the kind of before
-PROSE, VOLATILE = ("notes", "stated"), ("seconds", "base")
+DURATIONS = {  # settings of this checkout, and the kinds of train.length in the other one
+    "epochs": "epochs",
+    "max_steps": "steps",
+    "time_budget": "minutes",
+}
+PROSE, VOLATILE = ("notes", "stated"), ("seconds", "base")  # keys whose values are not compared
 
 
 def without(value: Any, names: tuple[str, ...] = PROSE + VOLATILE) -> Any:
-    """Plain data without some keys: prose, times, paths."""
+    """Return nested data without some keys, by default those of prose, times and paths."""
     if isinstance(value, dict):
         return {key: without(item, names) for key, item in value.items() if key not in names}
     return [without(item, names) for item in value] if isinstance(value, list) else value
 
 
 def as_before(value: Any) -> Any:
-    """Settings with the duration of training as a table of kind and count, which the other checkout has."""
+    """Return settings with the duration of training as in the other checkout, a table of kind and count."""
     if not isinstance(value, dict):
         return value
-    as_then = {key: as_before(item) for key, item in value.items()}
-    if as_then.keys() >= DURATIONS.keys():
-        duration = {kind: as_then.pop(key) for key, kind in DURATIONS.items()}
+    settings = {key: as_before(item) for key, item in value.items()}
+    if settings.keys() >= DURATIONS.keys():
+        duration = {kind: settings.pop(key) for key, kind in DURATIONS.items()}
         ((kind, count),) = ((kind, count) for kind, count in duration.items() if count not in (None, "none"))
-        as_then["length"] = {"kind": kind, "count": count}
-    return as_then
+        settings["length"] = {"kind": kind, "count": count}
+    return settings
 
 
 def run_of(folder: Path, *, names: bool = True) -> Probes:
-    """Read what a finished run of finetune, pretrain or distil left."""
+    """Read the files of a finished run of finetune, pretrain or distil.
+
+    Args:
+        names: Whether the names of tensors are compared; those of Heedful's families may change.
+    """
     results = json.loads((folder / "results.json").read_text())
     return {
         "journal": [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()],
@@ -163,7 +180,7 @@ def run_of(folder: Path, *, names: bool = True) -> Probes:
 
 
 def outputs(work: Path, quick: bool) -> Probes:
-    """Outputs of every family and head in float32, bfloat16 and int8."""
+    """Probe the outputs of all families and heads in float32, bfloat16 and int8."""
     from heedful.families import FAMILIES
 
     probes: Probes = {}
@@ -177,7 +194,7 @@ def outputs(work: Path, quick: bool) -> Probes:
 
 
 def precisions(folder: Path, family: str = "") -> Probes:
-    """Outputs of a folder in each precision, and in float32 in PyTorch's plain way with gradients."""
+    """Probe the outputs of a model in each precision, and in training mode with gradients."""
     import torch
 
     from heedful.checkpoint import load
@@ -189,27 +206,25 @@ def precisions(folder: Path, family: str = "") -> Probes:
     probes: Probes = {}
     for precision in ("float32", "bfloat16", "int8"):
         loaded = load(folder, dtype=activation_dtype(precision))
-        blocks = loaded.config.model.encoder is not None or loaded.config.model.decoder is not None
-        if blocks or precision != "int8":
+        has_blocks = loaded.config.model.encoder is not None or loaded.config.model.decoder is not None
+        if has_blocks or precision != "int8":
             autotune(loaded, precision)
             with torch.inference_mode():
                 probes[precision] = digests(loaded(batch, batch.shift_right(0) if loaded.needs_target else None))
-    plain = load(folder).train()
+    trained = load(folder).train()
     torch.manual_seed(5)
-    forward_outputs = plain(batch, batch.shift_right(0) if plain.needs_target else None)
-    sum(
-        output.float().square().mean()
-        for output in (forward_outputs if isinstance(forward_outputs, tuple) else [forward_outputs])
-    ).backward()
-    probes["training"] = digests(forward_outputs)
+    result = trained(batch, batch.shift_right(0) if trained.needs_target else None)
+    tensors = result if isinstance(result, tuple) else [result]
+    sum(tensor.float().square().mean() for tensor in tensors).backward()
+    probes["training"] = digests(result)
     probes["gradients"] = sorted(
-        digest(parameter.grad) for parameter in plain.parameters() if parameter.grad is not None
+        digest(parameter.grad) for parameter in trained.parameters() if parameter.grad is not None
     )
     return probes
 
 
 def native_outputs(work: Path) -> Probes:
-    """Heads of Heedful's own family."""
+    """Probe the outputs of the heads of Heedful's own family."""
     from dataclasses import replace
 
     from heedful.checkpoint import BundleConfig, create, save
@@ -225,7 +240,7 @@ def native_outputs(work: Path) -> Probes:
             if kind == "none" or (name == "both") != (kind in ("language_model", "double_heads")):
                 continue
             if kind == "permutation_lm":
-                continue  # it needs two streams; pre-training has it
+                continue  # it needs two streams; the section pretraining probes it
             labels = ("x", "y", "z") if kind in ("sequence_classification", "token_classification") else ()
             save(with_head(bare, kind, labels=labels, seed=1), work / f"native-{name}-{kind}")
             probes[f"native {name} {kind}"] = precisions(work / f"native-{name}-{kind}")
@@ -233,7 +248,7 @@ def native_outputs(work: Path) -> Probes:
 
 
 def classic_outputs(work: Path) -> Probes:
-    """Readers from before the Transformer, and a pair of recurrent nets that writes."""
+    """Probe the outputs of readers from before the Transformer, and of a recurrent sequence-to-sequence model."""
     from heedful.checkpoint import BundleConfig, create, save
     from heedful.checkpoint.new_head import with_head
     from heedful.model.classic_config import (
@@ -287,17 +302,17 @@ TASKS: dict[str, tuple[str, str]] = {  # name of the probe -> the task and its d
 
 
 def training(work: Path, quick: bool) -> Probes:
-    """Thirty steps of every task."""
+    """Probe thirty training steps of all tasks."""
     model = make_encoder(work / "model", "masked")
     probes: Probes = {}
     for name, (task, kind) in TASKS.items():
         if quick and name not in ("classify", "tag", "questions"):
             continue
         data = shared.write_data(work / f"data-{kind}", kind)
-        more = settings(task__group_size=4) if kind == "pairs" else []
-        more += [] if name == "classify" else settings(eval_baseline="false")
+        options = settings(task__group_size=4) if kind == "pairs" else []
+        options += [] if name == "classify" else settings(eval_baseline="false")
         out = work / f"run-{name.replace(' ', '-')}"
-        call("finetune", task, data, "--model", model, "--output", out, *STEPS, *more)
+        call("finetune", task, data, "--model", model, "--output", out, *STEPS, *options)
         probes[name] = run_of(out)
     if not quick:
         probes |= variants(work, model)
@@ -306,9 +321,9 @@ def training(work: Path, quick: bool) -> Probes:
 
 
 def variants(work: Path, model: Path) -> Probes:
-    """Classification with other optimizers' settings, schedules and starts."""
+    """Probe classification with other settings of the optimizer, schedules and starts."""
     data = shared.write_data(work / "data-single", "single")
-    several = {
+    settings_by_name = {
         "cosine": settings(train__schedule__kind="cosine", train__optimizer__layer_decay=0.9, train__ema_decay=0.9),
         "published": settings(
             train__schedule__kind="bert", train__optimizer__bias_correction="false", train__optimizer__eps=1e-6
@@ -327,13 +342,13 @@ def variants(work: Path, model: Path) -> Probes:
         ),
         "epochs": settings(train__epochs=2, fit__patience=1, seeds=2),
     }
-    probes, bare = Probes(), settings(eval_baseline="false")
-    for name, values in several.items():
+    probes, no_baseline = Probes(), settings(eval_baseline="false")
+    for name, values in settings_by_name.items():
         names = {word.partition("=")[0] for word in values}
         names |= {"--train.max_steps"} if "--train.epochs" in names else set()
-        rest = [word for word in STEPS if word.partition("=")[0] not in names]
+        steps = [word for word in STEPS if word.partition("=")[0] not in names]
         out = work / f"variant-{name.replace(' ', '-')}"
-        call("finetune", "classify", data, "--model", model, "--output", out, *rest, *values, *bare)
+        call("finetune", "classify", data, "--model", model, "--output", out, *steps, *values, *no_baseline)
         probes[f"classify, {name}"] = (
             run_of(out) if name != "epochs" else without(json.loads((out / "results.json").read_text())["seeds"])
         )
@@ -360,15 +375,15 @@ def variants(work: Path, model: Path) -> Probes:
         ),
     ):
         out = work / f"start-{name.replace(' ', '-')}"
-        call("finetune", "classify", data, "--output", out, *STEPS, *values, *bare)
+        call("finetune", "classify", data, "--output", out, *STEPS, *values, *no_baseline)
         probes[f"classify, {name}"] = run_of(out, names=False)
     return probes
 
 
 def rewriting(work: Path, quick: bool) -> Probes:
-    """Thirty steps of a text for a text, from random weights."""
+    """Probe thirty training steps of sequence-to-sequence models with random weights."""
     data = shared.write_data(work / "data-texts", "texts")
-    pieces = settings(init__tokenizer__vocab_size=300, task__max_new_tokens=8)
+    common = settings(init__tokenizer__vocab_size=300, task__max_new_tokens=8)
     small = settings(
         init__kind="transformer",
         init__layers=1,
@@ -383,7 +398,7 @@ def rewriting(work: Path, quick: bool) -> Probes:
     probes: Probes = {}
     for name, values in starts.items():
         out = work / f"rewrite-{name}"
-        call("finetune", "seq2seq", data, "--output", out, *STEPS, *pieces, *values)
+        call("finetune", "seq2seq", data, "--output", out, *STEPS, *common, *values)
         probes[f"rewrite, {name}"] = run_of(out, names=False)
     return probes
 
@@ -434,24 +449,24 @@ OBJECTIVES: dict[str, list[str]] = {
 
 
 def pretraining(work: Path, quick: bool) -> Probes:
-    """Thirty steps of every objective."""
+    """Probe thirty training steps of all objectives."""
     text = shared.write_text(work / "text.txt")
     probes: Probes = {}
     for name, values in OBJECTIVES.items():
         if quick and name not in ("masked words", "causal", "replaced"):
             continue
         out = work / name.replace(" ", "-")
-        before = name.partition(" ")[0]
-        kind = next(new for new, old in KINDS_BEFORE.items() if old == before)
+        old_kind = name.partition(" ")[0]
+        kind = next(new for new, old in KINDS_BEFORE.items() if old == old_kind)
         call("pretrain", text, "--objective", kind, "--output", out, *SMALL, *values)
         probes[name] = run_of(out)
     if not quick:
-        probes["teacher"] = taught(work, text)
+        probes["teacher"] = pretraining_with_teacher(work, text)
     return probes
 
 
-def taught(work: Path, text: Path) -> Probes:
-    """All terms of an encoder's distillation from plain text, in two phases."""
+def pretraining_with_teacher(work: Path, text: Path) -> Probes:
+    """Probe all terms of an encoder's distillation from plain text, in two phases."""
     teacher = make_encoder(work / "teacher", "bare")
     phase = "[{start_fraction = 0.5, mask_prob = 0.3, term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
     terms = "mlm+hidden_states+sentence_embedding+pair_similarity"
@@ -463,12 +478,18 @@ def taught(work: Path, text: Path) -> Probes:
 
 
 def distillation(work: Path, quick: bool) -> Probes:
-    """Thirty steps of each recipe of losses and each kind of student."""
+    """Probe thirty training steps of each recipe of losses and each kind of student."""
     data = shared.write_data(work / "data", "single")
     teacher = make_encoder(work / "teacher", "single")
-    few = settings(seeds=1, verdict__precision="float32", verdict__texts=8, verdict__baseline="none", verdict__rounds=1)
+    few = settings(
+        seeds=1,
+        verdict__precision="float32",
+        verdict__texts=8,
+        verdict__baseline="none",
+        verdict__rounds=1,
+    )
     kinds: dict[str, list[object]] = {
-        before: ["--loss", name, "--student", "layers=1"] for name, before in LOSSES_BEFORE.items()
+        old_name: ["--loss", name, "--student", "layers=1"] for name, old_name in LOSSES_BEFORE.items()
     }
     kinds["size"] = ["--student", "tiny", *settings(student__layers=1, student__width=32, student__heads=2)]
     kinds["words"] = ["--student", "bag"]
@@ -481,7 +502,7 @@ def distillation(work: Path, quick: bool) -> Probes:
     make_encoder(work / "masked", "masked")
     probes: Probes = {}
     for name, values in kinds.items():
-        if quick and name not in ("triple",):
+        if quick and name != "triple":
             continue
         out = work / f"run-{name.replace(' ', '-')}"
         call("distil", teacher, data, "--output", out, *STEPS, *few, *values)
@@ -493,7 +514,7 @@ def distillation(work: Path, quick: bool) -> Probes:
 
 
 def distilled_tags(work: Path, few: list[str]) -> Probes:
-    """A tagger's distillation, after it was trained for a few steps."""
+    """Probe the distillation of a tagger that is trained for a few steps."""
     data = shared.write_data(work / "tags", "tags")
     call("finetune", "tag", data, "--model", work / "masked", "--output", work / "tagger", *STEPS)
     call("distil", work / "tagger", data, "--student", "layers=1", "--output", work / "run-tag", *STEPS, *few)
@@ -501,7 +522,7 @@ def distilled_tags(work: Path, few: list[str]) -> Probes:
 
 
 def distilled_masks(work: Path, few: list[str]) -> Probes:
-    """A masked language model's distillation on plain text."""
+    """Probe the distillation of a masked language model on plain text."""
     text = shared.write_text(work / "text.txt")
     verdict = [word for word in few if not word.startswith("--seeds=")]
     inner = [f"--pretrain.{word[2:]}" for word in SMALL if not word.startswith(("--model.", "--tokenizer.vocab_size"))]
@@ -511,7 +532,7 @@ def distilled_masks(work: Path, few: list[str]) -> Probes:
 
 
 def ranks(work: Path, quick: bool) -> Probes:
-    """Run fine-tuning on two ranks, with replicated and with sharded weights."""
+    """Probe training on two ranks, with replicated and with sharded weights."""
     if quick:
         return {}
     text = shared.write_text(work / "text.txt")
@@ -529,11 +550,11 @@ def ranks(work: Path, quick: bool) -> Probes:
     return probes
 
 
-# -- what is drawn ----------------------------------------------------------------------------------------------------
+# -- random draws -----------------------------------------------------------------------------------------------------
 
 
 def drawing(work: Path, quick: bool) -> Probes:
-    """Order of samples, masks and dropout for given seeds."""
+    """Probe the order of samples, the masks and the dropout of fixed seeds."""
     import torch
 
     from heedful.data.sampler import BatchSampler
@@ -571,7 +592,9 @@ def drawing(work: Path, quick: bool) -> Probes:
 
 
 def decoding(work: Path, quick: bool) -> Probes:
-    """Texts and tokens of greedy decoding, beams and sampling."""
+    """Probe the texts and tokens of greedy decoding, beam search and sampling."""
+    import torch
+
     from heedful.infer.engine import Engine
     from heedful.model.decode import BeamSearch, Greedy, Sampling
     from heedful.tasks.generation import GenerationConfig
@@ -590,14 +613,11 @@ def decoding(work: Path, quick: bool) -> Probes:
         folder = make_generator(work / family, family)
         for precision in ("float32", "bfloat16"):
             for name, how in ways.items():
+                writing = GenerationConfig(how=how, max_new_tokens=12, seed=3)
                 if precision == "float32":
-                    engine = Engine(folder, writing=GenerationConfig(how=how, max_new_tokens=12, seed=3))
+                    engine = Engine(folder, writing=writing)
                 else:
-                    import torch
-
-                    engine = Engine(
-                        folder, dtype=torch.bfloat16, writing=GenerationConfig(how=how, max_new_tokens=12, seed=3)
-                    )
+                    engine = Engine(folder, dtype=torch.bfloat16, writing=writing)
                 probes[f"{family} {name} {precision}"] = engine(["a b c", "h", "d e a a b"])
     return probes
 
@@ -610,9 +630,9 @@ LONG = " ".join(["ada lives in paris and zed wrote the first program"] * 20)
 
 
 def predictions(work: Path, quick: bool) -> Probes:
-    """Answers of the command to texts, for each head."""
+    """Probe the answers of `heedful predict` for each head."""
     texts = ["the cat sat .", LONG]
-    asked: dict[str, list[str]] = {
+    arguments: dict[str, list[str]] = {
         "masked": ["the [MASK] sat on [MASK]", "--top-k", "3"],
         "next": ["the cat", "--pair", "ran"],
         "pretraining": ["the [MASK] sat"],
@@ -624,7 +644,7 @@ def predictions(work: Path, quick: bool) -> Probes:
         "choice": ["the cat", "--choice", "sat on the mat", "--choice", "ran"],
     }
     probes: Probes = {}
-    for name, words in asked.items():
+    for name, words in arguments.items():
         probes[name] = answers(call("predict", make_encoder(work / name, name), *words, "--json"))
     probes["embed"] = answers(call("predict", make_embedder(work / "embed"), *texts, "--json"))
     letters = make_generator(work / "gpt2", "gpt2")
@@ -637,14 +657,13 @@ def predictions(work: Path, quick: bool) -> Probes:
     data = shared.write_data(work / "data", "single") / "test.csv"
     call("predict", work / "single", "--file", data, "--output", work / "answers.jsonl", "--format", "jsonl", "--json")
     probes["file"] = answers((work / "answers.jsonl").read_text())
-    measured = json.loads(call("evaluate", work / "single", "--data", data, "--json"))
-    probes["evaluate"] = without(measured)
+    probes["evaluate"] = without(json.loads(call("evaluate", work / "single", "--data", data, "--json")))
     return probes
 
 
-def answers(printed: str) -> list[Any]:
-    """Lines of JSON."""
-    return [json.loads(line) for line in printed.splitlines()]
+def answers(text: str) -> list[Any]:
+    """Parse lines of JSON."""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 ROUTES: list[tuple[str, str, Any]] = [  # name of the probe, path, body
@@ -670,7 +689,7 @@ ROUTES: list[tuple[str, str, Any]] = [  # name of the probe, path, body
 
 
 def server(work: Path, quick: bool) -> Probes:
-    """Answers of the server's routes."""
+    """Probe the replies of the server's routes."""
     from heedful.serve.run import background
 
     folders = {name: str(make_encoder(work / name, name)) for name in HEADS if name != "bare"}
@@ -686,13 +705,13 @@ def server(work: Path, quick: bool) -> Probes:
 
 
 def resuming(work: Path, quick: bool) -> Probes:
-    """Weights of a run that got SIGTERM and was started again, and of one that did not."""
+    """Probe a run that gets SIGTERM and resumes, and a run that does not; their weights must be equal."""
     if quick:
         return {}
     model, data = make_encoder(work / "model", "masked"), shared.write_data(work / "data", "single")
-    many = [word.replace("max_steps=30", "max_steps=200") for word in STEPS]
-    many += settings(fit__eval_every_epochs=10.0, eval_baseline="false")  # few checkpoints
-    words = ["finetune", "classify", str(data), "--model", str(model), *many]
+    options = [word.replace("max_steps=30", "max_steps=200") for word in STEPS]
+    options += settings(fit__eval_every_epochs=10.0, eval_baseline="false")  # few checkpoints
+    words = ["finetune", "classify", str(data), "--model", str(model), *options]
     shared.run(*words, "--output", str(work / "whole"))
     status = shared.terminate_after([*words, "--output", str(work / "killed")], work / "killed" / "journal.jsonl", 60)
     if (work / "killed" / "results.json").exists():
@@ -709,7 +728,7 @@ def resuming(work: Path, quick: bool) -> Probes:
 
 
 def defaults(work: Path, quick: bool) -> Probes:
-    """Default settings of every task, objective and command."""
+    """Probe the default settings of all tasks, objectives and commands."""
     from heedful.runs.distil.settings import LOSS_PRESETS, DistilSettings, MaskedDistilSettings
     from heedful.runs.finetune import settings
     from heedful.runs.pretrain import settings as pretrain_settings
@@ -731,7 +750,8 @@ def defaults(work: Path, quick: bool) -> Probes:
     probes["distil"] = to_mapping(DistilSettings(task=SPECS["classify"].settings(), teacher="t"))
     probes["distil, masked"] = to_mapping(MaskedDistilSettings(teacher="t"))
     probes |= {f"losses, {LOSSES_BEFORE[name]}": to_mapping(losses) for name, losses in LOSS_PRESETS.items()}
-    probes["limits"], probes["timeouts"] = to_mapping(Limits()), to_mapping(Timeouts())
+    probes["limits"] = to_mapping(Limits())
+    probes["timeouts"] = to_mapping(Timeouts())
     probes["tokenizer"] = to_mapping(TokenizerSettings(vocab_size=1000))
     return {name: as_before(value) for name, value in probes.items()}
 

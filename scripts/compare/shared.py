@@ -1,4 +1,4 @@
-"""Inputs, digests and the runner that the probes of both checkouts share; nothing here depends on heedful."""
+"""Inputs, digests and the runner that before.py and now.py share; only `main` imports heedful, to check its path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 Probes = dict[str, Any]
-Section = Callable[[Path, bool], Probes]  # a folder to work in, whether to be quick -> the value of each probe
+Section = Callable[[Path, bool], Probes]  # (folder to work in, whether to be quick) -> value of each probe
 
 # -- configurations of published families ---------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 KINDS = ("bert", "xlnet", "t5", "gpt2", "modernbert")  # one family for each kind of architecture
-LENGTHS = (7, 23, 1, 12)
+LENGTHS = (7, 23, 1, 12)  # tokens of the input sequences
 
 
 def write_config(folder: Path, family: str, architecture: str, **more: Any) -> Path:
@@ -100,7 +100,7 @@ def write_config(folder: Path, family: str, architecture: str, **more: Any) -> P
 
 
 def randomise(folder: Path) -> None:
-    """Replace all weights by normal numbers that depend on the published name and the shape of a tensor alone."""
+    """Replace all weights by random ones that depend only on the name and the shape of a tensor."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -114,13 +114,13 @@ def randomise(folder: Path) -> None:
 
 
 def sequences(family: str) -> tuple[list[list[int]], list[list[int]]]:
-    """Draw token ids past the special ones, and token types: two segments where the family has them."""
+    """Return random token ids without special ones, and token types, of two segments if the family has them."""
     draw = random.Random(3)
     ids = [[draw.randrange(5, 98) for _ in range(length)] for length in LENGTHS]
     if family == "t5":
-        ids = [[*row_ids[:-1], 1] for row_ids in ids]
-    two = CONFIGS.get(family, {}).get("type_vocab_size", 1) == 2 or family == "xlnet"
-    return ids, [[int(two and place >= length // 2) for place in range(length)] for length in LENGTHS]
+        ids = [[*sequence[:-1], 1] for sequence in ids]
+    has_types = CONFIGS.get(family, {}).get("type_vocab_size", 1) == 2 or family == "xlnet"
+    return ids, [[int(has_types and position >= length // 2) for position in range(length)] for length in LENGTHS]
 
 
 # -- vocabularies -----------------------------------------------------------------------------------------------------
@@ -176,42 +176,42 @@ def write_letters(folder: Path) -> None:
 
     marks = ["<pad>", "</s>", "<unk>"]
     tokenizer = Tokenizer(
-        models.WordLevel({token: n for n, token in enumerate([*marks, *"abcdefgh"])}, unk_token="<unk>")
+        models.WordLevel({token: index for index, token in enumerate([*marks, *"abcdefgh"])}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(marks)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    named = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | named))
+    special_tokens = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | special_tokens))
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
 
 _PLAIN = [word for word in _WORDS if word not in ("paris", "france", "ada", "zed") and not word.startswith("##")]
 _NAMES = {"ada": "PER", "zed": "PER", "paris": "LOC", "france": "LOC"}
-_SIZES = {"train": 48, "dev": 12, "test": 12}
+_SIZES = {"train": 48, "dev": 12, "test": 12}  # rows of each split
 
 
 def _words(draw: random.Random, length: int = 6) -> list[str]:
     return draw.choices(_PLAIN, k=length)
 
 
-def _classified(draw: random.Random, number: int) -> dict[str, Any]:
-    place = number % 2
-    words = [*_words(draw), ("ada", "love")[place]]
+def _classified(draw: random.Random, index: int) -> dict[str, Any]:
+    label = index % 2
+    words = [*_words(draw), ("ada", "love")[label]]
     draw.shuffle(words)
-    return {"text": " ".join(words), "label": ("bad", "good")[place]}
+    return {"text": " ".join(words), "label": ("bad", "good")[label]}
 
 
-def _labelled(draw: random.Random, number: int) -> dict[str, Any]:
-    names = [name for name in _NAMES if draw.random() < 0.4] if number else list(_NAMES)
+def _labelled(draw: random.Random, index: int) -> dict[str, Any]:
+    names = [name for name in _NAMES if draw.random() < 0.4] if index else list(_NAMES)
     return {"text": " ".join([*_words(draw), *names]), "labels": names}
 
 
-def _scored(draw: random.Random, number: int) -> dict[str, Any]:
-    words, shared = _words(draw), number % 6
+def _scored(draw: random.Random, index: int) -> dict[str, Any]:
+    words, shared = _words(draw), index % 6
     return {
         "text": " ".join(words),
         "pair": " ".join(words[:shared] + _words(draw, 6 - shared)),
@@ -219,13 +219,13 @@ def _scored(draw: random.Random, number: int) -> dict[str, Any]:
     }
 
 
-def _chosen(draw: random.Random, number: int) -> dict[str, Any]:
+def _chosen(draw: random.Random, index: int) -> dict[str, Any]:
     choices = [" ".join(_words(draw, 3)) for _ in range(2)]
-    choices[number % 2] += " " + draw.choice(list(_NAMES))
-    return {"prompt": " ".join(_words(draw)), "choices": choices, "answer": number % 2}
+    choices[index % 2] += " " + draw.choice(list(_NAMES))
+    return {"prompt": " ".join(_words(draw)), "choices": choices, "answer": index % 2}
 
 
-def _rewritten(draw: random.Random, number: int) -> dict[str, Any]:
+def _rewritten(draw: random.Random, index: int) -> dict[str, Any]:
     words = _words(draw, 4)
     return {"source": " ".join(words), "target": " ".join(reversed(words))}
 
@@ -236,12 +236,12 @@ def _tagged(draw: random.Random) -> str:
     return "".join(f"{word} {'B-' + _NAMES[word] if word in _NAMES else 'O'}\n" for word in words) + "\n"
 
 
-def _question(draw: random.Random, number: int) -> dict[str, Any]:
+def _question(draw: random.Random, index: int) -> dict[str, Any]:
     name = draw.choice(list(_NAMES))
     context = " ".join([*_words(draw, 4), name, *_words(draw, 3)])
     answers = [{"text": name, "answer_start": context.index(name)}]
-    asked = {"id": f"q{number}-{draw.random()}", "question": "who is it ?", "answers": answers}
-    return {"context": context, "qas": [asked]}
+    question = {"id": f"q{index}-{draw.random()}", "question": "who is it ?", "answers": answers}
+    return {"context": context, "qas": [question]}
 
 
 _ROWS: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
@@ -261,19 +261,19 @@ def write_data(folder: Path, kind: str) -> Path:
         if kind == "tags":
             path.with_suffix(".conll").write_text("".join(_tagged(draw) for _ in range(count)))
         elif kind == "questions":
-            paragraphs = [_question(draw, number) for number in range(count)]
+            paragraphs = [_question(draw, index) for index in range(count)]
             squad = {"version": "1.1", "data": [{"title": "x", "paragraphs": paragraphs}]}
             path.with_suffix(".json").write_text(json.dumps(squad))
         elif kind in ("vectors", "pairs"):
-            rows = [_scored(draw, number) for number in range(count)]
-            found_rows = [{"a": row["text"], "b": row["pair"]} for row in rows]
-            if kind == "vectors":
-                found_rows = [{**entry, "score": row["score"]} for entry, row in zip(found_rows, rows, strict=True)]
-            _lines(path, found_rows)
+            rows = []
+            for row in (_scored(draw, index) for index in range(count)):
+                score = {"score": row["score"]} if kind == "vectors" else {}
+                rows.append({"a": row["text"], "b": row["pair"], **score})
+            _lines(path, rows)
         elif kind in ("multiple", "choice"):
-            _lines(path, [_ROWS[kind](draw, number) for number in range(count)])
+            _lines(path, [_ROWS[kind](draw, index) for index in range(count)])
         else:
-            _table(path, [_ROWS[kind](draw, number) for number in range(count)])
+            _table(path, [_ROWS[kind](draw, index) for index in range(count)])
     return folder
 
 
@@ -291,15 +291,14 @@ def _table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_text(path: Path, documents: int = 120) -> Path:
     """Write plain text: a sentence on each line, a blank line between documents."""
     draw = random.Random(1)
-    places, things = (
-        ["harbour", "garden", "library", "kitchen", "station", "market"],
-        ["boat", "rose", "book", "kettle", "train"],
-    )
-    deeds, when = ["waits", "falls", "turns", "shines", "rests", "sings"], ["today", "soon", "again", "daily", "twice"]
+    places = ["harbour", "garden", "library", "kitchen", "station", "market"]
+    things = ["boat", "rose", "book", "kettle", "train"]
+    verbs = ["waits", "falls", "turns", "shines", "rests", "sings"]
+    times = ["today", "soon", "again", "daily", "twice"]
 
     def sentence() -> str:
-        start = f"In the {draw.choice(places)} a {draw.choice(things)} {draw.choice(deeds)} {draw.choice(when)}"
-        return start + (f", and the {draw.choice(things)} {draw.choice(deeds)}." if draw.random() < 0.7 else ".")
+        start = f"In the {draw.choice(places)} a {draw.choice(things)} {draw.choice(verbs)} {draw.choice(times)}"
+        return start + (f", and the {draw.choice(things)} {draw.choice(verbs)}." if draw.random() < 0.7 else ".")
 
     stories = ["\n".join(sentence() for _ in range(draw.randint(2, 8))) for _ in range(documents)]
     path.write_text("\n\n".join(stories) + "\n")
@@ -310,7 +309,7 @@ def write_text(path: Path, documents: int = 120) -> Path:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a tensor's or an array's dtype, shape and bytes, and its first numbers for whoever reads a report."""
+    """Return a hash of a tensor's or an array's dtype, shape and bytes, and its first values to read in a report."""
     import numpy as np
     import torch
 
@@ -326,26 +325,26 @@ def digest(value: Any) -> str:
 
 
 def digests(value: Any) -> list[str]:
-    """Digests of a tensor, or of each tensor of a sequence."""
+    """Return the digest of a tensor, or of each tensor of a sequence."""
     return [digest(item) for item in (value if isinstance(value, tuple | list) else [value])]
 
 
 def weights(path: Path, *, names: bool = True) -> str:
-    """SHA-256 of the weights in a file, with their names or, where names are Heedful's own, without."""
+    """Return a hash of the weights in a file, with their names unless `names` is false."""
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
     header.pop("__metadata__", None)
     parts = []
     for name, about in header.items():
-        start, stop = (8 + size + place for place in about["data_offsets"])
+        start, stop = (8 + size + offset for offset in about["data_offsets"])
         body = hashlib.sha256(data[start:stop]).hexdigest()
         parts.append(f"{name if names else ''} {about['dtype']} {about['shape']} {body}")
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
 
 
 def losses(journal: Path, loss: str = "loss") -> list[float]:
-    """The loss of each step of a journal."""
+    """Return the loss of each step of a journal."""
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     return [line[loss] for line in lines if loss in line]
 
@@ -354,12 +353,12 @@ def losses(journal: Path, loss: str = "loss") -> list[float]:
 
 
 def command(*words: str) -> list[str]:
-    """The command line of this interpreter's heedful."""
+    """Return the command line of this interpreter's heedful."""
     return [sys.executable, "-m", "heedful", *words]
 
 
 def run(*words: str, accept: tuple[int, ...] = (0,)) -> str:
-    """Run heedful in a process of its own; returns what it printed."""
+    """Run heedful in another process, and return its output."""
     done = subprocess.run(command(*words), capture_output=True, text=True, timeout=300)
     if done.returncode not in accept:
         raise RuntimeError(f"heedful {' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -384,7 +383,7 @@ def terminate_after(words: Sequence[str], journal: Path, lines: int) -> int:
 
 
 def post(port: int, path: str, body: Any = None) -> Any:
-    """The status and the JSON that a server answers with."""
+    """Send a request, POST if there is a body, and return the status and the JSON of the reply."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         data = None if body is None else json.dumps(body).encode()
@@ -396,7 +395,7 @@ def post(port: int, path: str, body: Any = None) -> Any:
 
 
 def main(sections: Mapping[str, Section]) -> None:
-    """Run sections and write their values as JSON: the command that each side of the comparison is."""
+    """Run the command of before.py and now.py: run sections, and write their values as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkout", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="an empty folder")
@@ -407,20 +406,20 @@ def main(sections: Mapping[str, Section]) -> None:
 
     import heedful
 
-    place = Path(heedful.__file__).resolve()
-    if not place.is_relative_to(options.checkout.resolve()):
-        raise SystemExit(f"heedful was imported from {place}, not from {options.checkout}")
+    imported = Path(heedful.__file__).resolve()
+    if not imported.is_relative_to(options.checkout.resolve()):
+        raise SystemExit(f"heedful was imported from {imported}, not from {options.checkout}")
     torch.set_num_threads(1)
-    probed: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in options.section:
-        started, folder = time.monotonic(), options.work / name
+        start, folder = time.monotonic(), options.work / name
         folder.mkdir()
         os.chdir(folder)
         try:
-            probed[name] = {"values": json.loads(json.dumps(sections[name](folder, options.quick)))}
+            results[name] = {"values": json.loads(json.dumps(sections[name](folder, options.quick)))}
         except BaseException:
-            probed[name] = {"error": traceback.format_exc()}
-        probed[name]["seconds"] = time.monotonic() - started
-        how = "failed" if "error" in probed[name] else "done"
-        print(f"{options.checkout}: {name} {how} in {probed[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
-    (options.work / "values.json").write_text(json.dumps(probed))
+            results[name] = {"error": traceback.format_exc()}
+        results[name]["seconds"] = time.monotonic() - start
+        status = "failed" if "error" in results[name] else "done"
+        print(f"{options.checkout}: {name} {status} in {results[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+    (options.work / "values.json").write_text(json.dumps(results))

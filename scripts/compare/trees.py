@@ -1,7 +1,7 @@
-"""Compare two checkouts to the bit: outputs, losses and weights, draws, texts, predictions, answers of the server.
+"""Compare two checkouts to the bit: outputs, losses, weights, random draws, texts, predictions and server replies.
 
-before.py runs in the other checkout and now.py in this one, each with the checkout's own .venv/bin/python if there is
-one. Names that changed are looked up in key_map.toml. Values of the other checkout are kept under build/compare.
+before.py runs in the other checkout and now.py in this one, each with .venv/bin/python of its checkout if there is one.
+key_map.toml maps old names to new ones. Values of the other checkout are cached under build/compare.
 """
 
 from __future__ import annotations
@@ -23,98 +23,109 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SECTIONS = (
-    *("outputs", "training", "pretraining", "distillation", "ranks", "drawing"),
-    *("decoding", "predictions", "server", "resuming", "defaults"),
+    "outputs",
+    "training",
+    "pretraining",
+    "distillation",
+    "ranks",
+    "drawing",
+    "decoding",
+    "predictions",
+    "server",
+    "resuming",
+    "defaults",
 )
-MOST = 5  # differences of a section that are shown
-Keys = tuple[str, ...]
+MAX_SHOWN = 5  # differences of a section that are printed
+Keys = tuple[str, ...]  # path of a value in nested data
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
 def parts(path: str) -> tuple[str, Keys]:
-    """The section of a path, or "", and its parts."""
+    """Return the section of a path, or "" if it names none, and the keys of the path."""
     section, colon, rest = path.partition(":")
     return (section, tuple(rest.split("/"))) if colon and section in SECTIONS else ("", tuple(path.split("/")))
 
 
 def fits(rule: Keys, keys: Keys) -> bool:
-    """Whether keys are those of a rule, in which * is any key."""
+    """Return whether keys match a rule, in which * matches any key."""
     return len(rule) == len(keys) and all(part in ("*", key) for part, key in zip(rule, keys, strict=True))
 
 
-def stands_in(rule: Keys, keys: Keys) -> bool:
-    """Return whether the parts of a rule are in the keys, one after another."""
-    return any(fits(rule, keys[at : at + len(rule)]) for at in range(len(keys) - len(rule) + 1))
+def matches_within(rule: Keys, keys: Keys) -> bool:
+    """Return whether consecutive keys match a rule."""
+    return any(fits(rule, keys[start : start + len(rule)]) for start in range(len(keys) - len(rule) + 1))
 
 
 @dataclass(kw_only=True)
 class KeyMap:
-    """The table of names, for one section."""
+    """The rules of key_map.toml for one section."""
 
-    keys: list[tuple[Keys, Keys]] = field(default_factory=list)
-    values: list[tuple[Keys, Mapping[str, Any]]] = field(default_factory=list)
-    removed: list[Keys] = field(default_factory=list)
-    added: list[Keys] = field(default_factory=list)
+    keys: list[tuple[Keys, Keys]] = field(default_factory=list)  # old and new keys
+    values: list[tuple[Keys, Mapping[str, Any]]] = field(default_factory=list)  # keys, and new values by old ones
+    removed: list[Keys] = field(default_factory=list)  # keys that only the old checkout has
+    added: list[Keys] = field(default_factory=list)  # keys that only the new checkout has
 
     @classmethod
     def read(cls, section: str, path: Path = HERE / "key_map.toml") -> KeyMap:
-        """Read the rules that hold in a section, the longest first."""
+        """Read the rules of a section; rules of keys are sorted by length, the longest first."""
         table = tomllib.loads(path.read_text())
         key_map = cls()
         for old, new in table.get("keys", {}).items():
-            (where, before), (_, now) = parts(old), parts(new)
+            (rule_section, before), (_, now) = parts(old), parts(new)
             if before.count("*") != now.count("*"):
                 raise SystemExit(f'{path}: "{old}" and "{new}" differ in how many * they have')
-            if where in ("", section):
+            if rule_section in ("", section):
                 key_map.keys.append((before, now))
         key_map.keys.sort(key=lambda rule: -len(rule[0]))
-        for place, renamed in table.get("values", {}).items():
-            where, before = parts(place)
-            if where in ("", section):
-                key_map.values.append((before, renamed))
-        for name, paths in (("removed", key_map.removed), ("added", key_map.added)):
-            paths += [target for where, target in map(parts, table.get(name, {})) if where in ("", section)]
+        for rule_path, new_values in table.get("values", {}).items():
+            rule_section, keys = parts(rule_path)
+            if rule_section in ("", section):
+                key_map.values.append((keys, new_values))
+        for name, rules in (("removed", key_map.removed), ("added", key_map.added)):
+            rules += [keys for rule_section, keys in map(parts, table.get(name, {})) if rule_section in ("", section)]
         return key_map
 
     def renamed(self, keys: Keys) -> Keys:
-        """A path of the old tree as the new one has it."""
-        at, place = 0, list[str]()
-        while at < len(keys):
+        """Return keys of the old checkout under the names of the new one."""
+        index, new_keys = 0, list[str]()
+        while index < len(keys):
             for pattern, replacement in self.keys:
-                start = keys[at : at + len(pattern)]
-                if fits(pattern, start):
-                    wildcards = iter([key for key, rule in zip(start, pattern, strict=True) if rule == "*"])
-                    place += [next(wildcards) if key == "*" else key for key in replacement]
-                    at += len(pattern)
+                matched = keys[index : index + len(pattern)]
+                if fits(pattern, matched):
+                    wildcards = iter([key for key, rule in zip(matched, pattern, strict=True) if rule == "*"])
+                    new_keys += [next(wildcards) if key == "*" else key for key in replacement]
+                    index += len(pattern)
                     break
             else:
-                place.append(keys[at])
-                at += 1
-        return tuple(place)
+                new_keys.append(keys[index])
+                index += 1
+        return tuple(new_keys)
 
     def moved(self, old: Mapping[Keys, Any]) -> dict[Keys, Any]:
-        """Values of the old tree under the names of the new one."""
+        """Return the values of the old checkout under the names of the new one, without removed ones."""
         flat: dict[Keys, Any] = {}
         for keys, value in old.items():
-            if any(stands_in(rule, keys) for rule in self.removed):
+            if any(matches_within(rule, keys) for rule in self.removed):
                 continue
             path = self.renamed(keys)
             if path in flat:
                 raise SystemExit(f"key_map.toml: two values of the old tree become {'/'.join(path)}")
-            for rule, renamed in self.values:
+            for rule, new_values in self.values:
                 if isinstance(value, str) and fits(rule, path[-len(rule) :]):
-                    value = renamed.get(value, value)
+                    value = new_values.get(value, value)
             flat[path] = value
         return flat
 
-    def kept(self, new: Mapping[Keys, Any]) -> dict[Keys, Any]:
-        """Values of the new tree but those that the old one does not have."""
-        return {keys: value for keys, value in new.items() if not any(stands_in(rule, keys) for rule in self.added)}
+    def without_added(self, new: Mapping[Keys, Any]) -> dict[Keys, Any]:
+        """Return the values of the new checkout that the old one has too."""
+        return {
+            keys: value for keys, value in new.items() if not any(matches_within(rule, keys) for rule in self.added)
+        }
 
 
 def leaves(value: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Plain data as paths with their values; empty tables and lists are values too."""
+    """Yield the values of nested data with their paths; empty tables and lists are values too."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if not inner:
         yield path, value
@@ -125,11 +136,11 @@ def leaves(value: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 def differences(section: str, before: Any, now: Any) -> list[str]:
     """Describe the values that are not equal."""
     names = KeyMap.read(section)
-    old, new = names.moved(dict(leaves(before))), names.kept(dict(leaves(now)))
+    old, new = names.moved(dict(leaves(before))), names.without_added(dict(leaves(now)))
     lines = []
     for keys in [*old, *(keys for keys in new if keys not in old)]:
         old_text, new_text = (json.dumps(values[keys]) if keys in values else "(nothing)" for values in (old, new))
-        if old_text != new_text:  # as text, so that 1 is not 1.0 and a number that is not finite equals itself
+        if old_text != new_text:  # as text, so that 1 differs from 1.0 and NaN equals itself
             lines.append(f"{'/'.join(keys)}\n    before: {old_text[:200]}\n    now:    {new_text[:200]}")
     return lines
 
@@ -138,23 +149,28 @@ def differences(section: str, before: Any, now: Any) -> list[str]:
 
 
 def python_of(checkout: Path) -> str:
-    """The interpreter of a checkout."""
+    """Return the interpreter of a checkout, or this one if it has no environment."""
     own = checkout / ".venv" / "bin" / "python"
     return str(own) if own.exists() else sys.executable
 
 
 def probe(script: str, checkout: Path, sections: list[str], quick: bool) -> dict[str, Any]:
-    """The values of sections, as a script finds them in a checkout."""
-    alone = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-    fixed = {"PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-    fixed |= {
-        "HEEDFUL_MEASURE": "off",
+    """Run a script of probes in a checkout, and return the values of the sections."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": str(checkout),
+        "PYTHONHASHSEED": "0",
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "HEEDFUL_MEASURE": "off",  # old name of the next one: no kernels are chosen by timing
         "HEEDFUL_AUTOTUNE": "off",
-    }  # its name before and now; timings choose other kernels
+    }
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         arguments = ["--checkout", str(checkout), "--work", folder, *(["--quick"] if quick else [])]
         arguments += [word for name in sections for word in ("--section", name)]
-        done = subprocess.run([python_of(checkout), str(HERE / script), *arguments], env=os.environ | alone | fixed)
+        done = subprocess.run([python_of(checkout), str(HERE / script), *arguments], env=environment)
         if done.returncode:
             raise SystemExit(f"{script} ended with {done.returncode} in {checkout}")
         text = Path(folder, "values.json").read_text().replace(folder, "WORK")
@@ -163,7 +179,7 @@ def probe(script: str, checkout: Path, sections: list[str], quick: bool) -> dict
 
 
 def fingerprint(checkout: Path, quick: bool) -> str | None:
-    """Return what the values of a checkout depend on; None if it has uncommitted changes."""
+    """Return a digest of everything on which a checkout's values depend, or None if it has uncommitted changes."""
     git = ["git", "-C", str(checkout)]
     changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -179,44 +195,46 @@ def fingerprint(checkout: Path, quick: bool) -> str | None:
 
 
 def values_before(checkout: Path, sections: list[str], quick: bool, fresh: bool) -> dict[str, Any]:
-    """Values of the other checkout, those that were kept among them."""
+    """Return the values of the other checkout, from the cache unless `fresh`."""
     key = fingerprint(checkout, quick)
-    places = {name: ROOT / "build" / "compare" / f"{name}-{key}.json" for name in sections}
-    reusable = [name for name in sections if key and not fresh and places[name].exists()]
-    probes = {name: json.loads(places[name].read_text()) for name in reusable}
+    files = {name: ROOT / "build" / "compare" / f"{name}-{key}.json" for name in sections}
+    reusable = [name for name in sections if key and not fresh and files[name].exists()]
+    probes = {name: json.loads(files[name].read_text()) for name in reusable}
     if missing := [name for name in sections if name not in reusable]:
         fresh_probes = probe("before.py", checkout, missing, quick)
         probes |= fresh_probes
         for name in missing:
             if key and "error" not in fresh_probes[name]:
-                places[name].parent.mkdir(parents=True, exist_ok=True)
-                places[name].write_text(json.dumps(fresh_probes[name]))
+                files[name].parent.mkdir(parents=True, exist_ok=True)
+                files[name].write_text(json.dumps(fresh_probes[name]))
     return probes
 
 
 def report(section: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Print how a section compares; returns whether both sides are equal."""
+    """Print the comparison of a section, and return whether both sides are equal."""
     for name, side in (("before", before), ("now", now)):
         if "error" in side:
             print(f"{section}: the probe failed, {name}:\n{side['error']}")
             return False
     difference_lines = differences(section, before["values"], now["values"])
-    count, seconds = sum(1 for _ in leaves(now["values"])), f"{before['seconds']:.0f} s and {now['seconds']:.0f} s"
+    count = sum(1 for _ in leaves(now["values"]))
+    seconds = f"{before['seconds']:.0f} s and {now['seconds']:.0f} s"
     if not difference_lines:
         print(f"{section}: equal ({len(now['values'])} probes, {count:,} values; {seconds})")
         return True
     print(f"{section}: {len(difference_lines):,} of {count:,} values differ ({seconds})")
-    for line in difference_lines[:MOST]:
+    for line in difference_lines[:MAX_SHOWN]:
         print(f"  {line}")
     return False
 
 
 def main() -> None:
+    """Compare all sections; exit with status 1 if one differs."""
     parser = argparse.ArgumentParser(prog="scripts/compare_trees", description=__doc__)
     parser.add_argument("before", metavar="BEFORE_CHECKOUT", type=Path, help="a clone at the tag before-names")
     parser.add_argument("--only", metavar="SECTION", action="append", choices=SECTIONS, help=", ".join(SECTIONS))
     parser.add_argument("--quick", action="store_true", help="fewer probes of each section; no ranks, no resuming")
-    parser.add_argument("--fresh", action="store_true", help="run the other checkout again, though its values are kept")
+    parser.add_argument("--fresh", action="store_true", help="run the other checkout again, without the cache")
     parser.add_argument("--frozen", action="store_true", help="run before.py on both sides: whether probes are stable")
     options = parser.parse_args()
     checkout = options.before.resolve()

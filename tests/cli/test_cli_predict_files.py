@@ -256,13 +256,13 @@ import sys, time
 from heedful.infer.batch import file_prediction
 from heedful.cli import main
 file_prediction.CHUNK_ROWS = 1
-made = file_prediction.answer_encoded_each
+answer_chunk = file_prediction.answer_encoded_each
 chunks = []
-def slowly(*given, **more):
+def slowly(*arguments, **options):
     print("chunk", flush=True)
     chunks.append(1)
     time.sleep(0.2 if len(chunks) < 4 else 60)
-    return made(*given, **more)
+    return answer_chunk(*arguments, **options)
 file_prediction.answer_encoded_each = slowly
 main(sys.argv[1:])
 """

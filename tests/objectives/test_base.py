@@ -23,23 +23,27 @@ def sample(group: list[list[tuple[int, int]]]) -> Sample:
 
 
 @given(groups)
-def test_packed_samples_are_their_sequences_end_to_end(given: list[list[list[tuple[int, int]]]]) -> None:
-    samples = [sample(group) for group in given]
-    assert [len(each) for each in samples] == [sum(map(len, group)) for group in given]
-    flat = [each for group in given for each in group]
+def test_packed_samples_are_their_sequences_end_to_end(groups_of_texts: list[list[list[tuple[int, int]]]]) -> None:
+    samples = [sample(group) for group in groups_of_texts]
+    assert [len(each) for each in samples] == [sum(map(len, group)) for group in groups_of_texts]
+    flat = [each for group in groups_of_texts for each in group]
     expected = Packed.of([[id for id, _ in each] for each in flat], [[kind for _, kind in each] for each in flat])
-    found = pack_samples(samples)
-    assert found.bounds == expected.bounds
+    packed = pack_samples(samples)
+    assert packed.bounds == expected.bounds
     for name in ("tokens", "positions", "types"):
-        one, other = getattr(found, name), getattr(expected, name)
-        assert one.dtype == other.dtype == torch.long and torch.equal(one, other), name
+        packed_values, expected_values = getattr(packed, name), getattr(expected, name)
+        assert packed_values.dtype == expected_values.dtype == torch.long and torch.equal(
+            packed_values, expected_values
+        ), name
 
 
 def test_samples_are_compact() -> None:
-    made = Sample.of([[1, 2], [3]], [[0, 1], [0]], target="t", weight=0.5)
-    assert (made.tokens.dtype, made.types.dtype) == (np.int32, np.uint8)
-    assert (made.bounds, made.target, made.weight) == ((0, 2, 3), "t", 0.5)
-    assert made != Sample.of([[1, 2], [3]], [[0, 1], [0]]) and made == made  # arrays have no truth to compare by
+    labelled = Sample.of([[1, 2], [3]], [[0, 1], [0]], target="t", weight=0.5)
+    assert (labelled.tokens.dtype, labelled.types.dtype) == (np.int32, np.uint8)
+    assert (labelled.bounds, labelled.target, labelled.weight) == ((0, 2, 3), "t", 0.5)
+    assert (
+        labelled != Sample.of([[1, 2], [3]], [[0, 1], [0]]) and labelled == labelled
+    )  # arrays have no truth to compare by
     with pytest.raises(OverflowError):
         Sample.of([[2**31]], [[0]])
 
@@ -78,8 +82,11 @@ def test_weights_and_widths() -> None:
 
 def test_batches_move_as_a_whole() -> None:
     batch = Batch(packed=Packed.of([[1, 2]]), targets=torch.ones(1), weights=torch.ones(1), groups=(1,))
-    for made in (batch, Batch(packed=batch.packed, targets=batch.targets, weights=batch.weights, rows=torch.zeros(1))):
-        moved = made.to("meta")
+    for original in (
+        batch,
+        Batch(packed=batch.packed, targets=batch.targets, weights=batch.weights, rows=torch.zeros(1)),
+    ):
+        moved = original.to("meta")
         tensors = (moved.packed.tokens, moved.targets, moved.weights, *([] if moved.rows is None else [moved.rows]))
         assert all(tensor.is_meta for tensor in tensors)
-        assert (moved.rows is None) is (made.rows is None) and moved.groups == made.groups
+        assert (moved.rows is None) is (original.rows is None) and moved.groups == original.groups

@@ -51,8 +51,8 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     loss = CAUSAL.loss(ours, batch)
     loss.sum.backward()
     with Exact(torch.float64):
-        given = [torch.tensor([each]) for each in ids if len(each) > 1]
-        total = sum(theirs(input_ids=each, labels=each).loss * (each.shape[1] - 1) for each in given)
+        inputs = [torch.tensor([each]) for each in ids if len(each) > 1]
+        total = sum(theirs(input_ids=each, labels=each).loss * (each.shape[1] - 1) for each in inputs)
     count = sum(map(len, ids)) - len(ids)
     assert isinstance(total, torch.Tensor) and loss.count == count
     assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12

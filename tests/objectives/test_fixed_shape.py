@@ -35,10 +35,10 @@ def test_rows_leave_room_for_what_fills_them_up() -> None:
     few = pack_best_fit(np.full(100, 3), room, seed=1, max_sequences=most)
     assert {len(row) for row in few} == {5}
     with pytest.raises(
-        HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to 63 for rows of 64 tokens"
+        HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to 63 for packs of 64 tokens"
     ):
         FixedShape(sequences=1, pad=0).room(64)
-    with pytest.raises(HeedfulError, match="sequences_per_pack is 121; expected a number from 2 to 120 for rows"):
+    with pytest.raises(HeedfulError, match="sequences_per_pack is 121; expected a number from 2 to 120 for packs"):
         FixedShape(sequences=121, pad=0, longest=16).room(128)
     assert FixedShape(sequences=120, pad=0, longest=16).room(128) == (1, 119)
 
@@ -83,5 +83,5 @@ def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
         losses.append(objective.loss(ours, batch))
     assert losses[0].count == losses[1].count == 13.0
     assert float(losses[0].sum.detach()) == pytest.approx(float(losses[1].sum.detach()), rel=1e-12)
-    found = objective.measure(ours, objective.batch([filled], [5]))
-    assert found["nsp_accuracy"][1] == 2 and found["mlm_accuracy"][1] == 13
+    measured = objective.measure(ours, objective.batch([filled], [5]))
+    assert measured["nsp_accuracy"][1] == 2 and measured["mlm_accuracy"][1] == 13

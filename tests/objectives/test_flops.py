@@ -48,7 +48,7 @@ class Products(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Product] = []
+        self.seen: list[Product] = []
         self.unknown: Counter[str] = Counter()  # ops that sound like products, and are not understood here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,9 +56,9 @@ class Products(TorchDispatchMode):
         if name in LINEAR | ATTENTION:
             a, b = [each for each in args if isinstance(each, Tensor) and each.ndim >= 2][-2:]
             times = a.shape[0] if a.ndim == 3 else 1
-            self.found.append(Product(name, (a.shape[-2], a.shape[-1], b.shape[-1]), times))
+            self.seen.append(Product(name, (a.shape[-2], a.shape[-1], b.shape[-1]), times))
         elif name.startswith("_scaled_dot_product"):
-            self.found.append(Product(name, (0, 0, 0)))
+            self.seen.append(Product(name, (0, 0, 0)))
         elif any(part.endswith(PRODUCT) for part in name.split("_")):
             self.unknown[name] += 1
         return func(*args, **(kwargs or {}))
@@ -80,9 +80,9 @@ def rows() -> list[Sample]:
     """Rows of 1,024 tokens, of sequences of 5 to 128 tokens; no more than one of them is not full."""
     draw = np.random.default_rng(1)
     lengths = np.minimum(draw.lognormal(4.5, 0.5, 200).astype(np.int64) + 5, LENGTH)
-    found = pack_best_fit(lengths, ROW, seed=1)
-    made = [[draw.integers(5, tokenizer().size, lengths[each]).tolist() for each in row] for row in found]
-    return [Sample.of(ids, [[0] * len(each) for each in ids]) for ids in made if sum(map(len, ids)) >= FULL * ROW]
+    packs = pack_best_fit(lengths, ROW, seed=1)
+    packed_ids = [[draw.integers(5, tokenizer().size, lengths[each]).tolist() for each in row] for row in packs]
+    return [Sample.of(ids, [[0] * len(each) for each in ids]) for ids in packed_ids if sum(map(len, ids)) >= FULL * ROW]
 
 
 def products_of_a_step(precision: Literal["float32", "bfloat16"]) -> tuple[Products, int, int, set[tuple[int, int]]]:
@@ -108,13 +108,13 @@ def formula(tokens: int, targets: int) -> int:
     return 3 * (tokens * (LAYERS * 24 - 18) * d**2 + targets * (18 * d**2 + 2 * d**2 + 2 * d * V))
 
 
-def of_weights(found: Iterable[Product], weights: set[tuple[int, int]]) -> int:
+def of_weights(products: Iterable[Product], weights: set[tuple[int, int]]) -> int:
     """The operations of those that read a weight, or make the gradient of one, for any number of rows.
 
     These are x W, its gradient dy W^T, and x^T dy, so that two of the three sizes are those of W.
     """
     total = 0
-    for each in found:
+    for each in products:
         m, k, n = each.sizes
         if each.times == 1 and {(min(pair), max(pair)) for pair in ((m, k), (k, n), (m, n))} & weights:
             total += each.flops
@@ -126,12 +126,12 @@ def test_products_are_those_of_the_formula(precision: Literal["float32", "bfloat
     products, tokens, targets, weights = products_of_a_step(precision)
     assert not products.unknown, "count them, or say that they are none"
     assert FULL * ROW * STEP <= tokens <= ROW * STEP
-    linear = [each for each in products.found if each.op in LINEAR]
+    linear = [each for each in products.seen if each.op in LINEAR]
     # the op and the shape have to tell the same: nothing of attention is among the linear layers, and nothing of theirs
     # among attention's products
     assert of_weights(linear, weights) == sum(each.flops for each in linear)
-    assert any(each.op not in LINEAR for each in products.found)
-    assert not of_weights([each for each in products.found if each.op not in LINEAR], weights)
+    assert any(each.op not in LINEAR for each in products.seen)
+    assert not of_weights([each for each in products.seen if each.op not in LINEAR], weights)
     ratio = sum(each.flops for each in linear) / formula(tokens, targets)
     if precision == "float32":
         assert ratio == 1

@@ -166,12 +166,12 @@ def test_what_cannot_be_is_refused() -> None:
 def pairs() -> list[Sample]:
     """Two samples of three pairs with labels."""
     draw = np.random.default_rng(3)
-    found = []
+    samples = []
     for lengths, labels in (((9, 14), (0, 1)), ((20,), (1,))):
         ids = [draw.integers(5, 60, length).tolist() for length in lengths]
         types = [[0] * (len(each) // 2) + [1] * (len(each) - len(each) // 2) for each in ids]
-        found.append(Sample.of(ids, types, target=np.array(labels)))
-    return found
+        samples.append(Sample.of(ids, types, target=np.array(labels)))
+    return samples
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_terms_are_means_over_the_whole_step(tmp_path: Path) -> None:
     losses = [objective.loss(ours, replace(part, scales=scales)) for part in parts]
     total = sum(float(loss.sum.detach()) for loss in losses) / sum(loss.count for loss in losses)
     assert total == pytest.approx(float(whole.sum.detach()) / whole.count, rel=1e-12)
-    found = objective.measure(ours, objective.batch(samples, [1, 2]))
-    assert set(found) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
-    assert found["nsp_accuracy"][1] == 3
+    measured = objective.measure(ours, objective.batch(samples, [1, 2]))
+    assert set(measured) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
+    assert measured["nsp_accuracy"][1] == 3
 
 
 def test_lengths_of_spans_are_those_of_the_published_code(words: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Rows: every sequence once and rows full; windows and pairs as published, anew in each epoch."""
+"""Packs hold every sequence once and are full; windows and pairs as published, anew in each epoch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
-from heedful.objectives import packing as rows_module
+from heedful.objectives import packing as module
 from heedful.objectives.packing import (
     FixedShape,
-    PackedRows,
+    PackedSequences,
     SegmentPairs,
     held_out,
     pack_best_fit,
@@ -37,7 +37,7 @@ Pair = tuple[tuple[int, int], tuple[int, int]]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Of the documents."""
+    """A tokenizer trained on the documents."""
     return trained(DOCUMENTS)
 
 
@@ -64,8 +64,8 @@ def owners(corpus: Corpus) -> NDArray[np.int64]:
 @given(st.lists(st.integers(1, 64), max_size=60), st.integers(0, 99))
 def test_nothing_is_lost_or_doubled(lengths: list[int], seed: int) -> None:
     rows = pack_best_fit(np.array(lengths, dtype=np.int64), 64, seed)
-    found = [number for row in rows for number in row.tolist()]
-    assert sorted(found) == list(range(len(lengths)))
+    packed = [number for row in rows for number in row.tolist()]
+    assert sorted(packed) == list(range(len(lengths)))
     assert all(0 < sum(lengths[number] for number in row) <= 64 for row in rows)
     again = pack_best_fit(np.array(lengths, dtype=np.int64), 64, seed)
     assert [row.tolist() for row in again] == [row.tolist() for row in rows]
@@ -94,13 +94,13 @@ def test_rows_are_full(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["real", "600 of 1024", "long"])
 def test_time_grows_with_the_sequences_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows cannot be full, as with two windows of almost half a row, nothing is tried again and again."""
-    once, tried = rows_module._fit_block, list[int]()
+    once, tried = module._fit_block, list[int]()
 
-    def counted(numbers: list[int], *given: Any) -> Any:
-        tried.append(len(numbers))
-        return once(numbers, *given)
+    def counted(sequences: list[int], *more: Any) -> Any:
+        tried.append(len(sequences))
+        return once(sequences, *more)
 
-    monkeypatch.setattr(rows_module, "_fit_block", counted)
+    monkeypatch.setattr(module, "_fit_block", counted)
     draw = np.random.default_rng(1)
     many = {
         "real": cut(draw, 60_000, 126),
@@ -108,11 +108,11 @@ def test_time_grows_with_the_sequences_alone(kind: str, monkeypatch: pytest.Monk
         "long": 512 - draw.integers(0, 30, 60_000),
     }[kind]
     assert sum(map(len, pack_best_fit(many, 1024, 1))) == len(many)
-    assert max(tried) <= 2 * rows_module.BLOCK and sum(tried) <= 2 * len(many)
+    assert max(tried) <= 2 * module.BLOCK and sum(tried) <= 2 * len(many)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(HeedfulError, match="a row has 64: set pack_length to 65 or more"):
+    with pytest.raises(HeedfulError, match="a pack has 64: set pack_length to 65 or more"):
         pack_best_fit(np.array([3, 65]), 64, 0)
     assert pack_best_fit(np.zeros(0, dtype=np.int64), 64, 0) == []
 
@@ -121,7 +121,7 @@ def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer
     frame = SpecialTokenTemplate.of(tokenizer, pair=False)
     ranges = segment_windows(corpus, np.arange(COUNT), 30)
     labels = np.arange(len(ranges))
-    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels)
+    rows = PackedSequences(corpus, frame, ranges, 100, seed=3, labels=labels)
     seen: list[int] = []
     for number in range(len(rows)):
         sample = rows[number]
@@ -138,7 +138,7 @@ def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer
     assert sorted(seen) == labels.tolist()
     assert rows.tokens == sum(len(rows[number]) for number in range(len(rows)))
     assert rows.tokens == int((ranges[:, 0, 1] - ranges[:, 0, 0] + 2).sum())
-    assert PackedRows(corpus, frame, ranges, 100, seed=3)[0].target is None
+    assert PackedSequences(corpus, frame, ranges, 100, seed=3)[0].target is None
     for outside in (-1, len(rows)):
         with pytest.raises(IndexError):
             _ = rows[outside]
@@ -150,16 +150,16 @@ def test_room_that_is_reserved_for_padding_is_named(corpus: Corpus, tokenizer: T
     shape = FixedShape(sequences=4, pad=0)
     message = rf"a sequence has {longest} tokens, .* raise pack_length from {longest} to {longest + 4}"
     with pytest.raises(HeedfulError, match=message):
-        PackedRows(corpus, template, ranges, longest, seed=3, shape=shape)
-    assert len(PackedRows(corpus, template, ranges, longest + 4, seed=3, shape=shape)[0]) == longest + 4
+        PackedSequences(corpus, template, ranges, longest, seed=3, shape=shape)
+    assert len(PackedSequences(corpus, template, ranges, longest + 4, seed=3, shape=shape)[0]) == longest + 4
 
 
 def test_rows_of_every_epoch_end(corpus: Corpus, tokenizer: Tokenizer) -> None:
-    made = pairs(corpus, tokenizer)
+    segment_pairs = pairs(corpus, tokenizer)
     for epoch in range(2):
-        assert len(list(made.at(epoch))) == len(made)
+        assert len(list(segment_pairs.at(epoch))) == len(segment_pairs)
         with pytest.raises(IndexError):
-            _ = made.at(epoch)[len(made)]
+            _ = segment_pairs.at(epoch)[len(segment_pairs)]
 
 
 def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
@@ -167,7 +167,7 @@ def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
 ) -> None:
     frame, ranges = SpecialTokenTemplate.of(tokenizer, pair=False), segment_windows(corpus, np.arange(COUNT), 30)
     labels, owner = np.arange(len(ranges)), owners(corpus)
-    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels, continued=frame.without_end)
+    rows = PackedSequences(corpus, frame, ranges, 100, seed=3, labels=labels, continued=frame.without_end)
     closed = 0
     for number in range(len(rows)):
         sample = rows[number]
@@ -188,19 +188,19 @@ def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
 @pytest.mark.parametrize("room", [2, 7, 16, 30, 1000])
 def test_windows_part_every_document(corpus: Corpus, room: int) -> None:
     chosen = np.arange(1, COUNT, 2)
-    found = [tuple(each[0].tolist()) for each in segment_windows(corpus, chosen, room)]
+    windows = [tuple(each[0].tolist()) for each in segment_windows(corpus, chosen, room)]
     place = 0
     for document in chosen.tolist():
         bounds = bounds_of(corpus, document)
         at = bounds[0]
         while at < bounds[-1]:
-            start, stop = found[place]
+            start, stop = windows[place]
             assert start == at and start < stop <= min(start + room, bounds[-1])
             whole = [bound for bound in bounds if start < bound <= start + room]
             # as many whole segments as there is room for; a segment that is longer than that is cut, and full
             assert stop == (whole[-1] if whole else start + room)
             at, place = stop, place + 1
-    assert place == len(found)
+    assert place == len(windows)
 
 
 # -- held out -----------------------------------------------------------------------------------------------------
@@ -209,13 +209,13 @@ def test_windows_part_every_document(corpus: Corpus, room: int) -> None:
 def test_held_out_by_the_text_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:
     many = documents(1500, seed=9, sentences=(1, 3))
     first = corpus_of(tmp_path / "a", many, tokenizer)
-    kept = {share: held_out(first, share) for share in (0.01, 0.1, 0.5)}
-    for share, found in kept.items():
-        assert abs(found.sum() - share * 1500) < 4 * (share * (1 - share) * 1500) ** 0.5
-    assert not (kept[0.01] & ~kept[0.1]).any() and not (kept[0.1] & ~kept[0.5]).any()  # a larger share has it all
+    masks = {share: held_out(first, share) for share in (0.01, 0.1, 0.5)}
+    for share, mask in masks.items():
+        assert abs(mask.sum() - share * 1500) < 4 * (share * (1 - share) * 1500) ** 0.5
+    assert not (masks[0.01] & ~masks[0.1]).any() and not (masks[0.1] & ~masks[0.5]).any()  # a larger share has it all
     again = corpus_of(tmp_path / "b", [*many[700:], *many[:700], *many[:100]], tokenizer)
-    found = held_out(again, 0.1)
-    assert found.tolist() == [*kept[0.1][700:], *kept[0.1][:700], *kept[0.1][:100]]  # equal texts: the same side
+    mask = held_out(again, 0.1)
+    assert mask.tolist() == [*masks[0.1][700:], *masks[0.1][:700], *masks[0.1][:100]]  # equal texts: the same side
 
 
 def test_both_splits_have_a_document_if_there_are_two_different_ones(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -231,25 +231,25 @@ def test_both_splits_have_a_document_if_there_are_two_different_ones(tmp_path: P
 
 
 def pairs(corpus: Corpus, tokenizer: Tokenizer, **more: Any) -> SegmentPairs:
-    """Of all documents."""
-    given = {"length": 64, "size": 128, "seed": 5} | more
+    """Labelled pairs of all documents."""
+    settings = {"length": 64, "size": 128, "seed": 5} | more
     frame = SpecialTokenTemplate.of(tokenizer, pair=True)
-    return SegmentPairs(corpus=corpus, documents=np.arange(len(corpus)), template=frame, **given)
+    return SegmentPairs(corpus=corpus, documents=np.arange(len(corpus)), template=frame, **settings)
 
 
-def planned(made: SegmentPairs, epoch: int = 0) -> list[tuple[Pair, int]]:
+def planned(segment_pairs: SegmentPairs, epoch: int = 0) -> list[tuple[Pair, int]]:
     """Ranges and label of each pair."""
-    ranges, labels = made.plan(epoch)
+    ranges, labels = segment_pairs.plan(epoch)
     return [(((a, b), (c, d)), label) for ((a, b), (c, d)), label in zip(ranges.tolist(), labels.tolist(), strict=True)]
 
 
 def test_next_sentence_pairs_follow_or_do_not(corpus: Corpus, tokenizer: Tokenizer) -> None:
-    owner, made = owners(corpus), pairs(corpus, tokenizer)
-    room = made.template.room(64)
+    owner, segment_pairs = owners(corpus), pairs(corpus, tokenizer)
+    room = segment_pairs.template.room(64)
     labels: Counter[int] = Counter()
     single = 0
     for epoch in range(20):
-        for ((a, b), (c, d)), label in planned(made, epoch):
+        for ((a, b), (c, d)), label in planned(segment_pairs, epoch):
             assert a < b and c < d and (b - a) + (d - c) <= room
             assert owner[a] == owner[b - 1] and owner[c] == owner[d - 1], "a part is of one document"
             assert (owner[a] == owner[c]) == (label == 0)
@@ -265,24 +265,24 @@ def test_next_sentence_pairs_follow_or_do_not(corpus: Corpus, tokenizer: Tokeniz
 
 
 def test_a_chunk_of_one_segment_makes_no_pair_that_follows(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    made = pairs(corpus_of(tmp_path, documents(20, sentences=(1, 1)), tokenizer), tokenizer)
-    found = planned(made)
-    assert len(found) == 20 and all(label == 1 for _, label in found)
+    segment_pairs = pairs(corpus_of(tmp_path, documents(20, sentences=(1, 1)), tokenizer), tokenizer)
+    planned_pairs = planned(segment_pairs)
+    assert len(planned_pairs) == 20 and all(label == 1 for _, label in planned_pairs)
 
 
 def test_pairs_lose_only_truncated_tokens(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """Segments that a random part displaced come back: without truncation, every one is used in every epoch."""
-    made = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9)
+    segment_pairs = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9)
     for swapped in (False, True):
         for epoch in range(5):
-            made = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9, swapped=swapped)
+            segment_pairs = pairs(corpus, tokenizer, length=1000, size=1000, short_seq_prob=0.9, swapped=swapped)
             used = np.zeros(corpus.count, dtype=int)
-            for ((a, b), (c, d)), label in planned(made, epoch):
+            for ((a, b), (c, d)), label in planned(segment_pairs, epoch):
                 used[a:b] += 1
                 if swapped or label == 0:
                     used[c:d] += 1
             assert (used == 1).all()
-    room = made.template.room(40)
+    room = segment_pairs.template.room(40)
     for ((a, b), (c, d)), label in planned(pairs(corpus, tokenizer, length=40)):
         for start, stop in ((a, b), (c, d)):
             bounds = set(bounds_of(corpus, int(owners(corpus)[start])))
@@ -291,11 +291,11 @@ def test_pairs_lose_only_truncated_tokens(corpus: Corpus, tokenizer: Tokenizer) 
 
 
 def test_random_second_sentences_come_from_all_documents(corpus: Corpus, tokenizer: Tokenizer) -> None:
-    owner, made = owners(corpus), pairs(corpus, tokenizer)
+    owner, segment_pairs = owners(corpus), pairs(corpus, tokenizer)
     others: Counter[int] = Counter()
     places = set()
     for epoch in range(60):
-        for (_, (start, _)), label in planned(made, epoch):
+        for (_, (start, _)), label in planned(segment_pairs, epoch):
             if label == 1:
                 others[int(owner[start])] += 1
                 places.add(start)
@@ -313,9 +313,9 @@ def test_a_tenth_of_the_pairs_is_short(tmp_path: Path, tokenizer: Tokenizer) -> 
     for short in (0.0, 0.1, 0.5):
         less = []
         for epoch in range(10):
-            made = pairs(long, tokenizer, length=128, size=128, short_seq_prob=short, swapped=True)
-            room, lengths = made.template.room(128), dict[int, list[int]]()
-            for ((a, b), (c, d)), _ in planned(made, epoch):
+            segment_pairs = pairs(long, tokenizer, length=128, size=128, short_seq_prob=short, swapped=True)
+            room, lengths = segment_pairs.template.room(128), dict[int, list[int]]()
+            for ((a, b), (c, d)), _ in planned(segment_pairs, epoch):
                 lengths.setdefault(int(owner[a]), []).append((b - a) + (d - c))
             for each in lengths.values():
                 inner = each[:-1]  # an ordinary pair is full but at the end of its document
@@ -338,61 +338,63 @@ def test_truncated_at_random_ends(one: int, two: int, room: int, seed: int) -> N
 
 
 def test_truncation_takes_from_both_ends() -> None:
-    found = [truncate_pair((0, 50), (100, 110), 40, Random(seed)) for seed in range(200)]
-    assert all(second == (100, 110) and stop - start == 30 for (start, stop), second in found)
-    starts = np.array([start for (start, _), _ in found])
+    truncated = [truncate_pair((0, 50), (100, 110), 40, Random(seed)) for seed in range(200)]
+    assert all(second == (100, 110) and stop - start == 30 for (start, stop), second in truncated)
+    starts = np.array([start for (start, _), _ in truncated])
     assert abs(starts.mean() - 10) < 1 and starts.min() < 7 and starts.max() > 13
 
 
 def test_order(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """0: as written, 1: swapped; both parts lie side by side in one document."""
-    owner, made = owners(corpus), pairs(corpus, tokenizer, swapped=True)
+    owner, segment_pairs = owners(corpus), pairs(corpus, tokenizer, swapped=True)
     labels: Counter[int] = Counter()
     for epoch in range(10):
-        for (one, two), label in planned(made, epoch):
+        for (one, two), label in planned(segment_pairs, epoch):
             first, second = (two, one) if label else (one, two)
             assert owner[first[0]] == owner[second[1] - 1] and first[1] <= second[0]
             if second[0] > first[1]:
-                assert (one[1] - one[0]) + (two[1] - two[0]) == made.template.room(64), "only truncation parts them"
+                assert (one[1] - one[0]) + (two[1] - two[0]) == segment_pairs.template.room(64), (
+                    "only truncation parts them"
+                )
             labels[label] += 1
     assert abs(labels[1] / labels.total() - 0.5) < 4 * 0.5 / labels.total() ** 0.5
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_epochs_differ_and_come_again(corpus: Corpus, tokenizer: Tokenizer, swapped: bool) -> None:
-    made, other = (pairs(corpus, tokenizer, swapped=swapped) for _ in range(2))
-    plans = [planned(made, epoch) for epoch in range(4)]
-    assert plans == [planned(other, epoch) for epoch in range(4)]
+    segment_pairs, equal_pairs = (pairs(corpus, tokenizer, swapped=swapped) for _ in range(2))
+    plans = [planned(segment_pairs, epoch) for epoch in range(4)]
+    assert plans == [planned(equal_pairs, epoch) for epoch in range(4)]
     assert all(plans[0] != plan for plan in plans[1:])
     assert planned(pairs(corpus, tokenizer, swapped=swapped, seed=6)) != plans[0]
     contents = []
     for epoch in range(6):
-        rows = made.at(epoch)
-        assert len(rows) == len(made)
+        rows = segment_pairs.at(epoch)
+        assert len(rows) == len(segment_pairs)
         samples = [rows[number] for number in range(len(rows))]
         assert all(len(sample) <= 128 and len(sample.target) == len(sample.bounds) - 1 for sample in samples)
         contents.append([sample.tokens.tolist() for sample in samples])
-        repeated = [other.at(epoch)[number].tokens.tolist() for number in range(len(rows))]
+        repeated = [equal_pairs.at(epoch)[number].tokens.tolist() for number in range(len(rows))]
         assert repeated == contents[-1]
     assert all(contents[0] != each for each in contents[1:])
-    assert made[2].tokens.tolist() == contents[0][2]
+    assert segment_pairs[2].tokens.tolist() == contents[0][2]
 
 
 def test_a_sequence_says_what_its_tokenizer_would(corpus: Corpus, tokenizer: Tokenizer) -> None:
     """[CLS] A [SEP] B [SEP], with types, and the label of each pair beside it."""
-    made = pairs(corpus, tokenizer, size=10_000)
-    ranges, labels = made.plan(0)
+    segment_pairs = pairs(corpus, tokenizer, size=10_000)
+    ranges, labels = segment_pairs.plan(0)
     known = {}
     for (one, two), label in zip(ranges.tolist(), labels.tolist(), strict=True):
         parts = [tokenizer.decode(corpus.tokens(*each).tolist()) for each in (one, two)]
         encoded = tokenizer.encode((parts[0], parts[1]))
         known[tuple(encoded.ids)] = (list(encoded.types), label)
-    found = 0
-    for number in range(len(made)):
-        sample = made[number]
+    compared = 0
+    for number in range(len(segment_pairs)):
+        sample = segment_pairs[number]
         for (start, stop), label in zip(pairwise(sample.bounds), sample.target.tolist(), strict=True):
             ids = tuple(sample.tokens[start:stop].tolist())
             if ids in known:  # a word that truncation has cut is encoded otherwise
                 assert known[ids] == (sample.types[start:stop].tolist(), label)
-                found += 1
-    assert found > 0.7 * len(labels)
+                compared += 1
+    assert compared > 0.7 * len(labels)

@@ -48,11 +48,11 @@ def queries(batch: Batch) -> list[list[int]]:
 
 @KINDS
 @given(groups, st.integers(0, 2**40))
-def test_what_is_predicted(objective: PermutationLM, given: list[list[list[int]]], key: int) -> None:
+def test_what_is_predicted(objective: PermutationLM, groups_of_texts: list[list[list[int]]], key: int) -> None:
     """Text alone, of any length, a sixth of it; and the batch is laid out as it should be."""
-    samples = [sample(*texts) for texts in given]
+    samples = [sample(*texts) for texts in groups_of_texts]
     batch = objective.batch(samples, [key + number for number in range(len(samples))])
-    flat = [[FIRST, *ids, END] for texts in given for ids in texts]
+    flat = [[FIRST, *ids, END] for texts in groups_of_texts for ids in texts]
     packed, seen, targets = batch.packed, batch.packed.visibility, []
     assert packed.key_lengths == tuple(map(len, flat)) and seen is not None and batch.rows is not None
     rows = []

@@ -12,10 +12,10 @@ from tests.support.corpora import documents, trained
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 300))
 def test_the_same_for_a_key(key: int, count: int) -> None:
-    found = uniform(key, count)
-    assert found.shape == (count,) and ((found >= 0) & (found < 1)).all()
-    assert (found == uniform(key, count)).all()
-    assert (found == uniform(key, count + 7)[:count]).all(), "more numbers leave the first ones as they are"
+    draws = uniform(key, count)
+    assert draws.shape == (count,) and ((draws >= 0) & (draws < 1)).all()
+    assert (draws == uniform(key, count)).all()
+    assert (draws == uniform(key, count + 7)[:count]).all(), "more numbers leave the first ones as they are"
 
 
 def test_the_same_on_every_machine() -> None:
@@ -29,9 +29,9 @@ PINNED = [0.303568034307, 0.848708749686, 0.156134778043]
 
 
 def test_as_likely() -> None:
-    found = np.concatenate([uniform(key, 1000) for key in range(50)])
-    assert abs(found.mean() - 0.5) < 5 * (1 / 12 / 50_000) ** 0.5
-    numbers = scale_to_integers(found, 7)
+    draws = np.concatenate([uniform(key, 1000) for key in range(50)])
+    assert abs(draws.mean() - 0.5) < 5 * (1 / 12 / 50_000) ** 0.5
+    numbers = scale_to_integers(draws, 7)
     assert set(numbers.tolist()) == set(range(7))
     assert abs(np.bincount(numbers) - 50_000 / 7).max() < 5 * (50_000 / 7) ** 0.5
     keys = np.array([uniform(key, 1)[0] for key in range(5000)])  # neighbouring keys have nothing to do with each other

@@ -54,20 +54,20 @@ def discriminator() -> ModelBundle:
     return create(BundleConfig(family="heedful", model=model, head=ReplacedTokens()), tokenizer(), seed=1)
 
 
-def made(loaded: ModelBundle, **settings: Any) -> ReplacedTokenDetection:
+def objective_of(loaded: ModelBundle, **settings: Any) -> ReplacedTokenDetection:
     """With a tied generator half as wide."""
     return ReplacedTokenDetection(
         tokenizer=tokenizer(), generator=tied_generator(loaded, generator_size=0.5, seed=2), **settings
     )
 
 
-ONE = made(discriminator())
+ONE = objective_of(discriminator())
 
 
 @given(groups, st.integers(0, 2**40))
-def test_masked_positions_are_ordinary_tokens(given: list[list[list[int]]], key: int) -> None:
+def test_masked_positions_are_ordinary_tokens(groups_of_texts: list[list[list[int]]], key: int) -> None:
     """Of each sample 15 % of the text, behind the mask token and nothing else; special tokens never."""
-    samples = [sample(*texts) for texts in given]
+    samples = [sample(*texts) for texts in groups_of_texts]
     batch = ONE.batch(samples, [key + number for number in range(len(samples))])
     flat = np.concatenate([each.tokens for each in samples])
     assert batch.rows is not None and batch.draws is not None
@@ -76,7 +76,7 @@ def test_masked_positions_are_ordinary_tokens(given: list[list[list[int]]], key:
     kept = np.delete(np.arange(len(flat)), rows)
     assert batch.packed.tokens[kept].tolist() == flat[kept].tolist()
     assert not {FIRST, END, MASK} & set(batch.targets.tolist())
-    free = [sum(map(len, texts)) for texts in given]
+    free = [sum(map(len, texts)) for texts in groups_of_texts]
     assert len(batch.rows) == sum(max(1, round(0.15 * n)) for n in free if n)
     assert batch.counts == (len(batch.rows), len(flat)) and batch.draws.shape == batch.weights.shape
     assert ((batch.draws >= 0) & (batch.draws < 1)).all()
@@ -107,8 +107,8 @@ def test_tokens_are_drawn_as_the_scores_say() -> None:
     scores = torch.tensor([[0.0, -torch.inf, 1.0, 2.0], [5.0, 0.0, 0.0, -torch.inf]], dtype=torch.float64)
     draws = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000  # evenly
     for row in scores:
-        found = torch.bincount(sample_tokens(row.expand(len(draws), -1), draws), minlength=4) / len(draws)
-        assert (found - row.softmax(-1)).abs().max() < 2e-4
+        observed = torch.bincount(sample_tokens(row.expand(len(draws), -1), draws), minlength=4) / len(draws)
+        assert (observed - row.softmax(-1)).abs().max() < 2e-4
     low_and_high = sample_tokens(
         scores[:1].float().expand(2, -1), torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
     )
@@ -183,10 +183,10 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bo
         with Exact(torch.float64):
             for span in batch.packed.spans():
                 masked = int((labels[span] >= 0).sum())
-                hidden, said = batch.packed.tokens[span][None], corrupted.tokens[span][None]
+                masked_ids, corrupted_ids = batch.packed.tokens[span][None], corrupted.tokens[span][None]
                 if masked:
-                    sums[0] = sums[0] + their_generator(hidden, labels=labels[span][None]).loss * masked
-                judged = their_model(said, labels=replaced[span][None].long()).loss
+                    sums[0] = sums[0] + their_generator(masked_ids, labels=labels[span][None]).loss * masked
+                judged = their_model(corrupted_ids, labels=replaced[span][None].long()).loss
                 sums[1] = sums[1] + judged * (span.stop - span.start)
         return sums[0] / len(batch.rows), sums[1] / len(labels)
 
@@ -202,7 +202,7 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bo
 
 def test_right_and_counts() -> None:
     loaded = discriminator()
-    objective = made(loaded)
+    objective = objective_of(loaded)
     batch = objective.batch([sample(list(range(5, 45)))], [3])
     generator, judged = objective.terms(loaded, batch)
     assert (generator.name, judged.name) == ("generator", "rtd")
@@ -246,8 +246,8 @@ def test_what_cannot_be_is_refused() -> None:
 def learn(
     loaded: ModelBundle, objective: ReplacedTokenDetection, samples: list[Sample], **settings: Any
 ) -> tuple[Trainer, list[float]]:
-    given: dict[str, Any] = {"batch_size": 4, "optimizer": AdamW(lr=1e-2), "precision": "float32"}
-    trainer = Trainer(loaded, objective, samples, TrainSettings(**given | settings))
+    defaults: dict[str, Any] = {"batch_size": 4, "optimizer": AdamW(lr=1e-2), "precision": "float32"}
+    trainer = Trainer(loaded, objective, samples, TrainSettings(**defaults | settings))
     return trainer, [step.loss for step in trainer]
 
 
@@ -257,24 +257,24 @@ def texts() -> list[list[int]]:
 
 def test_an_update_does_not_depend_on_micro_batches() -> None:
     """Masks and drawn tokens are the same, and each mean is over the whole step."""
-    found = []
+    runs = []
     for tokens in (10, 10_000):
         loaded = discriminator()
-        objective = made(loaded)
+        objective = objective_of(loaded)
         samples = [sample(*texts()[:3]), sample(texts()[3]), *(sample(each) for each in texts()[4:8])]
         calm = AdamW(lr=1e-2, eps=1e-2)
         trainer, losses = learn(
             loaded, objective, samples, max_steps=2, max_tokens_per_microbatch=tokens, optimizer=calm
         )
-        found.append((trainer.parameters, losses))
-    (one, few), (two, many) = found
+        runs.append((trainer.parameters, losses))
+    (one, few), (two, many) = runs
     assert distance(one, two) < 1e-6 and few == pytest.approx(many, rel=1e-6)
     assert any(name.startswith("beside.") for name in one)
     assert len({id(each) for each in one.values()}) == len(one)
 
 
 def judged(loaded: ModelBundle, objective: ReplacedTokenDetection, batch: Batch) -> tuple[float, float]:
-    """The share of all tokens that are told rightly, and that of those that were replaced."""
+    """The share of all tokens that are classified correctly, and that of those that were replaced."""
     with torch.no_grad():
         _, term = objective.terms(loaded, batch)
         assert batch.rows is not None and batch.draws is not None and term.right is not None
@@ -298,7 +298,7 @@ def test_it_learns_what_another_generator_replaces() -> None:
 @pytest.mark.slow
 def test_both_learn() -> None:
     loaded = discriminator()
-    objective = made(loaded)
+    objective = objective_of(loaded)
     samples = [sample(*texts()[2:4])] * 4
     trainer, losses = learn(loaded, objective, samples, max_steps=150)
     count = sum(each.numel() for each in trainer.parameters.values())
@@ -312,7 +312,7 @@ def test_both_learn() -> None:
 
 def test_nothing_to_hide() -> None:
     loaded = discriminator()
-    objective = made(loaded)
+    objective = objective_of(loaded)
     loss = objective.loss(loaded, objective.batch([sample([])], [0]))
     loss.sum.backward()
     assert float(loss.sum.detach()) > 0 and loss.count == 2.0, "both tokens are judged, and the mean is over them"

@@ -50,8 +50,8 @@ def test_the_loss_is_the_formula() -> None:
         total -= math.log(1 / (1 + math.exp(-float(centre @ u[target]))))
         total -= sum(math.log(1 / (1 + math.exp(float(centre @ u[n])))) for n in noise if n != target)
     assert loss.count == len(batch.rows) > 5 and loss.sum.item() == pytest.approx(total, rel=1e-5)
-    given = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2), (3, 4, 2))]
-    assert torch.autograd.gradcheck(pair_losses, given)
+    inputs = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 2), (3, 4, 2))]
+    assert torch.autograd.gradcheck(pair_losses, inputs)
 
 
 def test_pairs_are_neighbours_in_a_window_and_in_one_sequence() -> None:
@@ -61,9 +61,9 @@ def test_pairs_are_neighbours_in_a_window_and_in_one_sequence() -> None:
     assert pairs(learned, batch) == [*one, (0, 9), (9, 0), (9, 0), (0, 9), (0, 1), (1, 0), (1, 2), (2, 1)]
     wide, near, far = objective(), 0, 0
     for key in range(200):
-        found = Counter(pairs(wide, wide.batch(SAMPLES[:1], [key])))
-        near, far = near + found[(3, 4)], far + found[(3, 5)]
-        assert max(found.values()) == 1 and (3, 6) not in found and (6, 7) not in found
+        pair_counts = Counter(pairs(wide, wide.batch(SAMPLES[:1], [key])))
+        near, far = near + pair_counts[(3, 4)], far + pair_counts[(3, 5)]
+        assert max(pair_counts.values()) == 1 and (3, 6) not in pair_counts and (6, 7) not in pair_counts
     assert near == 200 and abs(far - 100) < 5 * math.sqrt(50), "R is 1 or 2, as often"
     ignored = objective(ignored=(0,), window=1)
     assert pairs(ignored, ignored.batch(SAMPLES[3:], [4])) == [(9, 1), (1, 9), (1, 2), (2, 1)]
@@ -91,8 +91,8 @@ def test_frequent_words_and_noise_have_their_shares() -> None:
     assert learned.keep_probability.tolist() == pytest.approx(wanted)
     noise = np.concatenate([learned.batch([sample(tokens)], [key]).targets[:, 1:].numpy().ravel() for key in range(8)])
     weights = np.array([0, *(count**0.75 for count in (700, 200, 100)), 0])
-    shares, found = weights / weights.sum(), np.bincount(noise, minlength=5) / len(noise)
-    assert (abs(found - shares) <= 5 * np.sqrt(shares * (1 - shares) / len(noise))).all()
+    shares, observed = weights / weights.sum(), np.bincount(noise, minlength=5) / len(noise)
+    assert (abs(observed - shares) <= 5 * np.sqrt(shares * (1 - shares) / len(noise))).all()
     for wrong, message in (({"window": 0}, "window is 0"), ({"frequent": 0.0}, "frequent is 0.0; expected a share")):
         with pytest.raises(HeedfulError, match=message):
             objective(**wrong)

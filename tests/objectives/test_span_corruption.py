@@ -37,11 +37,11 @@ def words(sentinels: int = 30) -> Tokenizer:
     """Words; a text ends with </s>; the sentinels have the last ids, the first one the highest."""
     names = ["<pad>", "</s>", "<unk>", *WORDS]
     names += [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
-    made = tokenizers.Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens([name for name in names if name.startswith("<")])
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", END)])
-    return Tokenizer(made, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({name: id for id, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([name for name in names if name.startswith("<")])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", END)])
+    return Tokenizer(tokenizer, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
 
 
 SPANS = SpanCorruption(tokenizer=words(), start=PAD)
@@ -83,11 +83,13 @@ def restored(source: list[int], target: list[int], count: int = 30) -> tuple[lis
 
 
 @given(groups, st.integers(0, 2**63 - 1))
-def test_input_and_target_spans_restore_the_text(given: list[list[list[int]]], key: int) -> None:
-    samples = [sample(*texts) for texts in given]
+def test_input_and_target_spans_restore_the_text(groups_of_texts: list[list[list[int]]], key: int) -> None:
+    samples = [sample(*texts) for texts in groups_of_texts]
     batch = SPANS.batch(samples, [key + number for number in range(len(samples))])
-    found = parts(batch)
-    for ids, (source, target) in zip([ids for texts in given for ids in texts], found, strict=True):
+    sources_and_targets = parts(batch)
+    for ids, (source, target) in zip(
+        [ids for texts in groups_of_texts for ids in texts], sources_and_targets, strict=True
+    ):
         if len(ids) < 2:
             assert (source, target) == ([*ids, END], [])
             continue
@@ -99,8 +101,12 @@ def test_input_and_target_spans_restore_the_text(given: list[list[list[int]]], k
         assert source[0] == ids[0] and source[-1] == END and source[-2] > TOP - 30  # kept first, a span last
         assert all(not (a > TOP - 30 and b > TOP - 30) for a, b in pairwise(source))
     assert batch.decoder_input is not None and torch.equal(batch.weights, torch.ones(len(batch.targets)))
-    assert batch.decoder_input.tokens.tolist() == [id for _, target in found if target for id in (PAD, *target[:-1])]
-    assert batch.decoder_input.positions.tolist() == [place for _, target in found for place in range(len(target))]
+    assert batch.decoder_input.tokens.tolist() == [
+        id for _, target in sources_and_targets if target for id in (PAD, *target[:-1])
+    ]
+    assert batch.decoder_input.positions.tolist() == [
+        place for _, target in sources_and_targets for place in range(len(target))
+    ]
 
 
 def test_spans_have_the_noise_density_and_mean_length_and_uniform_partitions() -> None:
@@ -108,7 +114,7 @@ def test_spans_have_the_noise_density_and_mean_length_and_uniform_partitions() -
     ids = list(range(3, 63)) * 8
     objective = SpanCorruption(tokenizer=words(100), start=PAD)
     batches = [objective.batch([sample(ids)], [key]) for key in range(20)]
-    spans = [restored(*found, count=100)[1] for batch in batches for found in parts(batch)]
+    spans = [restored(*source_and_target, count=100)[1] for batch in batches for source_and_target in parts(batch)]
     noise = [sum(map(len, each)) for each in spans]
     assert set(noise) == {72} and {len(each) for each in spans} == {24}  # 15.0 % of 480, 3.0 each
     lengths = np.bincount([len(span) for each in spans for span in each])
@@ -125,8 +131,8 @@ def test_spans_have_the_noise_density_and_mean_length_and_uniform_partitions() -
 
 def test_fewer_sentinels_than_spans_make_longer_spans() -> None:
     ids = list(range(3, 63)) * 2
-    (found,) = parts(SpanCorruption(tokenizer=words(2), start=PAD).batch([sample(ids)], [5]))
-    whole, spans = restored(*found, count=2)
+    (source_and_target,) = parts(SpanCorruption(tokenizer=words(2), start=PAD).batch([sample(ids)], [5]))
+    whole, spans = restored(*source_and_target, count=2)
     assert whole == [*ids, END] and len(spans) == 2 and sum(map(len, spans)) == 18
 
 
@@ -148,10 +154,10 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_samples_depend_on_the_key_alone() -> None:
-    given, other = sample(list(range(3, 50))), sample(list(range(4, 40)), [5, 6, 7])
-    alone = parts(SPANS.batch([given], [7]))
-    assert parts(SPANS.batch([other, given], [1, 7]))[2:] == alone
-    assert parts(SPANS.batch([given], [8])) != alone
+    first, second = sample(list(range(3, 50))), sample(list(range(4, 40)), [5, 6, 7])
+    alone = parts(SPANS.batch([first], [7]))
+    assert parts(SPANS.batch([second, first], [1, 7]))[2:] == alone
+    assert parts(SPANS.batch([first], [8])) != alone
 
 
 def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ TEXTS = documents(12, seed=2)
 
 
 @cache
-def made(kind: str) -> Tokenizer:
+def tokenizer_of(kind: str) -> Tokenizer:
     """A tokenizer of each kind, and some that put other things around a text."""
     if kind in ("wordpiece", "bpe", "unigram"):
         return trained(TEXTS, algorithm=kind, vocab_size=330)
@@ -40,7 +40,7 @@ def made(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram", "nothing", "end", "behind"])
 @pytest.mark.parametrize("pair", [False, True])
 def test_filled_as_the_tokenizer_would(kind: str, pair: bool) -> None:
-    tokenizer = made(kind)
+    tokenizer = tokenizer_of(kind)
     one, two = ("b c b", "c c") if kind in ("nothing", "end", "behind") else (TEXTS[0][0], TEXTS[1][0])
     ids = tokenizer.ids([one, two])
     frame = SpecialTokenTemplate.of(tokenizer, pair=pair)
@@ -54,23 +54,23 @@ def test_filled_as_the_tokenizer_would(kind: str, pair: bool) -> None:
 
 def test_no_text_at_all() -> None:
     nothing = np.zeros(0, dtype=np.int32)
-    frame = SpecialTokenTemplate.of(made("wordpiece"), pair=True)
+    frame = SpecialTokenTemplate.of(tokenizer_of("wordpiece"), pair=True)
     ids, types = frame.fill(nothing, nothing)
     assert ids.tolist() == [2, 3, 3] and types.tolist() == [0, 0, 1]
 
 
 def test_room() -> None:
-    frame = SpecialTokenTemplate.of(made("wordpiece"), pair=True)
+    frame = SpecialTokenTemplate.of(tokenizer_of("wordpiece"), pair=True)
     assert (frame.width, frame.room(64), frame.room(7)) == (3, 61, 4)
     with pytest.raises(HeedfulError, match=r"length is 6, and 3 of these tokens are special: set it to at least 7"):
         frame.room(6)
-    assert SpecialTokenTemplate.of(made("bpe"), pair=True).width == 4, "two between the texts"
-    assert SpecialTokenTemplate.of(made("nothing"), pair=False).room(2) == 2
+    assert SpecialTokenTemplate.of(tokenizer_of("bpe"), pair=True).width == 4, "two between the texts"
+    assert SpecialTokenTemplate.of(tokenizer_of("nothing"), pair=False).room(2) == 2
     with pytest.raises(HeedfulError, match=r"length is 1, and 0 of these tokens are special: set it to at least 2"):
-        SpecialTokenTemplate.of(made("nothing"), pair=False).room(1)
+        SpecialTokenTemplate.of(tokenizer_of("nothing"), pair=False).room(1)
 
 
 def test_another_order_is_refused() -> None:
     with pytest.raises(HeedfulError, match="swaps the texts of a pair"):
-        SpecialTokenTemplate.of(made("swapped"), pair=True)
-    assert SpecialTokenTemplate.of(made("swapped"), pair=False).width == 0
+        SpecialTokenTemplate.of(tokenizer_of("swapped"), pair=True)
+    assert SpecialTokenTemplate.of(tokenizer_of("swapped"), pair=False).width == 0

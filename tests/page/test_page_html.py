@@ -236,6 +236,6 @@ def test_int8_is_taken_where_it_changes_little(tmp_path: Path, monkeypatch: pyte
 
 
 def test_large_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_PARAMETERS", 100)
+    monkeypatch.setattr(module, "MAX_PARAMETERS", 100)
     with pytest.raises(HeedfulError, match="parameters; a page has at most 100: distil a smaller model"):
         render_page(heedful.load(make(tmp_path / "model", "single")))

@@ -205,18 +205,18 @@ def test_tags_of_which_the_teacher_says_nothing() -> None:
     def ask(numbers: Sequence[int], keys: Sequence[int]) -> Any:
         return {"scores": [torch.ones(2, 3, device=META) for _ in numbers]}
 
-    alignment = SampleAlignment(same_tokens=False, teacher_numbers=[(), (0,)], words=[None, slice(0, 2)])
-    arguments: Any = {"base_objective": None, "ask_teacher": ask, "projections": torch.nn.ModuleDict()}
+    alignment = SampleAlignment(same_tokens=False, teacher_indices=[(), (0,)], words=[None, slice(0, 2)])
+    arguments: Any = {"base_objective": None, "run_teacher": ask, "projections": torch.nn.ModuleDict()}
     objective = Distillation(kind="tokens", losses=DistillationLosses(), alignment=alignment, **arguments)
     none = torch.ones(0)
     asked = TeacherRequest(
         samples=(),
-        numbers=[0, 1],
+        sample_indices=[0, 1],
         keys=[0, 0],
         label_weights=none,
         kd_weights=none,
         score_counts=[2, 2],
-        row_weights=None,
+        token_weights=None,
     )
     with OneDevice():  # type: ignore[no-untyped-call]
         outputs = objective._teacher_outputs(asked, torch.ones(4, 3, device=META))

@@ -163,7 +163,7 @@ async def in_order(call: Any, body: NextSentenceBody) -> Any:
     """Whether the texts of each pair are in the right order."""
     _, model_queue = call.select_model(body.model, ("next_sentence",))
     call.set_texts(*(text for pair in body.inputs for text in pair))
-    return await call.ask(model_queue, [tuple(pair) for pair in body.inputs])
+    return await call.predict(model_queue, [tuple(pair) for pair in body.inputs])
 
 
 ROUTE = Endpoint(

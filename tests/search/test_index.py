@@ -44,15 +44,15 @@ def engine() -> heedful.Engine:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "index"
+def built_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "index"
     SearchIndex.create(folder, vectors="float32").add(DOCUMENTS)
     return folder
 
 
 @pytest.fixture
-def index(made: Path, tmp_path: Path, engine: heedful.Engine) -> SearchIndex:
-    shutil.copytree(made, tmp_path / "index")
+def index(built_index: Path, tmp_path: Path, engine: heedful.Engine) -> SearchIndex:
+    shutil.copytree(built_index, tmp_path / "index")
     return SearchIndex(tmp_path / "index", engine=engine)
 
 
@@ -92,18 +92,18 @@ def test_matches_are_words_with_a_stem_of_the_query(language: str, query: str, t
 
 
 @as_root
-def test_a_read_only_index_is_searched(made: Path) -> None:
+def test_a_read_only_index_is_searched(built_index: Path) -> None:
     """An index of another user, or on a file system that is mounted read-only."""
     with shared_folder(OTHER) as shared:
         folder = shared / "index"
-        shutil.copytree(made, folder)
+        shutil.copytree(built_index, folder)
         expected = ids(SearchIndex(folder), "baking a boat", method="words")
 
         def search() -> list[str]:
             with pytest.raises(PermissionError):
                 (folder / "file").touch()
-            found = ids(SearchIndex(folder), "baking a boat", method="words")
-            return [*found, *map(str, Path(tempfile.gettempdir()).glob("heedful-words-*"))]
+            document_ids = ids(SearchIndex(folder), "baking a boat", method="words")
+            return [*document_ids, *map(str, Path(tempfile.gettempdir()).glob("heedful-words-*"))]
 
         before = set(map(str, Path(tempfile.gettempdir()).glob("heedful-words-*")))
         results = as_user(OTHER, search)
@@ -158,7 +158,7 @@ def test_changes(index: SearchIndex) -> None:
 
 @pytest.mark.parametrize("vectors", VECTOR_FORMATS)
 def test_segments_are_merged_and_searched_as_one(
-    tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch, vectors: VectorFormat
+    tmp_path: Path, built_index: Path, monkeypatch: pytest.MonkeyPatch, vectors: VectorFormat
 ) -> None:
     monkeypatch.setattr(module, "COMMIT", 1)
     index = SearchIndex.create(tmp_path / "index", vectors=vectors)
@@ -166,7 +166,7 @@ def test_segments_are_merged_and_searched_as_one(
     state = read_state(index.folder)
     assert [facts.documents for facts in state.segments] == [5, 1] and state.generation == len(TEXTS)
     for method in ("words", "hybrid", "vectors"):
-        expected = SearchIndex(made).search("a boat at sea", method=method)
+        expected = SearchIndex(built_index).search("a boat at sea", method=method)
         hits = index.search("a boat at sea", method=method)
         assert [hit.id for hit in hits] == [hit.id for hit in expected]
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected], abs=5e-3)
@@ -209,14 +209,14 @@ def test_a_cross_encoder_reranks(index: SearchIndex, tmp_path: Path, monkeypatch
 
 
 def test_another_process_may_change_an_opened_index(index: SearchIndex) -> None:
-    other = SearchIndex(index.folder, engine=index.engine)
-    assert not other.refresh()
+    second = SearchIndex(index.folder, engine=index.engine)
+    assert not second.refresh()
     index.delete(["ship"])
     index.rebuild()
-    assert "ship" in ids(other, "ship", method="words") and other.document(0).id == "ship"  # its state is complete
-    assert other.refresh() and "ship" not in ids(other, "ship", method="words")
+    assert "ship" in ids(second, "ship", method="words") and second.document(0).id == "ship"  # its state is complete
+    assert second.refresh() and "ship" not in ids(second, "ship", method="words")
     with module.locked_for_writing(index.folder), pytest.raises(HeedfulError, match="another process, pid"):
-        other.delete(["boat"])
+        second.delete(["boat"])
 
 
 def test_a_full_disk_leaves_the_state_before(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def run(*words: str, status: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("made") / "index"
+    place = tmp_path_factory.mktemp("built") / "index"
     SearchIndex.create(place, vectors="float32").add(
         [Document(id=str(number), text=text) for number, text in enumerate(TEXTS)]
     )

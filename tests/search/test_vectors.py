@@ -23,8 +23,8 @@ from heedful.search.vectors import (
 )
 
 
-def random_units(count: int, width: int = 40, seed: int = 0) -> NDArray[np.float32]:
-    return normalized_rows(np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32))
+def random_units(count: int, dim: int = 40, seed: int = 0) -> NDArray[np.float32]:
+    return normalized_rows(np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32))
 
 
 @pytest.mark.parametrize("block", [1 << 16, 7])
@@ -32,11 +32,11 @@ def test_float32_is_the_plain_product(monkeypatch: pytest.MonkeyPatch, block: in
     monkeypatch.setattr(module, "BLOCK", block)
     rows, queries = random_units(50), random_units(3, seed=1)
     alive = np.arange(50) % 3 > 0
-    scores, numbers = VectorTable.of(rows).nearest(queries, 10, alive)
-    for query, values, places in zip(queries, scores, numbers, strict=True):
+    scores, indices = VectorTable.of(rows).nearest(queries, 10, alive)
+    for query, values, rows_of_query in zip(queries, scores, indices, strict=True):
         expected = np.where(alive, rows @ query, -np.inf)
-        assert places.tolist() == np.argsort(-expected)[:10].tolist()
-        assert values == pytest.approx(expected[places], abs=1e-6)
+        assert rows_of_query.tolist() == np.argsort(-expected)[:10].tolist()
+        assert values == pytest.approx(expected[rows_of_query], abs=1e-6)
 
 
 def test_int8_rounds_the_rows_alone() -> None:
@@ -51,10 +51,10 @@ def test_int8_rounds_the_rows_alone() -> None:
     assert np.array_equal(table.scores(queries, 50, 60), scores[:, 50:60])
 
 
-@pytest.mark.parametrize(("count", "width"), [(1, 1), (515, 37), (1030, 384), (3, 1024), (5, 1100)])
-def test_kernels_give_the_same_bits(native: Kernels, monkeypatch: pytest.MonkeyPatch, count: int, width: int) -> None:
+@pytest.mark.parametrize(("count", "dim"), [(1, 1), (515, 37), (1030, 384), (3, 1024), (5, 1100)])
+def test_kernels_give_the_same_bits(native: Kernels, monkeypatch: pytest.MonkeyPatch, count: int, dim: int) -> None:
     """The kernels give the same scores as PyTorch and NumPy, with any number of threads."""
-    rows, queries = random_units(count, width), random_units(3, width, seed=1)
+    rows, queries = random_units(count, dim), random_units(3, dim, seed=1)
     rows[0] = 0
     int8, bits, query_bits = VectorTable.of(rows, "int8"), sign_bits(rows), sign_bits(queries)
     threads, by_kernels = torch.get_num_threads(), []
@@ -68,7 +68,7 @@ def test_kernels_give_the_same_bits(native: Kernels, monkeypatch: pytest.MonkeyP
     for scores, matches in by_kernels:
         assert np.array_equal(scores, int8.scores(queries, 0, count))
         assert np.array_equal(matches, bit_matches(bits, query_bits))
-    assert matches.max() <= 0 and -matches.min() <= width
+    assert matches.max() <= 0 and -matches.min() <= dim
 
 
 @pytest.mark.parametrize("block", [1 << 16, 64])
@@ -79,10 +79,12 @@ def test_binary_finds_by_signs_and_ranks_by_int8(monkeypatch: pytest.MonkeyPatch
     alive = np.ones(500, bool)
     alive[1] = False
     table, int8 = VectorTable.of(rows, "binary"), VectorTable.of(rows, "int8")
-    scores, numbers = table.nearest(queries, 3, alive)
-    assert numbers[0, 0] == 0 and numbers[2, 0] == 2 and 1 not in numbers
-    for query, values, places in zip(queries, scores, numbers, strict=True):
-        assert values == pytest.approx(int8.scores(query[None], 0, 500)[0, places]) and (np.diff(values) <= 0).all()
+    scores, indices = table.nearest(queries, 3, alive)
+    assert indices[0, 0] == 0 and indices[2, 0] == 2 and 1 not in indices
+    for query, values, rows_of_query in zip(queries, scores, indices, strict=True):
+        assert (
+            values == pytest.approx(int8.scores(query[None], 0, 500)[0, rows_of_query]) and (np.diff(values) <= 0).all()
+        )
     everything, _ = table.nearest(queries, 500, alive)  # all rows are rescored
     assert everything[:, :-1] == pytest.approx(int8.nearest(queries, 500, alive)[0][:, :-1])
     assert np.isneginf(everything[:, -1]).all()
@@ -107,9 +109,9 @@ def test_tables_are_searched_as_one() -> None:
     parts = [VectorTable.of(rows[a:b]) for a, b in ((0, 10), (10, 10), (10, 80), (80, 90))]
     alive = np.arange(90) % 2 == 0
     living = [alive[:10], alive[10:10], alive[10:80], alive[80:]]
-    scores, numbers = nearest_in_tables(parts, queries, 20, living)
-    expected, places = VectorTable.of(rows).nearest(queries, 20, alive)
-    assert np.array_equal(numbers, places) and scores == pytest.approx(expected)
+    scores, indices = nearest_in_tables(parts, queries, 20, living)
+    expected, expected_rows = VectorTable.of(rows).nearest(queries, 20, alive)
+    assert np.array_equal(indices, expected_rows) and scores == pytest.approx(expected)
 
 
 def test_a_vector_of_zeros_has_the_score_zero() -> None:

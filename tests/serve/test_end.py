@@ -104,7 +104,7 @@ def test_a_signal_does_not_wait_for_a_model_that_is_loaded() -> None:
         "import os, signal, time\n"
         "from heedful.serve import run, service, settings, supervisor\n"
         "service.load_models = lambda *folder, **more: time.sleep(60)\n"
-        "stop = lambda said: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "stop = lambda line: os.kill(os.getpid(), signal.SIGTERM)\n"
         "run.run({'x': 'y'}, settings.ServeSettings(), sockets=supervisor.listen('127.0.0.1', 0), log=stop)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40)
@@ -124,8 +124,8 @@ def test_as_many_files_may_be_open_as_connections_need() -> None:
 
 
 def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        command = [sys.executable, "-m", "heedful", "serve", folders["tag"], "--port", str(taken.getsockname()[1])]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "heedful", "serve", folders["tag"], "--port", str(listener.getsockname()[1])]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and "cannot be listened on" in done.stderr and "Traceback" not in done.stderr
 

@@ -172,10 +172,10 @@ from heedful.serve.run import background
 
 class Watched(Engine):
     def tokenize(self, inputs):
-        made = super().tokenize(inputs)
-        for text, asked in zip(inputs, made):
-            named.update({id(chunk.encoded): text.split()[0] for chunk in asked.chunks})
-        return made
+        requests = super().tokenize(inputs)
+        for text, request in zip(inputs, requests):
+            named.update({id(chunk.encoded): text.split()[0] for chunk in request.chunks})
+        return requests
 
     def score(self, chunks, writing=None, **more):
         now = time.monotonic()

@@ -27,11 +27,11 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
 def test_search(index: SearchIndex) -> None:
     with background({"docs": str(index.folder)}) as server:
         for method in ("hybrid", "words", "vectors"):
-            found = ask(server.port, "/search", {"query": "a boat at sea", "top_k": 3, "method": method}).json
+            hits = ask(server.port, "/search", {"query": "a boat at sea", "top_k": 3, "method": method}).json
             expected = index.search("a boat at sea", 3, method=method)
-            assert [hit["id"] for hit in found] == [hit.id for hit in expected], method
-            assert [hit["score"] for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-4)
-            assert [hit["passage"] for hit in found] == [hit.passage for hit in expected]
+            assert [hit["id"] for hit in hits] == [hit.id for hit in expected], method
+            assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+            assert [hit["passage"] for hit in hits] == [hit.passage for hit in expected]
         assert {"/search", "/embed"} <= set(ask(server.port, "/info").json["routes"])
         assert "/search" in ask(server.port, "/openapi.json").json["paths"]
         assert len(ask(server.port, "/search", {"query": "boat"}).json) == len(DOCUMENTS)
@@ -48,11 +48,11 @@ def test_a_reranker_and_highlights(index: SearchIndex, tmp_path: Path) -> None:
     ranker = str(make(tmp_path / "ranker", "regression"))
     with background({"docs": str(index.folder), "ranker": ranker}) as server:
         body = {"query": "a boat at sea", "method": "vectors", "top_k": 3, "reranker": "ranker", "highlight": True}
-        found = ask(server.port, "/search", body).json
+        hits = ask(server.port, "/search", body).json
         expected = index.search("a boat at sea", 3, method="vectors", reranker=ranker)
-        assert [hit["id"] for hit in found] == [hit.id for hit in expected]
-        assert [hit["score"] for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-4)
-        assert [hit["highlights"] for hit in found] == [
+        assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
+        assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+        assert [hit["highlights"] for hit in hits] == [
             [list(span) for span in index.matches("a boat at sea", hit.passage)] for hit in expected
         ]
         for name, status in (("other", 404), ("docs", 422)):  # not served; the model of the index scores no pairs

@@ -110,9 +110,9 @@ const ready = setInterval(() => {
   document.querySelector("#route").value = "/predict";
   document.querySelector("#route").dispatchEvent(new Event("change"));
   document.querySelector("button").click();
-  const told = setInterval(() => {
+  const timer = setInterval(() => {
     if (document.getElementById("found").hidden) return;
-    clearInterval(told);
+    clearInterval(timer);
     done([...document.querySelectorAll("#shown bdi")].map((each) => each.textContent));
   }, 20);
 }, 20);
@@ -138,13 +138,13 @@ def test_labels_are_text(tmp_path: Path, browser: Browser) -> None:
 
 
 FOLLOWED = """
-const [given, link, status, text] = [%s, %s, %s, %s];
-document.getElementById("key").value = given;
+const [key, link, status, text] = [%s, %s, %s, %s];
+document.getElementById("key").value = key;
 document.querySelector(`nav a[href="${link}"]`).click();
-const told = setInterval(() => {
-  const [code, found] = ["status", "answer"].map((each) => document.getElementById(each).textContent);
-  if (code !== status || !found.includes(text)) return;
-  clearInterval(told);
+const timer = setInterval(() => {
+  const [code, answer] = ["status", "answer"].map((each) => document.getElementById(each).textContent);
+  if (code !== status || !answer.includes(text)) return;
+  clearInterval(timer);
   done([document.getElementById("found").hidden, document.getElementById("whole").open, location.pathname]);
 }, 20);
 """

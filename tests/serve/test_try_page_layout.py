@@ -79,8 +79,8 @@ def test_layout(chrome: Browser, served: RunningServer, width: int, dark: bool) 
             if folder := os.environ.get("HEEDFUL_SHOTS"):
                 file = f"{width}-try-{model}{route.replace('/', '-')}-{name}-{'dark' if dark else 'light'}.png"
                 chrome.driver.save_screenshot(f"{folder}/{file}")
-            if found := layout_problems(chrome):
-                problems[model, route, name] = found
+            if layout_errors := layout_problems(chrome):
+                problems[model, route, name] = layout_errors
             if name == "short" and not status.startswith("200"):
                 problems[model, route, name] = [status, chrome.text("#answer")]
             if not chrome.js("return document.querySelector('#inputs textarea') !== null"):
@@ -97,8 +97,8 @@ def test_axe(chrome: Browser, served: RunningServer, dark: bool) -> None:
     problems = {}
     for model, route in each_form(chrome, served):
         ask(chrome)
-        if found := axe_violations(chrome):
-            problems[model, route] = found
+        if violations := axe_violations(chrome):
+            problems[model, route] = violations
         assert chrome.js("return document.activeElement === document.querySelector('button')"), (model, route)
     chrome.dark(False)
     assert problems == {}

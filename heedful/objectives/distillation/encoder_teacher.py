@@ -1,7 +1,7 @@
-"""A trained encoder as a teacher: hidden states of words, and sentence vectors, as targets.
+"""`EncoderTeacher`: a trained encoder whose hidden states of words and sentence embeddings are a student's targets.
 
-Teacher and student may have different vocabularies. A word's state is the mean of the rows of its tokens, in either
-vocabulary. The teacher reads unmasked text, which is decoded from the student's tokens.
+Teacher and student may have different vocabularies, so that states are compared per word. The state of a word is the
+mean of the hidden states of its tokens. The teacher's input is the unmasked text, decoded from the student's tokens.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
-MIN_STD = 1e-3  # lower bound of the standard deviations that states are divided by
+MIN_STD = 1e-3  # lower bound of the standard deviations by which states are divided
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AlignedWords:
-    """The words of a batch in the student's rows, and in the teacher's sequences of the same words."""
+    """The words of a batch, with their tokens in the student's batch and in the teacher's."""
 
     count: int  # number of words
-    student_rows: NDArray[np.int64]  # the student's rows that belong to a word
-    student_words: NDArray[np.int64]  # for each of these rows, the number of its word
-    teacher_input: Packed  # a sequence for each text
-    teacher_rows: NDArray[np.int64]  # the teacher's rows that belong to a word
-    teacher_words: NDArray[np.int64]  # for each of these rows, the number of its word
+    student_rows: NDArray[np.int64]  # positions in the student's batch of tokens that belong to a word
+    student_words: NDArray[np.int64]  # index of the word of each of these tokens
+    teacher_input: Packed  # the teacher's batch, one sequence for each text
+    teacher_rows: NDArray[np.int64]  # positions in the teacher's batch of tokens that belong to a word
+    teacher_words: NDArray[np.int64]  # index of the word of each of these tokens
 
 
 class EncoderTeacher:
     """A frozen encoder that computes targets for texts tokenised by the student's tokenizer.
 
-    States of words are standardised: each feature minus its mean, divided by its standard deviation, both estimated
-    over a sample of words. Sentence vectors have unit length; for a narrower student they are projected on their
-    principal components.
+    States of words are standardised: from each feature its mean is subtracted, and the result is divided by its
+    standard deviation, both estimated over a sample of words. Sentence embeddings have unit length. For a student with
+    a smaller hidden size they are projected on their principal components.
 
     Args:
         loaded: The teacher.
@@ -57,39 +57,44 @@ class EncoderTeacher:
     def __init__(self, loaded: ModelBundle, tokenizer: Tokenizer) -> None:
         if loaded.tokenizer is None:
             raise HeedfulError(f"{loaded.source} has no tokenizer, which a teacher needs: put its tokenizer.json there")
-        self.loaded, self.student_tokenizer = loaded.eval().requires_grad_(False), tokenizer
+        self.loaded = loaded.eval().requires_grad_(False)
+        self.student_tokenizer = tokenizer
         self.tokenizer = loaded.tokenizer
-        self.width = loaded.config.model.width
+        self.hidden_size = loaded.config.model.width
         positions = loaded.config.model.embedding.positions
         limit = None if positions is None else positions.limit
         template = SpecialTokenTemplate.of(loaded.tokenizer, pair=False)
         self._prefix_ids, self._suffix_ids = (ids for ids, _ in template.runs)
         self._room = (1 << 20 if limit is None else limit) - template.width  # maximum text tokens in a sequence
         self._teacher_ids_of: dict[bytes, NDArray[np.int32]] = {}  # ids of words, by the bytes of the student's ids
-        self.mean, self.deviation = torch.zeros(self.width), torch.ones(self.width)
-        self.basis: Tensor | None = None  # [width, width]: principal components of sentence vectors, strongest first
+        self.mean = torch.zeros(self.hidden_size)
+        self.deviation = torch.ones(self.hidden_size)
+        self.basis: Tensor | None = None  # [hidden, hidden]: principal components of sentence embeddings, largest first
 
     # -- statistics of a sample -------------------------------------------------------------------------------------
 
     def estimate_statistics(self, samples: Sequence[Sample], is_text_id: NDArray[np.bool_]) -> None:
-        """Estimate means, standard deviations and principal components.
+        """Estimate means, standard deviations and principal components from samples of the student.
 
         Args:
             samples: Samples of the student.
             is_text_id: Marks the ids of the student's vocabulary that are text tokens.
         """
-        state_parts, vector_parts = [], []
+        state_parts = []
+        vector_parts = []
         for sample in samples:
             packed = pack_samples([sample])
             words = self.align_words(packed, packed.tokens.numpy(), is_text_id)
-            rows = self.hidden_states(words)
-            state_parts.append(mean_rows(rows, words.teacher_rows, words.teacher_words, words.count))
-            vector_parts.append(self.sentence_vectors(rows, words.teacher_input))
-        states, vectors = torch.cat(state_parts).cpu(), torch.cat(vector_parts).cpu()
-        self.mean, self.deviation = states.mean(0), states.std(0).clamp(min=MIN_STD)
+            hidden_states = self.hidden_states(words)
+            state_parts.append(mean_rows(hidden_states, words.teacher_rows, words.teacher_words, words.count))
+            vector_parts.append(self.sentence_vectors(hidden_states, words.teacher_input))
+        states = torch.cat(state_parts).cpu()
+        vectors = torch.cat(vector_parts).cpu()
+        self.mean = states.mean(0)
+        self.deviation = states.std(0).clamp(min=MIN_STD)
         basis = torch.linalg.eigh((vectors.T @ vectors).double()).eigenvectors.flip(-1)
         largest = basis.abs().argmax(0, keepdim=True)
-        self.basis = (basis * basis.gather(0, largest).sign()).float()  # the largest number of a component is positive
+        self.basis = (basis * basis.gather(0, largest).sign()).float()  # the largest feature of each is positive
 
     def statistics(self) -> dict[str, Tensor]:
         """Return the estimates as tensors to save."""
@@ -103,41 +108,53 @@ class EncoderTeacher:
     # -- targets ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def hidden_states(self, words: AlignedWords) -> Float[Tensor, "rows width"]:
-        """Return the last hidden states of the teacher's sequences in float32, computed in the teacher's precision."""
+    def hidden_states(self, words: AlignedWords) -> Float[Tensor, "rows hidden"]:
+        """Return the last hidden states of the teacher's batch in float32, computed in the teacher's precision."""
         device = next(self.loaded.parameters()).device
         with torch.autocast(device.type, enabled=False):
-            rows: Tensor = self.loaded.model(words.teacher_input.to(device))
-            return rows.float()
+            hidden_states: Tensor = self.loaded.model(words.teacher_input.to(device))
+            return hidden_states.float()
 
     def word_states(
-        self, words: AlignedWords, rows: Float[Tensor, "rows width"] | None = None
-    ) -> Float[Tensor, "words width"]:
-        """Return the standardised state of each word; `rows` are `hidden_states(words)`, if they are known."""
-        rows = self.hidden_states(words) if rows is None else rows
-        states = mean_rows(rows, words.teacher_rows, words.teacher_words, words.count)
-        mean, deviation = (values.to(rows.device, non_blocking=True) for values in (self.mean, self.deviation))
+        self, words: AlignedWords, hidden_states: Float[Tensor, "rows hidden"] | None = None
+    ) -> Float[Tensor, "words hidden"]:
+        """Return the standardised state of each word.
+
+        Args:
+            words: The words.
+            hidden_states: The result of `hidden_states(words)`. If None, it is computed.
+        """
+        hidden_states = self.hidden_states(words) if hidden_states is None else hidden_states
+        states = mean_rows(hidden_states, words.teacher_rows, words.teacher_words, words.count)
+        mean = self.mean.to(states.device, non_blocking=True)
+        deviation = self.deviation.to(states.device, non_blocking=True)
         return (states - mean) / deviation
 
     def sentence_vectors(
-        self, rows: Float[Tensor, "rows width"], teacher_input: Packed
-    ) -> Float[Tensor, "texts width"]:
-        """Return the unit vector of each text: pooled by the teacher's head if it has one, else the mean of all rows.
+        self, hidden_states: Float[Tensor, "rows hidden"], teacher_input: Packed
+    ) -> Float[Tensor, "texts hidden"]:
+        """Return the unit sentence embedding of each text.
+
+        The teacher's sentence embedding head pools the hidden states. Without such a head, the embedding is their mean.
 
         Args:
-            rows: Last hidden states of the teacher.
-            teacher_input: The sequences that the rows belong to.
+            hidden_states: Last hidden states of the teacher.
+            teacher_input: The batch of these hidden states.
         """
-        head, batch = self.loaded.head, teacher_input.to(rows.device)
-        vectors = head(rows, batch) if isinstance(head, SentenceEmbeddingHead) else pool(rows, batch, "mean")
+        head = self.loaded.head
+        batch = teacher_input.to(hidden_states.device)
+        if isinstance(head, SentenceEmbeddingHead):
+            vectors = head(hidden_states, batch)
+        else:
+            vectors = pool(hidden_states, batch, "mean")
         return F.normalize(vectors.float(), dim=-1)
 
-    def project_vectors(self, vectors: Float[Tensor, "texts width"], width: int) -> Float[Tensor, "texts narrow"]:
-        """Project sentence vectors on the first `width` principal components, or fill them up with zeros."""
-        if width >= vectors.shape[1]:
-            return F.pad(vectors, (0, width - vectors.shape[1]))
+    def project_vectors(self, vectors: Float[Tensor, "texts hidden"], dim: int) -> Float[Tensor, "texts dim"]:
+        """Project sentence embeddings on the first `dim` principal components, or pad them with zeros up to `dim`."""
+        if dim >= vectors.shape[1]:
+            return F.pad(vectors, (0, dim - vectors.shape[1]))
         assert self.basis is not None, "estimate_statistics comes first"
-        return vectors @ self.basis[:, :width].to(vectors.device, non_blocking=True)
+        return vectors @ self.basis[:, :dim].to(vectors.device, non_blocking=True)
 
     # -- words ------------------------------------------------------------------------------------------------------
 
@@ -156,24 +173,25 @@ class EncoderTeacher:
             packed: The student's batch.
             tokens: The unmasked tokens of the batch.
             is_text_id: Marks the ids of the student's vocabulary that are text tokens.
-            bounds: Rows at which texts begin, and the number of rows. The teacher reads each text by itself. None: each
-                sequence is one text.
+            bounds: First position of each text in the batch, then the number of all tokens. Each text is a separate
+                sequence for the teacher. If None, each sequence of the student is one text.
         """
         bounds = packed.bounds if bounds is None else bounds
         is_text = is_text_id[tokens]
         starts = self._word_starts(tokens, is_text, bounds)
-        word_of = np.where(is_text, np.cumsum(starts) - 1, -1)  # the word of each row; -1: special tokens
-        student_rows, first_rows = np.flatnonzero(is_text), np.flatnonzero(starts)
+        word_of = np.where(is_text, np.cumsum(starts) - 1, -1)  # word of each token; -1 for special tokens
+        student_rows = np.flatnonzero(is_text)
+        first_rows = np.flatnonzero(starts)
         stop_rows = first_rows + np.bincount(word_of[student_rows], minlength=len(first_rows))
         student_ids = tokens.astype(np.int32)
         teacher_ids = [
             self._teacher_ids(student_ids[start:stop]) for start, stop in zip(first_rows, stop_rows, strict=True)
         ]
-        text_of = np.searchsorted(np.array(bounds), first_rows, side="right") - 1  # the text of each word
-        text_bounds = np.searchsorted(text_of, np.arange(len(bounds)))  # first word of each text, and number of words
+        text_of = np.searchsorted(np.array(bounds), first_rows, side="right") - 1  # text of each word
+        text_bounds = np.searchsorted(text_of, np.arange(len(bounds)))  # first word of each text, then the word count
         teacher_input, teacher_word_of, fits = self._teacher_sequences(teacher_ids, text_bounds.tolist())
-        new_numbers = np.where(fits, np.cumsum(fits) - 1, -1)  # words that do not fit are not counted
-        student_words = new_numbers[word_of[student_rows]]
+        new_indices = np.where(fits, np.cumsum(fits) - 1, -1)  # index of each word among those that fit
+        student_words = new_indices[word_of[student_rows]]
         teacher_rows = np.flatnonzero(teacher_word_of >= 0)
         return AlignedWords(
             count=int(fits.sum()),
@@ -181,13 +199,16 @@ class EncoderTeacher:
             student_words=student_words[student_words >= 0],
             teacher_input=teacher_input,
             teacher_rows=teacher_rows,
-            teacher_words=new_numbers[teacher_word_of[teacher_rows]],
+            teacher_words=new_indices[teacher_word_of[teacher_rows]],
         )
 
     def _word_starts(
         self, tokens: NDArray[np.int64], is_text: NDArray[np.bool_], bounds: Sequence[int]
     ) -> NDArray[np.bool_]:
-        """Mark the student's rows that begin a word; the first text token of a text or after a special token does."""
+        """Mark the student's tokens that begin a word.
+
+        The first text token of a text and the first one after a special token always begin a word.
+        """
         starts: NDArray[np.bool_] = is_text & ~self.student_tokenizer.continues[tokens]
         starts[1:] |= is_text[1:] & ~is_text[:-1]
         starts[[bound for bound in bounds[:-1] if bound < len(tokens)]] |= True
@@ -197,14 +218,14 @@ class EncoderTeacher:
     def _teacher_sequences(
         self, teacher_ids: Sequence[NDArray[np.int32]], text_bounds: Sequence[int]
     ) -> tuple[Packed, NDArray[np.int64], NDArray[np.bool_]]:
-        """Build the teacher's sequences: for each text its first words that fit, between special tokens.
+        """Build the teacher's batch: for each text the first words that fit, between special tokens.
 
         Args:
             teacher_ids: The teacher's token ids of each word.
-            text_bounds: First word of each text, and the number of words.
+            text_bounds: First word of each text, then the number of all words.
 
         Returns:
-            The sequences; the word of each of their rows, -1 for special tokens; and which words fit.
+            The batch; the word of each of its tokens, -1 for special tokens; and a mask of the words that fit.
         """
         sizes = np.array([len(ids) for ids in teacher_ids], dtype=np.int64)
         fits = np.zeros(len(sizes), dtype=np.bool_)
@@ -228,7 +249,7 @@ class EncoderTeacher:
         return packed, np.concatenate(word_of).astype(np.int64), fits
 
     def _teacher_ids(self, student_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the teacher's token ids of a word, from the student's; the unknown token if it has none."""
+        """Return the teacher's token ids of a word from the student's; a word without tokens is the unknown token."""
         key = student_ids.tobytes()
         if key not in self._teacher_ids_of:
             (ids,) = self.tokenizer.ids([self._word_text(student_ids.tolist())])
@@ -237,27 +258,27 @@ class EncoderTeacher:
         return self._teacher_ids_of[key]
 
     def _word_text(self, student_ids: list[int]) -> str:
-        """Return a word as it is written after another word: with a space in front, if the tokenizer writes one.
+        """Return a word as the tokenizer decodes it after another word, with a leading space if there is one.
 
-        A vocabulary that marks where words begin has different tokens for a word without that space.
+        Vocabularies that mark the starts of words have different tokens for a word without that space.
         """
         decode = self.student_tokenizer.decode
         return decode([*student_ids, *student_ids])[len(decode(student_ids)) :]
 
 
 def mean_rows(
-    rows: Float[Tensor, "rows width"], row_indices: NDArray[np.int64], groups: NDArray[np.int64], count: int
-) -> Float[Tensor, "count width"]:
-    """Return the mean of the rows of each group.
+    rows: Float[Tensor, "rows hidden"], row_indices: NDArray[np.int64], groups: NDArray[np.int64], count: int
+) -> Float[Tensor, "count hidden"]:
+    """Return the mean of the rows of each group, such as the mean of the hidden states of each word.
 
     Args:
         rows: All rows.
         row_indices: Indices of the rows that belong to a group.
-        groups: For each of these indices, the number of its group.
+        groups: Index of the group of each of these rows.
         count: Number of groups.
     """
     sizes = np.bincount(groups, minlength=count)
-    indices, group_numbers, group_sizes = (
+    indices, group_indices, group_sizes = (
         torch.from_numpy(array).to(rows.device, non_blocking=True) for array in (row_indices, groups, sizes)
     )
-    return segment_means(rows[indices], group_numbers, group_sizes)
+    return segment_means(rows[indices], group_indices, group_sizes)

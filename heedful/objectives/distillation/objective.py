@@ -1,7 +1,10 @@
-"""Knowledge distillation: a student learns its teacher's scores and states, and labels (Hinton et al. 2015).
+"""`Distillation`: a student learns its teacher's scores and hidden states, and labels (Hinton et al. 2015).
 
-Each term is a mean over its own targets in the whole step. Targets are scored items (sequences, words, masked tokens)
-for soft labels, items that have a label for labels, and tokens for states and relations.
+Each term is a mean over its own targets in the whole step:
+
+* kd: targets are scored items, such as sequences, words or masked tokens; the teacher's scores are soft labels.
+* label: targets are the scored items that have a label.
+* states and relations: targets are tokens.
 """
 
 from __future__ import annotations
@@ -39,16 +42,16 @@ from heedful.objectives.distillation.teacher import (
     score_counts,
 )
 
-# called with numbers of the teacher's samples and their keys
-AskTeacher = Callable[[Sequence[int], Sequence[int]], TeacherOutputs]
-GROUP = 16  # samples whose vectors are compared with each other, if student and teacher have different widths
+# returns outputs for indices of the teacher's samples, with a key (random seed) for each
+RunTeacher = Callable[[Sequence[int], Sequence[int]], TeacherOutputs]
+GROUP = 16  # samples whose embeddings are compared with each other, if student and teacher have different dimensions
 
 
 class DistillationTarget(NamedTuple):
-    """Replaces a sample's target during distillation: its label and the number of the teacher's output."""
+    """Replaces a sample's target during distillation, and adds the index of the sample among all samples."""
 
     target: Any  # the sample's target in its task
-    number: int  # number of the sample
+    sample_index: int
     labelled: bool  # whether the example has a label
     share: float  # weight in the kd term: 1 / windows of the example
 
@@ -59,7 +62,7 @@ class HiddenStateLoss:
 
     weight: float
     how: Literal["mse", "cosine"]
-    pairs: tuple[tuple[int, int], ...]  # (layer of the student, layer of the teacher)
+    pairs: tuple[tuple[int, int], ...]  # (student layer, teacher layer) of each comparison
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,19 +71,19 @@ class RelationLoss:
 
     weight: float
     of: tuple[str, ...]  # kinds of relations, such as "qq" or "vv"; "qk" is attention
-    pair: tuple[int, int]  # layer of the student, layer of the teacher
-    heads: int  # heads into which both models' vectors are split
-    squares: bool  # True: squared error of the scores; False: KL divergence of their softmax
+    pair: tuple[int, int]  # (student layer, teacher layer)
+    heads: int  # number of heads into which the vectors of both models are split
+    squares: bool  # True for the squared error of the scores, False for the KL divergence of their softmax
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationLosses:
     """Weights of the losses; a loss of weight 0 is left out."""
 
-    kd: float = 1.0  # weight of the term over soft labels (kd: knowledge distillation)
+    kd: float = 1.0  # weight of the kd term (knowledge distillation), over the teacher's soft labels
     temperature: float = 2.0  # temperature of the softmax of both models' scores
     ranking: Literal["listwise", "margin_mse"] = "listwise"  # loss of the scores of a query's documents
-    label: float = 1.0  # weight of the term over labels
+    label: float = 1.0  # weight of the label term
     states: tuple[HiddenStateLoss, ...] = ()
     relations: tuple[RelationLoss, ...] = ()
 
@@ -93,7 +96,7 @@ class DistillationLosses:
 
     @property
     def layer_losses(self) -> list[HiddenStateLoss | RelationLoss]:
-        """The losses of hidden states, then those of relations."""
+        """The losses of hidden states, then the losses of relations."""
         return [*self.states, *self.relations]
 
 
@@ -101,12 +104,12 @@ class TeacherRequest(NamedTuple):
     """Inputs of the distillation terms, in addition to the batch of the base objective."""
 
     samples: Sequence[Sample]  # samples with the targets of the base objective
-    numbers: list[int]  # number of each sample
-    keys: list[int]  # key of each sample
-    label_weights: Tensor  # weight of each target of the base objective: 0 without a label
+    sample_indices: list[int]  # index of each sample among all samples
+    keys: list[int]  # key (random seed) of each sample
+    label_weights: Tensor  # weight of each target of the base objective, 0 without a label
     kd_weights: Tensor  # weight of each target of the kd term
-    score_counts: list[int]  # number of scores of each sample
-    row_weights: Tensor | None  # weight of each row in layer losses: 0 for padding; None: all 1
+    score_counts: list[int]  # number of scored items of each sample
+    token_weights: Tensor | None  # weight of each token in layer losses, 0 for padding; None if all are 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,26 +119,26 @@ class Distillation(SelfSupervised):
     base_objective: ScoringObjective
     kind: ScoreKind
     losses: DistillationLosses
-    ask_teacher: AskTeacher
+    run_teacher: RunTeacher
     alignment: SampleAlignment
-    projections: nn.ModuleDict  # linear maps of the student's states to the teacher's width, if the widths differ
-    vector_group_size: int = 1  # samples whose vectors are compared; 1: with the teacher's vector of the same sample
-    classes: int | None = None  # number of compared scores per target, the first ones; None: all
-    first_term: Literal["kd", "label"] = "kd"
+    projections: nn.ModuleDict  # linear maps of the student's states to the teacher's hidden size, if they differ
+    vector_group_size: int = 1  # samples whose embeddings are compared with each other; if 1, only with the teacher's
+    classes: int | None = None  # compare the scores of the first `classes` classes; None for all classes
+    first_term: Literal["kd", "label"] = "kd"  # the term that comes first, if the loss has it
 
     @property
     def group_size(self) -> int:  # type: ignore[override]
-        """Samples compared with each other, by the base objective or by the comparison of vectors."""
+        """Number of samples that the base objective, or the comparison of embeddings, compares with each other."""
         return max(getattr(self.base_objective, "group_size", 1), self.vector_group_size)
 
     @property
     def num_static_masks(self) -> int | None:  # type: ignore[override]
-        """The static masks of the base objective."""
+        """The number of static masks of the base objective."""
         return getattr(self.base_objective, "num_static_masks", None)
 
     @property
     def extra_module(self) -> nn.Module | None:  # type: ignore[override]
-        """The linear maps of states; None if widths are equal."""
+        """The linear maps of hidden states, or None if the hidden sizes are equal."""
         return self.projections if len(self.projections) else None
 
     @cached_property
@@ -146,7 +149,8 @@ class Distillation(SelfSupervised):
     @cached_property
     def _named_weights(self) -> list[tuple[str, float]]:
         """Name and weight of each term; the name of a layer loss is its index in `layer_losses`."""
-        kd, label = ("kd", self.losses.kd), ("label", self.losses.label)
+        kd = "kd", self.losses.kd
+        label = "label", self.losses.label
         if self.first_term == "label":
             score_terms = [label, *([kd] if kd[1] > 0 else [])]  # the first term is included even if its weight is 0
         else:
@@ -157,21 +161,21 @@ class Distillation(SelfSupervised):
         return [score_terms[0], *layer_terms, *score_terms[1:]]
 
     def add_teacher_targets(
-        self, samples: Sequence[Sample], owners: Sequence[int], labelled: Sequence[bool]
+        self, samples: Sequence[Sample], example_indices: Sequence[int], labelled: Sequence[bool]
     ) -> list[Sample]:
-        """Return the samples with `DistillationTarget`s.
+        """Replace the targets of samples by `DistillationTarget`s.
 
         Args:
             samples: Samples of the base objective.
-            owners: Number of the example of each sample.
+            example_indices: Index of the example of each sample.
             labelled: Whether each example has a label.
         """
-        windows: dict[int, int] = {}
-        for owner in owners:
-            windows[owner] = windows.get(owner, 0) + 1
+        windows: dict[int, int] = {}  # number of windows of each example
+        for example in example_indices:
+            windows[example] = windows.get(example, 0) + 1
         return [
-            replace(sample, target=DistillationTarget(sample.target, number, labelled[owner], 1 / windows[owner]))
-            for number, (sample, owner) in enumerate(zip(samples, owners, strict=True))
+            replace(sample, target=DistillationTarget(sample.target, index, labelled[example], 1 / windows[example]))
+            for index, (sample, example) in enumerate(zip(samples, example_indices, strict=True))
         ]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
@@ -185,23 +189,23 @@ class Distillation(SelfSupervised):
         labelled = torch.tensor([float(target.labelled) for target in targets])
         request = TeacherRequest(
             samples=base_samples,
-            numbers=[target.number for target in targets],
+            sample_indices=[target.sample_index for target in targets],
             keys=list(keys),
             label_weights=batch.weights * labelled.repeat_interleave(target_counts),
             kd_weights=self._kd_weights(targets, batch, sizes),
             score_counts=sizes,
-            row_weights=_without_filler(base_samples),
+            token_weights=_token_weights(base_samples),
         )
-        rows = request.row_weights
-        row_count = float(batch.packed.bounds[-1]) if rows is None else _total(rows)
+        weights = request.token_weights
+        token_count = float(batch.packed.bounds[-1]) if weights is None else _total(weights)
         counts = {"kd": _total(request.kd_weights), "label": _total(request.label_weights)}
         return replace(
-            batch, distillation=request, counts=tuple(counts.get(name, row_count) for name, _ in self._named_weights)
+            batch, distillation=request, counts=tuple(counts.get(name, token_count) for name, _ in self._named_weights)
         )
 
     def _kd_weights(self, targets: Sequence[DistillationTarget], batch: Batch, sizes: Sequence[int]) -> Tensor:
-        """Return the weight of each target: 1 / windows for a window, 1 for a word, a masked token or a vector."""
-        fits = torch.tensor([float(self.alignment.fits(target.number)) for target in targets])
+        """Return the weight of each kd target: 1 / windows for a window, 1 for a word, masked token or embedding."""
+        fits = torch.tensor([float(self.alignment.fits(target.sample_index)) for target in targets])
         shares = torch.tensor([target.share for target in targets])
         match self.kind:
             case "masked":
@@ -213,8 +217,8 @@ class Distillation(SelfSupervised):
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return all terms, in the order of `term_weights`."""
         request: TeacherRequest = batch.distillation
-        rows, captured = capture(loaded, batch.packed, self.losses.capture_spec("student"))
-        scores = self.base_objective.scores(loaded, batch, rows)
+        hidden_states, captured = capture(loaded, batch.packed, self.losses.capture_spec("student"))
+        scores = self.base_objective.scores(loaded, batch, hidden_states)
         outputs = self._teacher_outputs(request, scores.detach()) if self._needs_teacher else {}
         terms = []
         for name, _ in self._named_weights:
@@ -222,22 +226,22 @@ class Distillation(SelfSupervised):
                 losses = self._kd_losses(scores[..., : self.classes], outputs, batch)
                 terms.append(Term("kd", losses, None, request.kd_weights.to(losses, non_blocking=True)))
             elif name == "label":
-                terms.append(self._label_term(loaded, rows, scores, batch))
+                terms.append(self._label_term(loaded, hidden_states, scores, batch))
             else:
                 terms.append(self._layer_term(int(name), captured, outputs, batch))
         return tuple(terms)
 
     @property
     def _needs_teacher(self) -> bool:
-        """Whether a term compares with the teacher."""
+        """Whether a term compares the student with the teacher."""
         return any(name != "label" for name, _ in self._named_weights)
 
-    def _label_term(self, loaded: ModelBundle, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
+    def _label_term(self, loaded: ModelBundle, hidden_states: Tensor | None, scores: Tensor, batch: Batch) -> Term:
         """Return the term of the base objective's targets."""
         losses = self.base_objective.target_losses(scores, batch)
         if isinstance(loaded.head, PooledClassesHead):
-            assert rows is not None  # `capture` returns them for such a head
-            losses = losses + loaded.head.penalty(rows, batch.packed)
+            assert hidden_states is not None  # `capture` returns them for such a head
+            losses = losses + loaded.head.penalty(hidden_states, batch.packed)
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":
             right = scores.argmax(-1) == batch.targets
@@ -245,32 +249,37 @@ class Distillation(SelfSupervised):
         return Term(name, losses, right, batch.distillation.label_weights.to(losses, non_blocking=True))
 
     def _teacher_outputs(self, request: TeacherRequest, scores: Tensor) -> dict[str, Tensor]:
-        """Return the teacher's outputs for the samples of a batch, end to end, by name.
+        """Return the teacher's outputs for the samples of a batch, concatenated, by name.
 
-        A sample for which the teacher has no outputs gets zeros. `scores` are the student's.
+        A sample without outputs of the teacher gets zeros.
+
+        Args:
+            request: The samples.
+            scores: Scores of the student.
         """
-        window_groups = [self.alignment.teacher_numbers[number] for number in request.numbers]
+        window_groups = [self.alignment.teacher_indices[index] for index in request.sample_indices]
         windows = [(window, key) for group, key in zip(window_groups, request.keys, strict=True) for window in group]
-        asked = list(dict.fromkeys(windows))  # each once
-        if asked:
-            outputs = self.ask_teacher([window for window, _ in asked], [key for _, key in asked])
+        unique_windows = list(dict.fromkeys(windows))
+        if unique_windows:
+            outputs = self.run_teacher([window for window, _ in unique_windows], [key for _, key in unique_windows])
         else:
             outputs = {"scores": []}
-        index_of = {window_and_key: index for index, window_and_key in enumerate(asked)}
+        index_of = {window_and_key: index for index, window_and_key in enumerate(unique_windows)}
         joined: dict[str, Tensor] = {}
         for name, tensors in outputs.items():
             parts = []
-            for number, group, key, count in zip(
-                request.numbers, window_groups, request.keys, request.score_counts, strict=True
+            for sample_index, group, key, count in zip(
+                request.sample_indices, window_groups, request.keys, request.score_counts, strict=True
             ):
-                if self.alignment.fits(number):
-                    window_outputs = [tensors[index_of[window, key]] for window in group]
-                    parts.append(
-                        self.alignment.scores(number, window_outputs) if name == "scores" else window_outputs[0]
-                    )
-                else:
+                if not self.alignment.fits(sample_index):
                     like = tensors[0] if tensors else scores
                     parts.append(like.new_zeros(count, scores.shape[-1]))
+                    continue
+                window_outputs = [tensors[index_of[window, key]] for window in group]
+                if name == "scores":
+                    parts.append(self.alignment.scores(sample_index, window_outputs))
+                else:
+                    parts.append(window_outputs[0])
             joined[name] = torch.cat(parts).to(scores.device, non_blocking=True)
         return joined
 
@@ -301,7 +310,7 @@ class Distillation(SelfSupervised):
         return kd_kl(scores, teacher_scores, temperature)
 
     def _layer_term(self, index: int, student: dict[str, Tensor], teacher: dict[str, Tensor], batch: Batch) -> Term:
-        """Return the term of a layer loss: for each row the mean over pairs of layers, or over kinds of relations.
+        """Return the term of a layer loss: for each token, the mean over pairs of layers or over kinds of relations.
 
         Args:
             index: Index of the loss in `layer_losses`.
@@ -311,32 +320,35 @@ class Distillation(SelfSupervised):
         """
         loss = self.losses.layer_losses[index]
         if isinstance(loss, HiddenStateLoss):
-            name, parts = "states", self._state_losses(loss, student, teacher)
+            name = "states"
+            parts = self._state_losses(loss, student, teacher)
         else:
-            name, parts = "relations", _relation_losses(loss, student, teacher, batch.packed.bounds)
+            name = "relations"
+            parts = _relation_losses(loss, student, teacher, batch.packed.bounds)
         losses = torch.stack(parts).mean(0)
-        weights = batch.distillation.row_weights
+        weights = batch.distillation.token_weights
         weights = None if weights is None else weights.to(losses, non_blocking=True)
         return Term(f"{name}_{index + 1}", losses, None, weights)
 
     def _state_losses(
         self, loss: HiddenStateLoss, student: dict[str, Tensor], teacher: dict[str, Tensor]
     ) -> list[Tensor]:
-        """Return the losses of hidden states for each pair of layers."""
+        """Return the losses of hidden states for each pair of layers, each [tokens]."""
         compare = row_mse if loss.how == "mse" else cosine_distance
         losses = []
         for layer, teacher_layer in loss.pairs:
-            state, name = student[f"states.{layer}"], f"{layer} {teacher_layer}"
+            states = student[f"states.{layer}"]
+            name = f"{layer} {teacher_layer}"
             if name in self.projections:
-                state = self.projections[name](state).float()
-            losses.append(compare(state, teacher[f"states.{teacher_layer}"].float()))
+                states = self.projections[name](states).float()
+            losses.append(compare(states, teacher[f"states.{teacher_layer}"].float()))
         return losses
 
 
 def _relation_losses(
     loss: RelationLoss, student: dict[str, Tensor], teacher: dict[str, Tensor], bounds: Sequence[int]
 ) -> list[Tensor]:
-    """Return the losses of each kind of relations."""
+    """Return the losses of each kind of relations, each [tokens]."""
     layer, teacher_layer = loss.pair
     losses = []
     for kinds in loss.of:
@@ -347,25 +359,28 @@ def _relation_losses(
     return losses
 
 
-def state_projections(losses: DistillationLosses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
-    """Return linear maps of the student's states to the teacher's width, by pair of layers; none for equal widths.
+def state_projections(losses: DistillationLosses, hidden_sizes: tuple[int, int], seed: int) -> nn.ModuleDict:
+    """Return linear maps of the student's hidden states to the teacher's hidden size, by pair of layers.
+
+    There are no maps if the hidden sizes are equal.
 
     Args:
         losses: The losses.
-        widths: Width of the student, width of the teacher.
+        hidden_sizes: Hidden sizes of student and teacher.
         seed: Seed of the initial weights.
     """
+    student_size, teacher_size = hidden_sizes
     maps = nn.ModuleDict()
-    if widths[0] != widths[1]:
+    if student_size != teacher_size:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             for layer, teacher_layer in dict.fromkeys(pair for loss in losses.states for pair in loss.pairs):
-                maps[f"{layer} {teacher_layer}"] = nn.Linear(widths[0], widths[1])
+                maps[f"{layer} {teacher_layer}"] = nn.Linear(student_size, teacher_size)
     return maps
 
 
-def _without_filler(samples: Sequence[Sample]) -> Tensor | None:
-    """Return the weight of each row, 0 for padding; None if no sample is padded."""
+def _token_weights(samples: Sequence[Sample]) -> Tensor | None:
+    """Return the weight of each token, 0 for padding, or None if no sample is padded."""
     if not any(sample.filler for sample in samples):
         return None
     parts = [torch.ones(len(sample)) for sample in samples]

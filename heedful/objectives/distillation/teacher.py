@@ -1,4 +1,7 @@
-"""Outputs of a teacher for samples: scores, hidden states, and attention inputs (queries, keys and values)."""
+"""`Teacher`: a trained model that returns scores, hidden states, queries, keys and values for samples.
+
+`align_samples` finds the teacher's samples for those of a student with another tokenizer or maximum length.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from heedful.nn.layout import AttentionArgs
 from heedful.objectives.base import Batch, Sample
 from heedful.packed import Packed
 
-TeacherOutputs = dict[str, list[Tensor]]  # by name ("scores", "states.6", "q.5"): one tensor for each sample
-ScoreLevel = Literal["rows", "positions", "documents", "sequences"]  # what a row of scores belongs to
+TeacherOutputs = dict[str, list[Tensor]]  # by name ("scores", "states.6", "q.5"), one tensor for each sample
+ScoreLevel = Literal["rows", "positions", "documents", "sequences"]  # items that are scored
 ScoreKind = Literal["classes", "multiple", "numbers", "tokens", "span", "choice", "ranking", "vectors", "masked"]
-LEVELS: dict[ScoreKind, ScoreLevel] = {  # kinds that are not listed: sequences
-    "span": "rows",  # every token
-    "tokens": "positions",  # the scored tokens
+LEVELS: dict[ScoreKind, ScoreLevel] = {  # other kinds score sequences
+    "span": "rows",  # all tokens
+    "tokens": "positions",  # the tokens in `Batch.rows`
     "masked": "positions",
     "ranking": "documents",
 }
@@ -48,18 +51,21 @@ class ScoringObjective(Protocol):
 class CaptureSpec:
     """The layers whose hidden states and attention inputs are captured in a forward pass."""
 
-    states: tuple[int, ...] = ()  # layers: 0 is the input of the first block, the number of layers the last output
-    attention: tuple[int, ...] = ()  # layers, from 0, whose queries, keys and values are captured
+    states: tuple[
+        int, ...
+    ] = ()  # layers whose input is captured; an index equal to the number of layers means the last output
+    attention: tuple[int, ...] = ()  # layers whose queries, keys and values are captured
 
     @property
     def names(self) -> list[str]:
         """The names of the captured tensors, such as "states.6" and "q.5"."""
-        return [*(f"states.{layer}" for layer in self.states), *(f"{x}.{n}" for n in self.attention for x in "qkv")]
+        states = [f"states.{layer}" for layer in self.states]
+        return [*states, *(f"{name}.{layer}" for layer in self.attention for name in "qkv")]
 
 
 @dataclass(kw_only=True, eq=False)
 class CaptureTrace(Trace):
-    """A trace that stores tensors unchanged: all rows end to end, with their autograd graph."""
+    """A trace that stores tensors unchanged: all tokens of the batch, with the autograd graph."""
 
     spec: CaptureSpec
     captured: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -67,10 +73,10 @@ class CaptureTrace(Trace):
     def record_attention(
         self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
     ) -> None:
-        """Store queries, keys and values of a layer as [rows, heads x head width]."""
+        """Store queries, keys and values of a layer as [tokens, heads * head dimension]."""
         if part != "cross" and layer in self.spec.attention:
-            for name, rows in zip("qkv", (q, k, v), strict=True):
-                self.captured[f"{name}.{layer}"] = rows.flatten(1)
+            for name, tensor in zip("qkv", (q, k, v), strict=True):
+                self.captured[f"{name}.{layer}"] = tensor.flatten(1)
 
     def record_states(self, part: Part, layer: int, count: int, x: Tensor, spans: Sequence[tuple[int, int]]) -> None:
         """Store the input of a block, or the output of the last block."""
@@ -81,15 +87,15 @@ class CaptureTrace(Trace):
 def capture(loaded: ModelBundle, packed: Packed, spec: CaptureSpec) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Run the model; return its last hidden states, and the captured tensors in float32.
 
-    If nothing is to be captured, the model is not run and None and {} are returned, except for the head of a classic
-    model, whose loss needs the hidden states.
+    If `spec` is empty, the model is not run, and None and {} are returned. The exception is a model with the head of
+    classic models: its loss needs the hidden states.
     """
     if not spec.names and not isinstance(loaded.head, PooledClassesHead):
         return None, {}
     trace = CaptureTrace(what=(), spec=spec)
-    rows = loaded.hidden_states(packed, trace=trace)
-    count = packed.bounds[-1]  # without padding
-    return rows, {name: trace.captured[name][:count].float() for name in spec.names}
+    hidden_states = loaded.hidden_states(packed, trace=trace)
+    token_count = packed.bounds[-1]  # without padding
+    return hidden_states, {name: trace.captured[name][:token_count].float() for name in spec.names}
 
 
 class Teacher:
@@ -97,10 +103,10 @@ class Teacher:
 
     Args:
         loaded: The model.
-        objective: Makes batches of samples and scores them.
+        objective: Collates samples into batches, and scores them.
         kind: Kind of the scores.
         capture_spec: Layers that are captured in addition to the scores.
-        classes: Number of scores per target that are returned, the first ones; None: all.
+        classes: Return the scores of the first `classes` classes only. If None, all scores are returned.
     """
 
     def __init__(
@@ -111,8 +117,11 @@ class Teacher:
         capture_spec: CaptureSpec,
         classes: int | None = None,
     ) -> None:
-        self.loaded, self.objective, self.kind = loaded.requires_grad_(False).eval(), objective, kind
-        self.capture_spec, self.classes = capture_spec, classes
+        self.loaded = loaded.requires_grad_(False).eval()
+        self.objective = objective
+        self.kind = kind
+        self.capture_spec = capture_spec
+        self.classes = classes
 
     @torch.no_grad()
     def outputs(self, samples: Sequence[Sample], keys: Sequence[int]) -> TeacherOutputs:
@@ -121,15 +130,15 @@ class Teacher:
         device = next(self.loaded.parameters()).device
         batch = self.objective.batch(samples, keys).to(device)
         with torch.autocast(device.type, enabled=False):
-            rows, captured = capture(self.loaded, batch.packed, self.capture_spec)
-            scores = self.objective.scores(self.loaded, batch, rows)[..., : self.classes]
+            hidden_states, captured = capture(self.loaded, batch.packed, self.capture_spec)
+            scores = self.objective.scores(self.loaded, batch, hidden_states)[..., : self.classes]
         lengths = [len(sample) for sample in samples]
         outputs = {name: list(tensor.split(lengths)) for name, tensor in captured.items()}
         return outputs | {"scores": list(scores.split(score_counts(samples, batch, self.kind)))}
 
 
 def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> list[int]:
-    """Return the number of scores of each sample."""
+    """Return the number of scored items of each sample."""
     match LEVELS.get(kind, "sequences"):
         case "rows":
             return [len(sample) for sample in samples]
@@ -151,39 +160,40 @@ def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> li
 class SampleAlignment:
     """For each sample of the student, the teacher's samples of the same example."""
 
-    same_tokens: bool  # whether samples of student and teacher are equal, token for token
-    teacher_numbers: list[tuple[int, ...]]  # numbers of the teacher's samples, for each sample of the student
-    # for tags of words, if tokens differ: which of the example's words are in each sample of the student; None for a
-    # sample whose example has a different number of words for the teacher
+    same_tokens: bool  # whether the samples of student and teacher have equal tokens
+    teacher_indices: list[tuple[int, ...]]  # for each sample of the student, indices of the teacher's samples
+    # None except for tags of words with different tokens. Then, for each sample of the student, the slice of the
+    # example's words that are in the sample; None if the example has a different number of words for the teacher
     words: list[slice | None] | None
 
-    def fits(self, number: int) -> bool:
-        """Whether the teacher has outputs for the sample."""
-        return self.words is None or self.words[number] is not None
+    def fits(self, index: int) -> bool:
+        """Whether the teacher has outputs for the student's sample with this index."""
+        return self.words is None or self.words[index] is not None
 
-    def scores(self, number: int, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the scores for a sample of the student that fits.
+    def scores(self, index: int, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the teacher's scores for a sample of the student that `fits`.
+
+        If tokens differ, the outputs are averaged, or, for tags of words, concatenated and cut to the sample's words.
 
         Args:
-            number: Number of the sample.
-            outputs: Scores of each of its teacher's samples. If tokens differ, they are averaged, or for tags of words
-                joined and cut to the words of the sample.
+            index: Index of the student's sample.
+            outputs: Scores of each of the teacher's samples of the same example.
         """
         if self.same_tokens:
             return outputs[0]
         if self.words is None:
             return torch.stack(list(outputs)).mean(0)
-        own_words = self.words[number]
-        assert own_words is not None
-        return torch.cat(list(outputs))[own_words]
+        sample_words = self.words[index]
+        assert sample_words is not None
+        return torch.cat(list(outputs))[sample_words]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OwnedSamples:
-    """Samples, and for each the number of its example."""
+    """Samples with the examples that they were made from."""
 
     samples: Sequence[Sample]
-    owners: Sequence[int]
+    example_indices: Sequence[int]  # index of the example of each sample
 
 
 def align_samples(
@@ -195,14 +205,14 @@ def align_samples(
         student_samples: Samples of the student.
         teacher_samples: Samples of the teacher. They may have different tokens if whole texts or words are scored.
         kind: Kind of scores.
-        needs: Names of losses that compare token with token.
+        needs: Names of losses that compare single tokens, for the error message.
 
     Raises:
-        HeedfulError: If tokens differ, but have to be compared.
+        HeedfulError: If tokens differ, and a loss compares single tokens.
     """
     if _have_same_tokens(student_samples, teacher_samples):
-        equal_numbers: list[tuple[int, ...]] = [(number,) for number in range(len(student_samples.samples))]
-        return SampleAlignment(same_tokens=True, teacher_numbers=equal_numbers, words=None)
+        equal_indices: list[tuple[int, ...]] = [(index,) for index in range(len(student_samples.samples))]
+        return SampleAlignment(same_tokens=True, teacher_indices=equal_indices, words=None)
     needs = [*needs, *([f"soft labels of {kind}"] if kind in ("span", "masked") else [])]
     if needs:
         raise HeedfulError(
@@ -210,16 +220,16 @@ def align_samples(
             "token with token: give the student the teacher's vocabulary and a max_length that both read, or leave "
             "these losses out"
         )
-    numbers_by_owner: dict[int, list[int]] = {}
-    for number, owner in enumerate(teacher_samples.owners):
-        numbers_by_owner.setdefault(owner, []).append(number)
-    numbers = [tuple(numbers_by_owner.get(owner, ())) for owner in student_samples.owners]
-    words = _align_words(student_samples, teacher_samples, numbers) if kind == "tokens" else None
-    return SampleAlignment(same_tokens=False, teacher_numbers=numbers, words=words)
+    by_example: dict[int, list[int]] = {}  # indices of the teacher's samples
+    for index, example in enumerate(teacher_samples.example_indices):
+        by_example.setdefault(example, []).append(index)
+    teacher_indices = [tuple(by_example.get(example, ())) for example in student_samples.example_indices]
+    words = _align_words(student_samples, teacher_samples, teacher_indices) if kind == "tokens" else None
+    return SampleAlignment(same_tokens=False, teacher_indices=teacher_indices, words=words)
 
 
 def _have_same_tokens(student_samples: OwnedSamples, teacher_samples: OwnedSamples) -> bool:
-    """Whether all samples are equal, token for token."""
+    """Return whether the samples of student and teacher have equal tokens."""
     return len(student_samples.samples) == len(teacher_samples.samples) and all(
         a.bounds == b.bounds and np.array_equal(a.tokens, b.tokens)
         for a, b in zip(student_samples.samples, teacher_samples.samples, strict=True)
@@ -227,20 +237,21 @@ def _have_same_tokens(student_samples: OwnedSamples, teacher_samples: OwnedSampl
 
 
 def _align_words(
-    student_samples: OwnedSamples, teacher_samples: OwnedSamples, teacher_numbers: Sequence[tuple[int, ...]]
+    student_samples: OwnedSamples, teacher_samples: OwnedSamples, teacher_indices: Sequence[tuple[int, ...]]
 ) -> list[slice | None]:
-    """Return which of its example's words each sample of the student has.
+    """Return, for each sample of the student, the slice of its example's words that are in the sample.
 
-    None marks a sample whose example has a different number of words for the teacher.
+    The slice is None if the example has a different number of words for the teacher.
     """
-    counts = [len(sample.target[0]) for sample in student_samples.samples]
+    examples = student_samples.example_indices
+    counts = [len(sample.target[0]) for sample in student_samples.samples]  # words of each sample
     totals: dict[int, int] = {}  # words of each example
-    starts = []  # number of words in earlier samples of the same example
-    for owner, count in zip(student_samples.owners, counts, strict=True):
-        starts.append(totals.get(owner, 0))
-        totals[owner] = starts[-1] + count
+    starts = []  # words in earlier samples of the same example
+    for example, count in zip(examples, counts, strict=True):
+        starts.append(totals.get(example, 0))
+        totals[example] = starts[-1] + count
     words: list[slice | None] = []
-    for owner, numbers, start, count in zip(student_samples.owners, teacher_numbers, starts, counts, strict=True):
-        teacher_total = sum(len(teacher_samples.samples[number].target[0]) for number in numbers)
-        words.append(slice(start, start + count) if teacher_total == totals[owner] else None)
+    for example, indices, start, count in zip(examples, teacher_indices, starts, counts, strict=True):
+        teacher_total = sum(len(teacher_samples.samples[index].target[0]) for index in indices)
+        words.append(slice(start, start + count) if teacher_total == totals[example] else None)
     return words

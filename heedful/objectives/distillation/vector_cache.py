@@ -1,4 +1,7 @@
-"""A cache of a teacher's sentence vectors on disk. It is computed once, can be resumed, and serves all epochs."""
+"""`VectorCache`: a teacher's sentence embeddings on disk, computed once and used in all epochs.
+
+`nearest_texts` finds the nearest neighbour of each embedding.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +26,34 @@ from heedful.objectives.special_tokens import SpecialTokenTemplate
 
 CHUNK_WINDOWS = 4096  # windows in a file
 BATCH_TOKENS = 8192  # tokens in a batch of the teacher
-METADATA_FILE = "cache.json"  # teacher, corpus and windows of the cache
+METADATA_FILE = "cache.json"  # identifies the teacher, corpus and windows of the cache
 
 
 class VectorCache:
-    """The teacher's vectors of the windows of a corpus, in float16 on disk: 2 * width bytes for each window.
+    """The teacher's embeddings of the windows of a corpus, in float16: 2 * hidden size bytes for each window.
 
-    `fill` computes missing vectors. The file of a chunk appears complete or not at all, and its values do not depend on
-    where an earlier `fill` was stopped.
+    `fill` computes missing embeddings, one file for each chunk of windows. The file of a chunk appears complete or not
+    at all. Its values are the same if `fill` was interrupted and called again.
 
     Args:
         folder: Folder of the cache.
         teacher: The teacher.
         digest: Identifies the teacher's weights. A folder of a different teacher, corpus or plan is refused.
         corpus: The corpus.
-        windows: Ranges of the windows in the corpus, [windows, 1, 2].
+        windows: Token ranges of the windows in the corpus, [windows, 1, 2].
     """
 
     def __init__(self, folder: Path, teacher: EncoderTeacher, digest: str, corpus: Corpus, windows: Ranges) -> None:
-        self.folder, self.teacher, self.corpus, self.windows = folder, teacher, corpus, windows
+        self.folder = folder
+        self.teacher = teacher
+        self.corpus = corpus
+        self.windows = windows
         self._metadata = {
             "teacher": digest,
             "corpus": corpus.digest,
             "windows": sha256(windows.tobytes()).hexdigest(),
             "count": len(windows),
-            "width": teacher.width,
+            "width": teacher.hidden_size,
             "chunk": CHUNK_WINDOWS,
         }
         self._template = SpecialTokenTemplate.of(teacher.student_tokenizer, pair=False)
@@ -65,13 +71,13 @@ class VectorCache:
         size: int = 1,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compute the missing chunks of this rank: those whose number is `rank` modulo `size`.
+        """Compute the missing chunks of this rank: those whose index is `rank` modulo `size`.
 
         Args:
             is_text_id: Marks the ids of the student's vocabulary that are text tokens.
-            rank: This process.
+            rank: Rank of this process.
             size: Number of processes that fill the cache together.
-            on_progress: Called after each chunk with the number of windows up to its end, and of all windows.
+            on_progress: Called after each chunk with the number of windows up to its end and the number of all windows.
         """
         self._check_folder()
         for start in range(rank * CHUNK_WINDOWS, len(self), size * CHUNK_WINDOWS):
@@ -84,38 +90,39 @@ class VectorCache:
             if on_progress is not None:
                 on_progress(stop, len(self))
 
-    def __getitem__(self, numbers: NDArray[np.int64]) -> Float[Tensor, "windows width"]:
-        """Return the vectors of windows by their numbers, in float32."""
-        vectors = np.empty((len(numbers), self.teacher.width), dtype=np.float32)
-        chunks = numbers // CHUNK_WINDOWS
+    def __getitem__(self, indices: NDArray[np.int64]) -> Float[Tensor, "windows hidden"]:
+        """Return the embeddings of the windows with these indices, in float32."""
+        vectors = np.empty((len(indices), self.teacher.hidden_size), dtype=np.float32)
+        chunks = indices // CHUNK_WINDOWS
         for chunk in np.unique(chunks).tolist():
             is_in_chunk = chunks == chunk
-            vectors[is_in_chunk] = self._read_chunk(chunk)[numbers[is_in_chunk] - chunk * CHUNK_WINDOWS]
+            vectors[is_in_chunk] = self._read_chunk(chunk)[indices[is_in_chunk] - chunk * CHUNK_WINDOWS]
         return torch.from_numpy(vectors)
 
-    def _read_chunk(self, number: int) -> NDArray[np.float16]:
-        """Map the file of a chunk into memory."""
-        if number not in self._open_chunks:
-            self._open_chunks[number] = np.load(self._chunk_path(number), mmap_mode="r", allow_pickle=False)
-        return self._open_chunks[number]
+    def _read_chunk(self, chunk: int) -> NDArray[np.float16]:
+        """Memory-map the file of a chunk."""
+        if chunk not in self._open_chunks:
+            self._open_chunks[chunk] = np.load(self._chunk_path(chunk), mmap_mode="r", allow_pickle=False)
+        return self._open_chunks[chunk]
 
     def _encode_windows(self, ranges: NDArray[np.int64], is_text_id: NDArray[np.bool_]) -> NDArray[np.float16]:
-        """Encode texts in batches of similar lengths; return their vectors in the order of `ranges`."""
-        vectors = np.empty((len(ranges), self.teacher.width), dtype=np.float16)
+        """Encode windows in batches of similar lengths; return their embeddings in the order of `ranges`."""
+        vectors = np.empty((len(ranges), self.teacher.hidden_size), dtype=np.float16)
         lengths = ranges[:, 1] - ranges[:, 0]
         batch: list[int] = []
         tokens = 0
         by_length = np.argsort(lengths, kind="stable").tolist()
-        for index, number in enumerate(by_length):
-            batch.append(number)
-            tokens += int(lengths[number]) + self._template.width
-            if tokens >= BATCH_TOKENS or index + 1 == len(by_length):
+        for rank, window in enumerate(by_length):
+            batch.append(window)
+            tokens += int(lengths[window]) + self._template.width
+            if tokens >= BATCH_TOKENS or rank + 1 == len(by_length):
                 vectors[batch] = self._encode_batch(ranges[batch], is_text_id).cpu().numpy().astype(np.float16)
-                batch, tokens = [], 0
+                batch = []
+                tokens = 0
         return vectors
 
     def _encode_batch(self, ranges: NDArray[np.int64], is_text_id: NDArray[np.bool_]) -> Tensor:
-        """Return the teacher's vectors of texts, [texts, width]."""
+        """Return the teacher's embeddings of windows, [windows, hidden size]."""
         sequences = [self._template.fill(self.corpus.tokens(int(start), int(stop))) for start, stop in ranges]
         packed = pack_samples([Sample(tokens=ids, types=types, bounds=(0, len(ids))) for ids, types in sequences])
         words = self.teacher.align_words(packed, packed.tokens.numpy(), is_text_id)
@@ -125,7 +132,11 @@ class VectorCache:
         return self.folder / f"vectors-{chunk:05d}.npy"
 
     def _check_folder(self) -> None:
-        """Record the teacher, corpus and windows in a new folder; refuse a folder of different ones."""
+        """Record the teacher, corpus and windows in a new folder, or compare them with those recorded in it.
+
+        Raises:
+            HeedfulError: If the folder has embeddings of a different teacher, corpus or plan of windows.
+        """
         make_folder(self.folder)
         path = self.folder / METADATA_FILE
         if path.exists():
@@ -142,12 +153,12 @@ class VectorCache:
 def nearest_texts(
     vectors: NDArray[np.float32], rows: int = 1024, device: torch.device | str = "cpu"
 ) -> NDArray[np.int64]:
-    """Return the number of the most similar other vector for each vector, [texts].
+    """Return, for each vector, the index of its nearest neighbour by cosine, [texts].
 
     Args:
-        vectors: Unit vectors, [texts, width].
-        rows: Vectors that are compared with all others at a time.
-        device: Where the cosines are computed.
+        vectors: Unit vectors, [texts, hidden size].
+        rows: Number of vectors that are compared with all others at a time.
+        device: Device that computes the cosines.
     """
     all_vectors = torch.from_numpy(vectors).to(device)
     nearest = []

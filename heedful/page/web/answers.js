@@ -1,4 +1,4 @@
-// The answers of each kind of head, from the scores of a model: the same as those of tasks/*.py.
+// Converts the scores of a model to answers, for each kind of head, with the same results as tasks/*.py.
 import { bestContext, promptWindows, splitWindows, windowAt } from "./windows.js";
 
 const EDGE = /^[\p{White_Space}\x1c-\x1f]+|[\p{White_Space}\x1c-\x1f]+$/gu;
@@ -14,7 +14,7 @@ const meanOf = (rows) => Array.from(rows[0], (_, i) => rows.reduce((total, row) 
 const indexOfMost = (numbers) => numbers.reduce((best, number, i) => (number > numbers[best] ? i : best), 0);
 const named = (names, values) => Object.fromEntries(names.map((name, i) => [name, values[i]]));
 
-// A span of a text, an array of characters, without white space at its ends.
+// A span of a text without the white space at its ends; `chars` are the characters of the text.
 function stripSpan(chars, start, stop) {
   const part = chars.slice(start, stop).join("");
   const stripped = part.replace(EDGE, "");
@@ -22,15 +22,15 @@ function stripSpan(chars, start, stop) {
   return [first, first + [...stripped].length];
 }
 
-// The positions to score of each window.
+// For each window, the positions in it, from a list of [window index, position].
 function byWindow(places, windows) {
-  return windows.map((_, number) => places.filter(([of]) => of === number).map(([, position]) => position));
+  return windows.map((_, index) => places.filter(([window]) => window === index).map(([, position]) => position));
 }
 const countScored = (positions) => positions.filter(({ length }) => length).length;
 
 // -- classification and regression ----------------------------------------------------------------------------------------
 
-const THRESHOLD = 0.5; // probability from which a label of a multi-label model is predicted, unless one was tuned
+const THRESHOLD = 0.5; // minimum probability of a predicted label of a multi-label model, if it was not tuned
 
 function classify({ about, tokenizer, score }, { text, second }) {
   const windows = splitWindows(tokenizer.encode(text, second), about.max_length);
@@ -91,7 +91,7 @@ function tag({ about, tokenizer, score }, { text }) {
   return { words, entities: entities(chars, words), windows: countScored(scored) };
 }
 
-// Neighbouring words of one type are one entity, as conlleval joins them.
+// Joins neighbouring words of one type into entities, as conlleval does.
 function entities(chars, words) {
   const groups = [];
   let previous = "";
@@ -168,9 +168,9 @@ function compare(page, { text, lines }) {
   return { similarities: others.map((other) => cosine(Array.from(first), Array.from(other))) };
 }
 
-const LISTED = 5; // candidates of a mask, unless `about.top_k` is another number
+const LISTED = 5; // candidates of a mask, if `about.top_k` is not set
 
-// The ids of the largest probabilities among those that pass; there may be more scores than tokens.
+// The ids with the `listed` largest probabilities among the ids that pass a test. There may be more scores than tokens.
 function mostLikely(probabilities, listed, passes) {
   const best = [];
   probabilities.forEach((probability, id) => {
@@ -201,7 +201,7 @@ function fillMasks({ about, tokenizer, score }, { text }) {
   return { masks: masks.sort((a, b) => a.start - b.start), windows: countScored(scored), ...note };
 }
 
-// By kind of head. Each takes {about, tokenizer, score} and the values of the form.
+// The function of each kind of head. It takes {about, tokenizer, score} and the values of the form.
 export const ANSWERS = {
   sequence_classification: classify, token_classification: tag, question_answering: answerQuestion,
   multiple_choice: choose, embedding: compare, masked_lm: fillMasks,

@@ -1,10 +1,13 @@
-// A model in WebAssembly: the rows of scores of one text, and what its blocks computed.
+// A model in WebAssembly: the scores of one text, and a trace of the vectors that its blocks compute.
 
 const POINTERS = ["input", "qkv", "joined", "attended", "middle", "inner", "mlp", "output", "attention"]; // BlockTrace
-const PARTS = ["tokens", "positions", "types"]; // of the embedding
+const PARTS = ["tokens", "positions", "types"]; // parts of the embedding
 
-// `data`: the serialized model; `ops_offset` and `num_ops`: where its ops are, and how many. For traces, `encoder`: the
-// ops of the encoder alone, and its shape.
+// Opens a serialized model.
+// * code: the bytes of forward.wasm
+// * data: the model, from serialize.py
+// * ops_offset, num_ops: offset of its ops in `data`, and their number
+// * encoder: for traces, the number of ops and the shape of the encoder
 export async function openModel(code, data, { ops_offset, num_ops, encoder }) {
   const { instance } = await WebAssembly.instantiate(code);
   const { memory, reserve_model, reserve_input, run, rows, columns, scores } = instance.exports;
@@ -12,9 +15,12 @@ export async function openModel(code, data, { ops_offset, num_ops, encoder }) {
   new Uint8Array(memory.buffer, model, data.length).set(data);
   const words = (address, length) => new Int32Array(memory.buffer, address, length);
   const floats = (address, length) => new Float32Array(memory.buffer, address, length);
-  let traced = {}; // what the memory holds, until the next run
+  let traced = {}; // the trace that the memory holds until the next run
 
-  // Runs at most `most` ops. `gates`: a factor for each head of each block; `room`: words for a trace.
+  // Runs at most `most` ops.
+  // * wanted: indices of the tokens that the head scores
+  // * gates: a factor for each head of each block, or null
+  // * room: number of words to reserve for a trace
   function compute({ ids, types }, wanted, most, gates, room) {
     traced = {};
     const count = ids.length;
@@ -31,7 +37,7 @@ export async function openModel(code, data, { ops_offset, num_ops, encoder }) {
     return { table, result };
   }
 
-  // `wanted`: the rows that a head of tokens scores.
+  // The scores of a text, an array for each scored item. A head of tokens scores the tokens with the indices `wanted`.
   function score(encoding, wanted = [], most = num_ops, gates = null) {
     const { result } = compute(encoding, wanted, most, gates, 0);
     const width = columns();
@@ -40,7 +46,8 @@ export async function openModel(code, data, { ops_offset, num_ops, encoder }) {
     return Array.from({ length: rows() }, (_, row) => all.subarray(row * width, (row + 1) * width));
   }
 
-  // What the encoder computes for a text: copies of rows, as flat arrays. It may be asked until the model is run again.
+  // A reader of the vectors that the encoder computes for a text. Its methods return copies as flat arrays, and can be
+  // called until the model runs again.
   function trace(encoding) {
     if (traced.encoding === encoding) return traced.reader;
     const { layers, width, heads, kv_heads, head_width, inner_width, embedding_width } = encoder;
@@ -60,7 +67,7 @@ export async function openModel(code, data, { ops_offset, num_ops, encoder }) {
         const block = table + 4 * (PARTS.length + layer * POINTERS.length);
         return floats(scores(block, head, count), count * count).slice();
       },
-      // the vectors of "tokens", "positions" or "types" that are added; null: the model has none
+      // the embeddings of "tokens", "positions" or "types", or null if the model has none
       embedded: (part) => {
         const address = pointers[PARTS.indexOf(part)];
         return address ? floats(address, count * embedding_width).slice() : null;
@@ -73,7 +80,7 @@ export async function openModel(code, data, { ops_offset, num_ops, encoder }) {
   return { score, trace };
 }
 
-// The bytes of an element: base64 of what zlib compressed. The element is removed.
+// Removes an element whose text is base64 of zlib-compressed bytes, and returns these bytes.
 export async function unpackElement(id) {
   const element = document.getElementById(id);
   const text = atob(element.textContent);

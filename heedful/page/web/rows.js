@@ -1,10 +1,11 @@
-// Answers as rows of a table; every text from outside becomes a text node.
+// Answers as rows of a table. Every text from outside becomes a text node.
 
-export function element(name, text, kind) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
+// A new element with a text and a class, if they are given.
+export function element(name, text, className) {
+  const node = document.createElement(name);
+  if (text !== undefined) node.textContent = text;
+  if (className) node.className = className;
+  return node;
 }
 
 // A probability as `heedful predict` prints it.
@@ -12,7 +13,7 @@ function percent(probability) {
   return probability == null ? "" : `${(100 * probability).toFixed(1)} %`;
 }
 
-// A row of a name, perhaps its kind, and a probability with a bar, or another number.
+// A table row: a name, its kind if there is one, and a probability with a bar, or another number.
 export function rowOf({ name, kind, probability, number }) {
   const row = element("tr");
   const heading = element("th");

@@ -1,6 +1,8 @@
-// A tokenizer of the `tokenizers` library: a text is normalised, split into words, and each word into tokens.
+// A tokenizer with the same tokens as the `tokenizers` library: a text is normalised and split into words, and each word
+// is split into tokens.
 //
-// A "piece" is a text as characters (code points) with the span of each in the original text: {chars, starts, stops}.
+// A "piece" is a text as characters (code points), with the span of each character in the original text:
+// {chars, starts, stops}.
 
 const MARK = /\p{Mn}/u;
 const COMBINING = /\p{M}/u;
@@ -12,8 +14,8 @@ const IDEOGRAPHS = [
   [0x4e00, 0x9fff], [0x3400, 0x4dbf], [0x20000, 0x2a6df], [0x2a700, 0x2b73f], [0x2b740, 0x2b81f], [0x2b920, 0x2ceaf],
   [0xf900, 0xfaff], [0x2f800, 0x2fa1f],
 ];
-// a character with what a normal form may join to it: marks, the vowels and final consonants of Hangul, and what NFKC
-// makes of compatibility letters and half-width characters
+// a character and the characters after it that a normal form can join to it: marks, vowels and final consonants of
+// Hangul, and the results of NFKC for compatibility letters and half-width characters
 const CLUSTER = /[^][\u1160-\u11ff\u3133-\u3163\uff9e-\uffdc\p{M}]*/gu;
 
 const pieceOf = (text) => {
@@ -24,35 +26,35 @@ const slice = ({ chars, starts, stops }, from, to) => (
   { chars: chars.slice(from, to), starts: starts.slice(from, to), stops: stops.slice(from, to) }
 );
 
-// Each character replaced by those of a text, which get its span.
+// Replaces each character by the characters of a text, which get the span of the replaced one.
 function replaceChars(piece, replacement) {
-  const made = { chars: [], starts: [], stops: [] };
+  const replaced = { chars: [], starts: [], stops: [] };
   piece.chars.forEach((char, i) => {
-    for (const one of replacement(char)) {
-      made.chars.push(one);
-      made.starts.push(piece.starts[i]);
-      made.stops.push(piece.stops[i]);
+    for (const newChar of replacement(char)) {
+      replaced.chars.push(newChar);
+      replaced.starts.push(piece.starts[i]);
+      replaced.stops.push(piece.stops[i]);
     }
   });
-  return made;
+  return replaced;
 }
 
-// Each group of characters replaced by those of a text; groups: [from, to, text]. Characters beyond a group's last one
-// have its span.
+// Replaces each group [from, to, text] of characters by the characters of its text. The i-th new character has the span
+// of the i-th old one, or of the last old one if there are fewer.
 function replaceGroups(piece, groups) {
-  const made = { chars: [], starts: [], stops: [] };
+  const replaced = { chars: [], starts: [], stops: [] };
   for (const [from, to, text] of groups) {
     [...text].forEach((char, i) => {
       const at = Math.min(from + i, to - 1);
-      made.chars.push(char);
-      made.starts.push(piece.starts[at]);
-      made.stops.push(piece.stops[at]);
+      replaced.chars.push(char);
+      replaced.starts.push(piece.starts[at]);
+      replaced.stops.push(piece.stops[at]);
     });
   }
-  return made;
+  return replaced;
 }
 
-// The groups that a regular expression divides a piece into: [from, to, whether it matches], in characters.
+// The groups into which a regular expression divides a piece: [from, to, whether it matches], in characters.
 function groupsOf({ chars }, pattern) {
   const groups = [];
   const place = [];
@@ -72,7 +74,7 @@ function groupsOf({ chars }, pattern) {
 
 // -- normalisers ------------------------------------------------------------------------------------------------------
 
-// A cluster is normalised as one group where its characters alone would become something else.
+// Normalises each character alone, or a cluster as one group if that gives another result.
 const normalForm = (form) => (piece) => replaceGroups(piece, groupsOf(piece, CLUSTER).flatMap(([from, to]) => {
   const chars = piece.chars.slice(from, to);
   const whole = chars.join("").normalize(form);
@@ -101,11 +103,11 @@ const bertNormalizer = ({ clean_text, handle_chinese_chars, strip_accents, lower
   return inTurn(steps);
 };
 
-const inTurn = (steps) => (piece) => steps.reduce((made, step) => step(made), piece);
+const inTurn = (steps) => (piece) => steps.reduce((result, step) => step(result), piece);
 const escaped = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 
-// How JavaScript writes what a pattern of tokenizer.json means (Oniguruma's Ruby syntax): classes are those of Unicode,
-// \A and \z are the ends of the text, ^ and $ those of a line, and only a line feed ends a line.
+// Translations of patterns of tokenizer.json (Oniguruma's Ruby syntax) to JavaScript: character classes are those of
+// Unicode, \A and \z are the ends of the text, ^ and $ those of a line, and only a line feed ends a line.
 const TRANSLATIONS = {
   "\\s": "\\p{White_Space}", "\\S": "\\P{White_Space}", "\\d": "\\p{Nd}", "\\D": "\\P{Nd}",
   "\\A": "(?<![^])", "\\z": "(?![^])",
@@ -124,8 +126,8 @@ function regexOf({ String: text, Regex: source }) {
   return new RegExp(translated, "gu");
 }
 
-// SentencePiece's cleaning for machine translation: most control characters are removed, and what separates words or
-// has no width becomes a space.
+// SentencePiece's cleaning for machine translation: most control characters are removed, and separators and characters
+// of no width become a space.
 const REMOVED_BY_NMT = /[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]/u;
 const SPACE_OF_NMT = /[\t\n\f\r\u1680\u200b-\u200f\u2028\u2029\u2581\ufeff\ufffd]/u;
 const nmt = (piece) => replaceChars(piece, (char) => {
@@ -133,9 +135,9 @@ const nmt = (piece) => replaceChars(piece, (char) => {
   return SPACE_OF_NMT.test(char) ? " " : char;
 });
 
-// SentencePiece's table of replacements, which tokenizer.json has as base64: the number of bytes of a double-array trie
-// (Darts) as uint32, the trie's units (uint32), and the replacements, UTF-8 that ends with a zero byte each. Numbers
-// are little-endian.
+// Reads SentencePiece's table of replacements, which tokenizer.json has as base64: the size of a double-array trie
+// (Darts) in bytes (uint32), the trie's units (uint32), and the replacements, each UTF-8 with a zero byte at its end.
+// Integers are little-endian.
 function replacementTable(base64) {
   const bytes = Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
   const view = new DataView(bytes.buffer);
@@ -144,7 +146,7 @@ function replacementTable(base64) {
   const replacements = bytes.subarray(4 + size);
   const childrenOf = (unit) => (unit >>> 10) << ((unit & 0x200) >>> 6);
 
-  // The replacement of the shortest prefix that the trie has, which the library takes for the whole text; or undefined.
+  // The replacement of the shortest prefix that is in the trie, which the library uses for the whole text, or undefined.
   return (text) => {
     let node = childrenOf(units[0]);
     for (const byte of utf8.encode(text)) {
@@ -163,7 +165,7 @@ function replacementTable(base64) {
 
 const MOST_CLUSTER_BYTES = 5; // longer clusters are replaced character by character
 
-// Graphemes are replaced as a whole where the table has them, else each of their characters.
+// Replaces each grapheme that is in the table, and each character of other graphemes.
 function precompiled({ precompiled_charsmap: base64 }) {
   if (!base64) return (piece) => piece;
   const replacementOf = replacementTable(base64);
@@ -208,7 +210,7 @@ const NORMALIZERS = {
 
 // -- splitting into words: each function returns the pieces of a piece ---------------------------------------------------
 
-// Pieces of the groups of a pattern: matches are removed, alone, or joined with a neighbour.
+// Splits a piece at the matches of a pattern. A match is removed, a separate piece, or joined with a neighbour.
 function split(piece, pattern, behavior, invert = false) {
   const groups = groupsOf(piece, pattern).map(([from, to, matches]) => [from, to, matches !== invert]);
   const spans = [];
@@ -227,7 +229,7 @@ function split(piece, pattern, behavior, invert = false) {
   return spans.map(([from, to]) => slice(piece, from, to));
 }
 
-// The character that byte-level vocabularies write for each byte: itself if it is printable, else one from U+0100 on.
+// The character of each byte in byte-level vocabularies: the byte itself if it is printable, else one from U+0100 on.
 const BYTE_CHARS = Array.from({ length: 256 }, (_, byte) => byte);
 let next = 256;
 for (const byte of BYTE_CHARS) {
@@ -272,7 +274,7 @@ const PRE_TOKENIZERS = {
   Split: ({ pattern, behavior, invert }) => (piece) => split(piece, regexOf(pattern), behavior, invert),
 };
 
-// -- models: the tokens of a word as [id, from, to], in its characters ---------------------------------------------------
+// -- models: each splits a word into tokens [id, from, to], in characters of the word --------------------------------------
 
 function wordPiece({ vocab, unk_token, continuing_subword_prefix: prefix, max_input_chars_per_word: most }) {
   const ids = new Map(Object.entries(vocab));
@@ -302,7 +304,7 @@ function wordLevel({ vocab, unk_token }) {
 
 const byteName = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`;
 
-// The tokens of a text that the vocabulary lacks: its bytes if it has all of them, else the unknown token.
+// The tokens of a text that is not in the vocabulary: its bytes if the vocabulary has them, else the unknown token.
 function unknownTokens(ids, unknown, byteFallback, text, from, to) {
   const bytes = byteFallback ? Array.from(utf8.encode(text), (byte) => ids.get(byteName(byte))) : [];
   if (bytes.length && bytes.every((id) => id !== undefined)) return bytes.map((id) => [id, from, to]);
@@ -324,11 +326,11 @@ function bpe({ vocab, merges, unk_token, fuse_unk, byte_fallback, ignore_merges 
     const tokens = [];
     chars.forEach((char, i) => {
       const known = ids.get(char);
-      const made = known === undefined ? unknownTokens(ids, unknown, byte_fallback, char, i, i + 1) : [[known, i, i + 1]];
+      const added = known === undefined ? unknownTokens(ids, unknown, byte_fallback, char, i, i + 1) : [[known, i, i + 1]];
       const last = tokens.at(-1);
-      const fused = fuse_unk && known === undefined && made[0]?.[0] === unknown && last?.[0] === unknown && last.unknown;
+      const fused = fuse_unk && known === undefined && added[0]?.[0] === unknown && last?.[0] === unknown && last.unknown;
       if (fused) last[2] = i + 1;
-      else tokens.push(...made.map((token) => Object.assign(token, { unknown: known === undefined && token[0] === unknown })));
+      else tokens.push(...added.map((token) => Object.assign(token, { unknown: known === undefined && token[0] === unknown })));
     });
     for (;;) {
       let best = [Infinity];
@@ -343,9 +345,9 @@ function bpe({ vocab, merges, unk_token, fuse_unk, byte_fallback, ignore_merges 
   };
 }
 
-const UNKNOWN_PENALTY = 10; // below the least score
+const UNKNOWN_PENALTY = 10; // the score of an unknown token is that much below the smallest score
 
-// The most likely tokens by their scores (Kudo 2018), the first of equal ones; unknown neighbours are one token.
+// The most likely tokens by their scores (Kudo 2018), the first ones among equals. Neighbouring unknown tokens are joined.
 function unigram({ vocab, unk_id, byte_fallback }) {
   const ids = new Map(vocab.map(([name], id) => [name, id]));
   const longest = vocab.reduce((most, [name]) => Math.max(most, name.length), 0);
@@ -384,8 +386,8 @@ const MODELS = { BPE: bpe, Unigram: unigram, WordLevel: wordLevel, WordPiece: wo
 
 // -- the tokenizer ----------------------------------------------------------------------------------------------------
 
-// Divides a piece at added tokens that are written out in it: pieces, and {id, start, stop, name} for tokens, where the
-// name is what is written.
+// Splits a piece at the added tokens in its text. Returns pieces, and {id, start, stop, name} for added tokens, where
+// `name` is the text of the token in the piece.
 function addedTokens(tokens) {
   if (!tokens.length) return (piece) => [piece];
   const byName = new Map(tokens.map((token) => [token.content, token]));
@@ -412,7 +414,7 @@ function addedTokens(tokens) {
   };
 }
 
-// A space before a byte-level token, or after it, is no part of its span.
+// The span of a byte-level token without the spaces at its ends.
 function trimmed([start, stop], name, prefixSpace, first) {
   const chars = [...name];
   const spaces = (list) => {
@@ -426,7 +428,7 @@ function trimmed([start, stop], name, prefixSpace, first) {
   return [from, after && stop >= after ? Math.max(stop - after, from) : stop];
 }
 
-// `state`: what tokenizer_state.py makes of tokenizer.json.
+// Builds a tokenizer from the result of tokenizer_state.py.
 export function makeTokenizer(state) {
   const normalize = inTurn(state.normalizers.map((step) => NORMALIZERS[step.type](step)));
   const normalizedName = (token) => ({ ...token, content: normalize(pieceOf(token.content)).chars.join("") });
@@ -440,12 +442,12 @@ export function makeTokenizer(state) {
 
   // The tokens of a text: {id, offset, word}.
   function tokens(text) {
-    const made = [];
+    const result = [];
     let word = 0;
     const add = (id, start, stop, name) => {
-      const first = made.length === 0;
+      const first = result.length === 0;
       const offset = state.trim ? trimmed([start, stop], name, state.trim.add_prefix_space, first) : [start, stop];
-      made.push({ id, offset, word });
+      result.push({ id, offset, word });
     };
     const normalizedParts = (part) => (part.chars ? after(normalize(part)) : [part]);
     for (const part of before(pieceOf(text)).flatMap(normalizedParts)) {
@@ -460,7 +462,7 @@ export function makeTokenizer(state) {
         word++;
       }
     }
-    return made;
+    return result;
   }
 
   // The tokens of a text or a pair, with special tokens around them.
@@ -482,7 +484,7 @@ export function makeTokenizer(state) {
     if (isOfBytes(token)) return decoded(token).trim();
     return (state.decoder === "Metaspace" ? token.replaceAll("\u2581", " ") : token).trim();
   };
-  // A name with its bytes decoded, if they are whole characters, and "\u2581" for a space.
+  // The name of a token with its bytes decoded if they are complete characters, and "\u2581" for a space.
   const readable = (id) => {
     const token = names.get(id);
     if (state.decoder !== "ByteLevel") return token;
@@ -492,7 +494,8 @@ export function makeTokenizer(state) {
   return { encode, name, readable, text };
 }
 
-// An encoding from its rows: columns of ids, types, segments, offsets and words; `start`: see windows.js.
+// An encoding from its rows, one per token: columns of ids, types, segments, offsets and words. For `start`, see
+// windows.js.
 export function encodingOf(rows, more = {}) {
   const column = (name) => rows.map((row) => row[name]);
   return {

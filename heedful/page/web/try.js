@@ -1,4 +1,5 @@
-// The page: a form for the model in it, and its answers as rows. Every text from outside becomes a text node.
+// The script of an exported page: a form for the model in it, and the model's answers as rows of a table. Every text
+// from outside becomes a text node.
 import { ANSWERS } from "./answers.js";
 import { openModel, unpackElement } from "./model.js";
 import { element, rowOf } from "./rows.js";
@@ -8,7 +9,7 @@ const at = (id) => document.getElementById(id);
 const lines = (label) => ({ lines: `${label}, one on each line` });
 const pairText = ({ pairs }) => (pairs === false ? {} : { second: pairs ? "Second text" : "Second text, if the model reads pairs" });
 
-// The fields of the form of each kind of head: names and labels.
+// For each kind of head: the names and labels of the form's fields.
 const FIELDS = {
   sequence_classification: (about) => ({ text: "Text", ...pairText(about) }),
   token_classification: () => ({ text: "Text" }),
@@ -21,7 +22,7 @@ const FIELDS = {
 const listOf = (values, key) => Object.entries(values).map(([name, value]) => ({ name, [key]: value }));
 const highest = (key) => (a, b) => b[key] - a[key];
 
-// Groups of rows that an answer is shown as.
+// For each kind of head: converts an answer to groups of rows.
 const GROUPS = {
   sequence_classification: ({ values, probabilities }) => (
     [values ? listOf(values, "number") : listOf(probabilities, "probability").sort(highest("probability"))]
@@ -59,7 +60,7 @@ function showForm(about, ask) {
   }));
 }
 
-// What the form holds, as an answer takes it.
+// The values of the form, as the functions in `ANSWERS` take them.
 function inputOf() {
   const input = {};
   for (const { name, value } of at("inputs").querySelectorAll("textarea")) {
@@ -75,16 +76,16 @@ function show(head, answer, input) {
   const table = element("table");
   table.setAttribute("aria-labelledby", "answer-heading");
   const groups = GROUPS[head](answer, input);
-  groups.forEach((rows, number) => {
+  groups.forEach((rows, index) => {
     const body = table.createTBody();
     if (groups.length > 1) {
-      const heading = element("th", `mask ${number + 1}`);
+      const heading = element("th", `mask ${index + 1}`);
       Object.assign(heading, { colSpan: 4, scope: "rowgroup" });
       body.insertRow().append(heading);
     }
     body.append(...rows.map(rowOf));
   });
-  at("found").hidden = false; // before the answer goes in: what changes in a hidden region is not announced
+  at("found").hidden = false; // first of all, since screen readers do not announce changes in a hidden region
   at("shown").replaceChildren(...(table.rows.length ? [table] : [element("p", answer.note ?? "(nothing)")]));
   at("answer").textContent = JSON.stringify(answer, null, 2);
 }

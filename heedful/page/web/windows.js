@@ -1,17 +1,17 @@
-// Long texts in windows of tokens, as tasks/answering.py and tokenizer/encoding.py make them.
+// Splitting of long texts into windows of tokens, with the same results as tasks/answering.py and tokenizer/encoding.py.
 import { encodingOf } from "./tokenizer.js";
 
 const count = (whole, segment) => whole.segments.filter((of) => of === segment).length;
 const specialTokens = (whole) => count(whole, null);
 
-// Where windows of `room` tokens start so that they cover `length` tokens.
+// The starts of windows of `room` tokens that cover `length` tokens.
 function windowStarts(length, room, stride) {
   const starts = [0];
   while (starts.at(-1) + room < length) starts.push(starts.at(-1) + Math.min(room, stride));
   return starts;
 }
 
-// `room` tokens of one text from its token `start` on, with all tokens outside that text.
+// The encoding with only `room` tokens of one text, from its token `start`. All tokens outside that text remain.
 export function windowAt(whole, segment, start, room) {
   const first = Math.max(0, whole.segments.indexOf(segment));
   const last = whole.segments.lastIndexOf(segment) + 1;
@@ -29,7 +29,7 @@ function cutWindows(whole, segment, maxLength) {
   return windowsOf(whole, segment, length, maxLength - (whole.ids.length - length));
 }
 
-// Windows of a text or a pair that overlap by half.
+// Splits an encoding of a text or a pair into windows of at most `maxLength` tokens, which overlap by half.
 export function splitWindows(whole, maxLength) {
   if (whole.ids.length <= maxLength) return [whole];
   if (!whole.segments.includes(1)) return cutWindows(whole, 0, maxLength);
@@ -44,7 +44,7 @@ export function splitWindows(whole, maxLength) {
   return parts.flatMap((part) => (part.ids.length <= maxLength ? [part] : cutWindows(part, 1, maxLength)));
 }
 
-// Windows of a prompt beside each choice, of the same number for each.
+// Splits each encoding of a prompt and a choice into windows of both texts. All encodings get the same number of windows.
 export function promptWindows(encodings, maxLength) {
   if (Math.max(...encodings.map(({ ids }) => ids.length)) <= maxLength) return encodings.map((encoding) => [encoding]);
   const [prompt, longest] = [0, 1].map((segment) => Math.max(...encodings.map((encoding) => count(encoding, segment))));
@@ -52,20 +52,20 @@ export function promptWindows(encodings, maxLength) {
   const choiceRoom = Math.min(longest, room - Math.min(prompt, Math.floor(room / 2)));
   const choices = encodings.map((encoding) => windowsOf(encoding, 1, count(encoding, 1), choiceRoom));
   const most = Math.max(...choices.map(({ length }) => length));
-  return choices.map((own) => Array.from({ length: most }, (_, number) => own[number % own.length]).flatMap(
+  return choices.map((own) => Array.from({ length: most }, (_, index) => own[index % own.length]).flatMap(
     (window) => windowsOf(window, 0, prompt, room - choiceRoom),
   ));
 }
 
-// The position of each token of a text in the window where it has the most context, as [window, position].
+// For each token of a text, the window in which it has the most context, and its position there: [window index, position].
 export function bestContext(windows, segment = 0) {
   const best = new Map();
-  windows.forEach((window, number) => {
+  windows.forEach((window, windowIndex) => {
     const positions = window.segments.flatMap((of, position) => (of === segment ? [position] : []));
     positions.forEach((position, index) => {
       const context = Math.min(index, positions.length - 1 - index) + 0.01 * positions.length;
       const token = `${window.firstTextStart} ${window.start + index}`;
-      if (context > (best.get(token)?.[0] ?? -1)) best.set(token, [context, [number, position]]);
+      if (context > (best.get(token)?.[0] ?? -1)) best.set(token, [context, [windowIndex, position]]);
     });
   });
   return [...best.values()].map(([, place]) => place);

@@ -19,7 +19,7 @@ from heedful.data.sampler import derive_seed
 from heedful.device import CPU, resolve_device
 from heedful.errors import ModelError, RunError, SettingError
 from heedful.objectives import Sample
-from heedful.objectives.distillation.objective import AskTeacher, Distillation, DistillationTarget, state_projections
+from heedful.objectives.distillation.objective import Distillation, DistillationTarget, RunTeacher, state_projections
 from heedful.objectives.distillation.teacher import SampleAlignment, Teacher
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.random_streams import Stream
@@ -323,10 +323,10 @@ class MlmTeacherLearner:
             base_objective=masked,
             kind="masked",
             losses=losses,
-            ask_teacher=self._teacher_outputs(teacher, samples),
+            run_teacher=self._teacher_outputs(teacher, samples),
             alignment=SampleAlignment(
                 same_tokens=True,
-                teacher_numbers=[(index,) for index in range(total)],
+                teacher_indices=[(index,) for index in range(total)],
                 words=None,
             ),
             projections=state_projections(
@@ -342,7 +342,7 @@ class MlmTeacherLearner:
             first += len(phase_samples)
         return PretrainSetup(objectives=[objective] * len(samples), samples=indexed, evaluated=masked)
 
-    def _teacher_outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
+    def _teacher_outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> RunTeacher:
         """Return a function from sample indices to the teacher's outputs, read from a cache or computed in each step.
 
         Raises:

@@ -29,7 +29,7 @@ from heedful.data.tag_schemes import OUTSIDE
 from heedful.device import CPU, resolve_device
 from heedful.errors import SettingError
 from heedful.objectives import Sample
-from heedful.objectives.distillation.objective import GROUP, AskTeacher, Distillation, state_projections
+from heedful.objectives.distillation.objective import GROUP, Distillation, RunTeacher, state_projections
 from heedful.objectives.distillation.teacher import OwnedSamples, SampleAlignment, Teacher, align_samples
 from heedful.random_streams import Stream
 from heedful.runs.card.cascade import CASCADE
@@ -286,7 +286,7 @@ class _Inputs:
     labelled_samples: int  # how many samples have labels
     encoded: EncodedSplit  # the labelled examples only
     alignment: SampleAlignment  # the teacher's samples for each sample of the student
-    ask_teacher: AskTeacher  # returns the teacher's outputs
+    run_teacher: RunTeacher  # returns the teacher's outputs
 
 
 class TeacherLearner:
@@ -378,14 +378,14 @@ class TeacherLearner:
             base_objective=task,
             kind=kind,
             losses=losses,
-            ask_teacher=inputs.ask_teacher,
+            run_teacher=inputs.run_teacher,
             alignment=inputs.alignment,
             projections=state_projections(losses, hidden_sizes, derive_seed(seed, Stream.PROJECTION)),
             vector_group_size=group_size if compares_similarities else 1,
         )
         check_batch_groups(self._settings.train, objective.group_size)
         samples = objective.add_teacher_targets(
-            inputs.student_samples.samples, inputs.student_samples.owners, inputs.is_labelled
+            inputs.student_samples.samples, inputs.student_samples.example_indices, inputs.is_labelled
         )
         return TrainingSetup(objective=objective, samples=samples, encoded=inputs.encoded)
 
@@ -482,11 +482,11 @@ class TeacherLearner:
         """
         labelled_examples = self.plan.source.examples("train") if labelled is None else labelled
         labelled_split, unlabelled_split = encode_both(task, labelled_examples, unlabelled)
-        unlabelled_owners = (labelled_split.examples + index for index in unlabelled_split.example_indices)
+        unlabelled_indices = (labelled_split.examples + index for index in unlabelled_split.example_indices)
         return (
             OwnedSamples(
                 samples=[*labelled_split.samples, *unlabelled_split.samples],
-                owners=[*labelled_split.example_indices, *unlabelled_owners],
+                example_indices=[*labelled_split.example_indices, *unlabelled_indices],
             ),
             labelled_split,
         )
@@ -501,7 +501,7 @@ class TeacherLearner:
             limit = task.limit if limit is None else min(limit, task.limit)
         return replace(task, tokenizer=tokenizer, limit=limit)
 
-    def _teacher_outputs(self, teacher: Teacher, samples: Sequence[Sample], hidden_terms: Sequence[str]) -> AskTeacher:
+    def _teacher_outputs(self, teacher: Teacher, samples: Sequence[Sample], hidden_terms: Sequence[str]) -> RunTeacher:
         """Return a function from sample indices to the teacher's outputs, read from a cache or computed in each step.
 
         Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from heedful.checkpoint import BundleConfig, ModelBundle
 from heedful.data.corpus.shards import Corpus
 from heedful.objectives import Sample, SelfSupervised
-from heedful.objectives.packing import FixedShape, PackedRows, segment_windows
+from heedful.objectives.packing import FixedShape, PackedSequences, segment_windows
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.settings import PretrainSettings
@@ -111,7 +111,7 @@ class ObjectiveBuilder(Generic[SettingsT]):
         corpus = components.corpus
         windows = segment_windows(corpus, documents, template.room(length))
         continued = self.continued_template(components.tokenizer)
-        return PackedRows(corpus, template, windows, self.row_size(length), seed, shape=shape, continued=continued)
+        return PackedSequences(corpus, template, windows, self.row_size(length), seed, shape=shape, continued=continued)
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate | None:
         """Return the special tokens around a sequence whose document continues after it, or None for `template`."""

@@ -26,7 +26,7 @@ from heedful.objectives import Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher
 from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
-from heedful.objectives.packing import FixedShape, PackedRows, Ranges
+from heedful.objectives.packing import FixedShape, PackedSequences, Ranges
 from heedful.objectives.random_numbers import is_text_token
 from heedful.objectives.sentence_windows import Neighbours, WindowSettings, plan_windows, sample_texts
 from heedful.objectives.special_tokens import SpecialTokenTemplate
@@ -42,7 +42,7 @@ STATISTICS_ROWS = 128  # packed rows that are used to estimate the teacher's sta
 CHUNKS_PER_MESSAGE = 50  # chunks of a cache between two progress messages
 
 
-class WindowRows(PackedRows):
+class WindowRows(PackedSequences):
     """Packed rows of windows of sentences, and of pairs of windows."""
 
     windows: Ranges  # the text of each window; the targets of a row are indices of windows
@@ -190,7 +190,7 @@ class TeacherRun:
                 up.
         """
         self._load_statistics(samples[0])
-        modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
+        modules = new_modules(width, self.teacher.hidden_size, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
         return [
             self._objective(phase, rows, modules, count, f"phase-{index}")
             for index, (phase, rows) in enumerate(zip(phases, samples, strict=True))

@@ -1,10 +1,10 @@
-// Requests to the server that the pages come from.
+// Requests of the pages to their server.
 
 export function keyHeader(key) {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-// The JSON that the server answers with; an error has its message and status.
+// Return the JSON of the server's answer, or throw an error with the server's message and status.
 export async function getJson(path, options) {
   const answer = await fetch(path, options);
   if (answer.ok) return answer.json();

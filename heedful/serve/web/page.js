@@ -1,13 +1,14 @@
-// The routes of the loaded models, a body to send, and the answer; every text from outside becomes a text node.
+// The page of the server: the routes of its models, a request to send, and the answer. Text that comes from the server
+// or the user becomes text nodes, never HTML.
 import { getJson, keyHeader } from "./client.js";
 import { element, rowOf } from "./rows.js";
 
 const at = (id) => document.getElementById(id);
-const MOST = 100_000; // characters of an answer that are shown
-const AGAIN = 1_000; // milliseconds until a server that loads is asked again
-let paths = {};
-let info; // of the model that is shown
-let wish = 0; // how often a model was asked for; what comes for an earlier wish is passed over
+const MAX_SHOWN = 100_000; // characters of an answer
+const RETRY = 1_000; // milliseconds until the next request to a server that loads
+let paths = {}; // of the server's /openapi.json
+let info; // /info of the model that is shown
+let infoRequests = 0; // how many; only the reply to the last one is used
 
 const headers = () => keyHeader(at("key").value);
 const get = (path) => getJson(path, { headers: headers() });
@@ -16,30 +17,30 @@ function options(select, values) {
   select.replaceChildren(...values.map((value) => new Option(value, value)));
 }
 
-// The model of this name; "" is the first one, when the page begins.
+// Show the model of a name; "" loads the list of models and shows the first one.
 async function showModel(name) {
-  const mine = ++wish;
+  const request = ++infoRequests;
   try {
     if (!name) ({ paths } = await get("/openapi.json"));
-    const found = await get(name ? `/info?model=${encodeURIComponent(name)}` : "/info");
-    if (mine !== wish) return;
-    if (!name) options(at("model"), found.models);
-    showInfo(found);
+    const reply = await get(name ? `/info?model=${encodeURIComponent(name)}` : "/info");
+    if (request !== infoRequests) return;
+    if (!name) options(at("model"), reply.models);
+    showInfo(reply);
   } catch (error) {
-    if (mine !== wish) return;
-    const told = error.status === 401 ? "401 · give a key" : error.message;
+    if (request !== infoRequests) return;
+    const message = error.status === 401 ? "401 · give a key" : error.message;
     if (name) {
-      say(told, true);
+      say(message, true);
       at("model").value = info.model_id;
     } else {
-      at("facts").textContent = told + (error.status === 503 ? "; asked again until it answers" : "");
-      if (error.status === 503) setTimeout(() => mine === wish && showModel(""), AGAIN);
+      at("facts").textContent = message + (error.status === 503 ? "; asked again until it answers" : "");
+      if (error.status === 503) setTimeout(() => request === infoRequests && showModel(""), RETRY);
     }
   }
 }
 
-function showInfo(found) {
-  info = found;
+function showInfo(newInfo) {
+  info = newInfo;
   at("model").value = info.model_id;
   at("facts").textContent = [
     info.family, Object.keys(info.model_type)[0], `${info.parameters.toLocaleString("en")} parameters`, info.model_dtype,
@@ -49,14 +50,14 @@ function showInfo(found) {
   showRoute();
 }
 
-// The fields of a route: their names and labels, the values of an example, and the body that is sent. "lines" has one
-// text on each line. Other routes have their JSON alone.
-const one = (label) => ({
+// The form of a route: its fields with their labels, a function that reads their values from an example, and one that
+// writes the request's body. The field "lines" has one text on each line. Routes without a form have a field of JSON.
+const oneText = (label) => ({
   fields: { text: label },
   read: ({ inputs }) => ({ text: Array.isArray(inputs) ? inputs[0] : inputs }),
   write: ({ text }) => ({ inputs: text }),
 });
-const many = (name) => ({
+const manyTexts = (name) => ({
   fields: { lines: "Texts, one on each line" },
   read: (example) => ({ lines: [example[name]].flat() }),
   write: ({ lines }) => ({ [name]: lines }),
@@ -72,16 +73,16 @@ const FORMS = {
     read: ({ inputs, parameters }) => ({ text: [inputs].flat()[0], lines: parameters.candidate_labels }),
     write: ({ text, lines }) => ({ inputs: text, parameters: { candidate_labels: lines } }),
   },
-  "/token-classification": one("Text"),
-  "/fill-mask": one("Text with the mask token"),
-  "/tokenize": one("Text"),
+  "/token-classification": oneText("Text"),
+  "/fill-mask": oneText("Text with the mask token"),
+  "/tokenize": oneText("Text"),
   "/generate": {
     fields: { text: "Text" },
     read: ({ inputs }) => ({ text: [inputs].flat()[0] }),
     write: ({ text }) => ({ inputs: text, max_new_tokens: 64 }),
   },
-  "/embed": many("inputs"),
-  "/v1/embeddings": many("input"),
+  "/embed": manyTexts("inputs"),
+  "/v1/embeddings": manyTexts("input"),
   "/rerank": {
     fields: { text: "Query", lines: "Texts, one on each line" },
     read: ({ query, texts }) => ({ text: query, lines: texts }),
@@ -115,9 +116,9 @@ const FORMS = {
 };
 
 function showRoute() {
-  const asked = paths[at("route").value]?.post;
-  at("told").textContent = asked?.summary ?? "";
-  const example = asked?.requestBody.content["application/json"].example ?? {};
+  const operation = paths[at("route").value]?.post;
+  at("told").textContent = operation?.summary ?? "";
+  const example = operation?.requestBody.content["application/json"].example ?? {};
   at("body").value = JSON.stringify(example, null, 2);
   const form = FORMS[at("route").value];
   at("raw").open = !form;
@@ -128,7 +129,7 @@ function showRoute() {
 function valuesOf(form, example) {
   try {
     return form.read(example);
-  } catch { // an example of another form: the fields begin empty
+  } catch { // the example has another form, so the fields are empty
     return {};
   }
 }
@@ -180,17 +181,18 @@ function askByKey(event) {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event);
 }
 
-// Groups of rows that an answer of a route is shown as: a name, perhaps its kind, and a probability or another number.
+// Functions that return the groups of rows in which the answer to one text is shown. A row has a name, a kind or none,
+// and a probability or another number.
 const GROUPS = {
-  "/predict": (found, about) => {
-    const what = about.model_type.classifier.problem_type === "regression" ? "number" : "probability";
-    return [found.map(({ label, score }) => ({ name: label, [what]: score }))];
+  "/predict": (scores, modelInfo) => {
+    const kind = modelInfo.model_type.classifier.problem_type === "regression" ? "number" : "probability";
+    return [scores.map(({ label, score }) => ({ name: label, [kind]: score }))];
   },
-  "/zero-shot-classification": (found) => [found.map(({ label, score }) => ({ name: label, probability: score }))],
-  "/similarity": (found) => [found.map((number, index) => ({ name: `sentence ${index + 1}`, number }))],
+  "/zero-shot-classification": (scores) => [scores.map(({ label, score }) => ({ name: label, probability: score }))],
+  "/similarity": (scores) => [scores.map((number, index) => ({ name: `sentence ${index + 1}`, number }))],
   "/generate": ({ text }) => [[{ name: text, probability: null }]],
-  "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
-  "/search": (found) => [found.map(({ id, passage, score }) => ({ name: `${id}: ${passage}`, number: score }))],
+  "/rerank": (ranks) => [ranks.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
+  "/search": (hits) => [hits.map(({ id, passage, score }) => ({ name: `${id}: ${passage}`, number: score }))],
   "/token-classification": ({ entities, words }) => [
     (entities.length ? entities : words).map(({ text, label, probability }) => (
       { name: text, kind: label ?? "", probability }
@@ -209,14 +211,14 @@ const GROUPS = {
 
 const LISTS = ["/predict", "/zero-shot-classification", "/rerank", "/search", "/similarity"]; // routes that answer one text with a list
 
-function draw(route, answer, about) {
-  const one = LISTS.includes(route) && !Array.isArray(answer[0]);
-  const texts = route in GROUPS ? (Array.isArray(answer) && !one ? answer : [answer]) : [];
+function draw(route, answer, modelInfo) {
+  const isOfOneText = LISTS.includes(route) && !Array.isArray(answer[0]);
+  const answers = route in GROUPS ? (Array.isArray(answer) && !isOfOneText ? answer : [answer]) : [];
   const table = element("table");
-  for (const [text, found] of texts.entries()) {
-    const groups = GROUPS[route](found, about);
+  for (const [text, answerOfText] of answers.entries()) {
+    const groups = GROUPS[route](answerOfText, modelInfo);
     for (const [mask, rows] of groups.entries()) {
-      const names = [texts.length > 1 && `text ${text + 1}`, groups.length > 1 && `mask ${mask + 1}`].filter(Boolean);
+      const names = [answers.length > 1 && `text ${text + 1}`, groups.length > 1 && `mask ${mask + 1}`].filter(Boolean);
       const body = table.createTBody();
       if (names.length) {
         const heading = element("th", names.join(", "));
@@ -232,9 +234,9 @@ function draw(route, answer, about) {
 }
 
 function write(text) {
-  const more = text.length - MOST;
+  const more = text.length - MAX_SHOWN;
   const end = more > 0 ? `\n… and ${more.toLocaleString("en")} more characters` : "";
-  at("answer").textContent = text.slice(0, MOST) + end;
+  at("answer").textContent = text.slice(0, MAX_SHOWN) + end;
 }
 
 function say(text, wrong) {
@@ -250,18 +252,18 @@ async function ask(event) {
   say("…", false);
   const start = performance.now();
   try {
-    const about = info; // another model may be shown when the answer comes
-    const body = { ...JSON.parse(at("body").value), model: about.model_id };
+    const modelInfo = info; // another model may be shown when the answer comes
+    const body = { ...JSON.parse(at("body").value), model: modelInfo.model_id };
     const route = at("route").value;
-    const answer = await fetch(route, {
+    const response = await fetch(route, {
       method: "POST",
       headers: { ...headers(), "content-type": "application/json" },
       body: JSON.stringify(body),
     });
-    const found = await answer.json();
-    say(`${answer.status} · ${Math.round(performance.now() - start)} ms`, !answer.ok);
-    write(JSON.stringify(found, null, 2));
-    draw(answer.ok ? route : "", found, about);
+    const answer = await response.json();
+    say(`${response.status} · ${Math.round(performance.now() - start)} ms`, !response.ok);
+    write(JSON.stringify(answer, null, 2));
+    draw(response.ok ? route : "", answer, modelInfo);
     at("found").hidden = false;
   } catch (error) {
     say(String(error.message), true);
@@ -271,17 +273,17 @@ async function ask(event) {
   }
 }
 
-// A link of the page, with the key that is given: the browser alone would ask without one.
+// Follow a link of the page with the key, which the browser would not send.
 async function follow(event) {
   if (event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   try {
-    const answer = await fetch(event.currentTarget.href, { headers: headers() });
-    const json = answer.headers.get("content-type").startsWith("application/json");
-    const found = json ? JSON.stringify(await answer.json(), null, 2) : await answer.text();
-    say(answer.status === 401 ? "401 · give a key above" : String(answer.status), !answer.ok);
-    write(found);
-    draw("", found);
+    const response = await fetch(event.currentTarget.href, { headers: headers() });
+    const isJson = response.headers.get("content-type").startsWith("application/json");
+    const text = isJson ? JSON.stringify(await response.json(), null, 2) : await response.text();
+    say(response.status === 401 ? "401 · give a key above" : String(response.status), !response.ok);
+    write(text);
+    draw("", text);
     at("found").hidden = false;
   } catch (error) {
     say(String(error.message), true);

@@ -1,4 +1,5 @@
-// The search page: a query, and the documents that fit it; every text from outside becomes a text node.
+// The search page: a query, and the documents that match it. Text that comes from the server or the user becomes text
+// nodes, never HTML.
 import { getJson, keyHeader } from "./client.js";
 import { element } from "./rows.js";
 
@@ -6,10 +7,10 @@ const at = (id) => document.getElementById(id);
 const EXCERPT = 320; // characters of a passage that are shown at first
 const BEFORE = 60; // characters of an excerpt before its first word of the query
 const NEAR = 20; // characters by which an excerpt is shorter, so that it begins and ends between words
-const RETRY = 1_000; // milliseconds until a server that loads is asked again
+const RETRY = 1_000; // milliseconds until the next request to a server that loads
 const NO_RERANKER = "";
 const indexes = new Map(); // /info of each index, by name
-let search = new AbortController(); // aborts the search that is under way
+let search = new AbortController(); // aborts the current search
 
 const headers = () => keyHeader(at("key").value);
 
@@ -58,7 +59,7 @@ function showIndex() {
 
 const FIELDS = ["query", "index", "method", "reranker", "count"];
 
-// The part of the address behind "#", which is not sent to the server, holds the search, so that it can be repeated.
+// Write the search behind "#" in the address, which is not sent to the server, so that a link repeats the search.
 function writeAddress() {
   const fields = new URLSearchParams(FIELDS.map((id) => [id, at(id).value]));
   if (location.hash !== `#${fields}`) history.pushState(null, "", `#${fields}`);
@@ -126,7 +127,7 @@ function resultOf({ id, score, title, passage, start, highlights }) {
   return result;
 }
 
-// The text of a passage behind its title: an excerpt, and a button that shows all of it, if it is long.
+// Return the nodes of a passage behind its title: its text or, if it is long, an excerpt and a button that shows all.
 function passageOf(characters, highlights, start) {
   if (start >= characters.length) return [];
   const text = element("p", undefined, "passage");
@@ -150,12 +151,12 @@ function passageOf(characters, highlights, start) {
   return [text, button];
 }
 
-// First character and that after the last of an excerpt, with as many words of the query as an excerpt may have.
+// Return the start and the end of the excerpt that has the most words of the query.
 function excerptOf(characters, highlights, start) {
   const end = characters.length;
   if (end - start <= 1.25 * EXCERPT) return [start, end];
   const starts = highlights.map(([from]) => from).filter((from) => from >= start);
-  const wordsFrom = (from) => starts.filter((other) => other >= from && other < from + EXCERPT - BEFORE).length;
+  const wordsFrom = (from) => starts.filter((word) => word >= from && word < from + EXCERPT - BEFORE).length;
   const best = starts.reduce((first, from) => (wordsFrom(from) > wordsFrom(first) ? from : first), starts[0] ?? start);
   const isSpace = (character) => /\s/u.test(character);
   let from = Math.max(start, Math.min(best - BEFORE, end - EXCERPT));
@@ -165,17 +166,17 @@ function excerptOf(characters, highlights, start) {
   return [from, to];
 }
 
-// A part of a text as nodes, with the words of the query marked.
+// Return a part of a text as nodes, in which the words of the query are marked.
 function marked(characters, highlights, start, end) {
   const nodes = [];
   const text = (from, to) => characters.slice(from, to).join("");
-  let place = start;
+  let position = start;
   for (const [from, to] of highlights) {
-    if (from < place || to > end) continue;
-    nodes.push(text(place, from), element("mark", text(from, to)));
-    place = to;
+    if (from < position || to > end) continue;
+    nodes.push(text(position, from), element("mark", text(from, to)));
+    position = to;
   }
-  return [...nodes, text(place, end)];
+  return [...nodes, text(position, end)];
 }
 
 at("form").addEventListener("submit", (event) => {

@@ -1,4 +1,4 @@
-"""The toy data as files: translation/{train,dev,test}.tsv and order/{train,dev,test}.csv."""
+"""`write_toy_files`: the toy data as translation/{train,dev,test}.tsv and order/{train,dev,test}.csv."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ MIN_TRAIN = 80  # minimum number of training examples
 
 
 def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list[Path]:
-    """Write both data sets to a new folder, and return their files.
+    """Write both data sets to a new folder, and return the paths of their files.
 
-    The split of a text depends on the text alone, so that no test text of one seed or size is a training text of
+    The split of a text depends only on the text. A test text of one seed or size is therefore never a training text of
     another.
 
     Args:
         folder: A new or empty folder.
-        train: Number of training examples; dev and test have a tenth each, "order" rounded down to a multiple of eight.
+        train: Number of training examples. The number of dev and of test examples is a tenth of it. In "order", numbers
+            are rounded down to a multiple of eight.
         seed: Random seed.
 
     Raises:
@@ -37,7 +38,8 @@ def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty: give another folder")
     sizes = Sizes(train=train, dev=train // 10, test=train // 10)
-    pairs_by_split, texts_by_split = translations(sizes, seed), texts(sizes, seed)
+    pairs_by_split = translations(sizes, seed)
+    texts_by_split = texts(sizes, seed)
     files = []
     try:
         for name in (TRANSLATION, ORDER):
@@ -52,7 +54,7 @@ def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list
 
 
 def _write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[str]], delimiter: str) -> Path:
-    """Write names of columns and rows as CSV, and return the path."""
+    """Write a table with a header as CSV, and return its path."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     writer.writerow(names)

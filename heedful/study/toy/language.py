@@ -20,16 +20,16 @@ from heedful.study.toy.split import Sampled, Sizes, sample_splits
 
 
 class Noun(NamedTuple):
-    """Stem and class, and the English noun, singular and plural."""
+    """A noun of Melu with its English translation, singular and plural."""
 
     stem: str
-    kind: str  # class: "o" or "i"
+    kind: str  # noun class, "o" or "i"
     singular: str
     plural: str
 
 
 class Verb(NamedTuple):
-    """Stem, and the English verb: base form, third person singular, past."""
+    """A verb of Melu with its English translation: base form, third person singular and past."""
 
     stem: str
     base: str
@@ -77,8 +77,8 @@ PLACES = dict(  # English nouns by Melu's noun
     zip(["rum", "holt", "brig", "pas", "mon"], ["river", "forest", "bridge", "market", "mountain"], strict=True)
 )
 SIDES = {"el": "near", "av": "behind", "ot": "in front of"}
-PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}  # times of the present; "": none
-PAST = {"hesta": "yesterday", "noxa": "last night", "": ""}  # times of the past; "": none
+PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}  # times of the present; "" for no time
+PAST = {"hesta": "yesterday", "noxa": "last night", "": ""}  # times of the past; "" for no time
 CONJUNCTIONS = {"perka": "because", "quama": "when", "etsi": "although"}
 
 
@@ -87,7 +87,7 @@ class NounPhrase:
     """A noun with adjective, number and article."""
 
     noun: Noun
-    adjective: str  # stem; "": none
+    adjective: str  # stem, or "" for no adjective
     plural: bool
     definite: bool
 
@@ -124,8 +124,8 @@ class Clause:
     object: NounPhrase
     past: bool
     negated: bool
-    place: str  # key of PLACES; "": none
-    side: str  # key of SIDES; "": no place
+    place: str  # key of PLACES, or "" for no place
+    side: str  # key of SIDES, or "" for no place
 
     def melu(self) -> str:
         """Return place, subject, object and verb in Melu."""
@@ -156,18 +156,18 @@ class Translation(NamedTuple):
 
 
 def translations(sizes: Sizes, seed: int = 0, *, clauses: int = 2) -> dict[str, list[Translation]]:
-    """Return random sentences for each split; no sentence is in two splits.
+    """Return random sentences for each split. No sentence is in two splits.
 
     Args:
         sizes: Number of sentences of each split.
         seed: Random seed.
-        clauses: Maximum number of clauses of a sentence, 1 or 2.
+        clauses: Maximum clauses of a sentence, 1 or 2.
     """
     return sample_splits(lambda random: _sentence(random, clauses), sizes, seed)
 
 
 def _sentence(random: Random, clauses: int) -> Sampled[Translation]:
-    """Return a random sentence; its key is the sentence in Melu."""
+    """Return a random sentence with its translation. Its key is the sentence in Melu."""
     past = random.random() < 0.5
     melu_time, english_time = random.choice(list((PAST if past else PRESENT).items()))
     main = _clause(random, past)

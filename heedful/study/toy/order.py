@@ -53,7 +53,7 @@ class OrderText(NamedTuple):
 
 
 def bag_of_words(text: str) -> tuple[str, ...]:
-    """Return the sorted words of a text, the input of a bag of words.
+    """Return the sorted words of a text: all that a bag of words knows about it.
 
     >>> bag_of_words("good , not bad") == bag_of_words("bad , not good")
     True
@@ -62,7 +62,7 @@ def bag_of_words(text: str) -> tuple[str, ...]:
 
 
 def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[OrderText]]:
-    """Return random texts for each split. A fourth of them is of each part, and twins follow each other.
+    """Return random texts for each split. Each part has a fourth of the texts, and twins are adjacent.
 
     Args:
         sizes: Number of texts of each split, rounded down to multiples of eight.
@@ -70,12 +70,11 @@ def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[OrderText]]:
     """
     pairs_per_part = Sizes(**{name: getattr(sizes, name) // 8 for name in SPLITS})
     parts = [
-        sample_splits(sample, pairs_per_part, seed * len(PARTS) + number)
-        for number, sample in enumerate(PARTS.values())
+        sample_splits(sample, pairs_per_part, seed * len(PARTS) + index) for index, sample in enumerate(PARTS.values())
     ]
     result: dict[str, list[OrderText]] = {}
     for split in SPLITS:
-        pairs = chain.from_iterable(zip(*(part[split] for part in parts), strict=True))  # parts take turns
+        pairs = chain.from_iterable(zip(*(part[split] for part in parts), strict=True))  # parts alternate
         result[split] = list(chain.from_iterable(pairs))
     return result
 
@@ -89,14 +88,16 @@ def clause(random: Random, label: str) -> str:
 
 
 def _twins(first: str, second: str, labels: tuple[str, str], part: str) -> Sampled[tuple[OrderText, OrderText]]:
-    """Return two texts as one sample, so that they are in one split; the key is the bag of words of the first."""
+    """Return two texts as one sample, so that both are in one split. The key is the bag of words of the first text."""
     twins = OrderText(first, labels[0], part), OrderText(second, labels[1], part)
     return Sampled(" ".join(bag_of_words(first)), twins)
 
 
 def _plain(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     """Return two clauses that differ in the opinion word."""
-    opening, aspect, degree = (random.choice(choices) for choices in (OPENINGS, ASPECTS, DEGREES))
+    opening = random.choice(OPENINGS)
+    aspect = random.choice(ASPECTS)
+    degree = random.choice(DEGREES)
     antonyms = list(zip(POSITIVE, NEGATIVE, strict=True))  # each word has one antonym, so that each text has one twin
     positive, negative = random.choice(antonyms)
     if random.random() < 0.3:
@@ -114,9 +115,11 @@ def _but(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
 
 
 def _not(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
-    """Return two texts in which the one or the other of two opinion words is negated."""
-    opening, aspect = random.choice(OPENINGS), random.choice(ASPECTS)
-    positive, negative = random.choice(POSITIVE), random.choice(NEGATIVE)
+    """Return two texts with the same two opinion words, of which a different one is negated in each text."""
+    opening = random.choice(OPENINGS)
+    aspect = random.choice(ASPECTS)
+    positive = random.choice(POSITIVE)
+    negative = random.choice(NEGATIVE)
     form = random.choice(("the {a} is {x} , not {y}", "the {a} is not {y} , it is {x}", "{x} , not {y} : the {a}"))
     first, second = (
         f"{opening}{form.format(a=aspect, x=x, y=y)}" for x, y in ((positive, negative), (negative, positive))
@@ -136,7 +139,7 @@ def _both(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     return _twins(first, second, (GOOD, BAD) if is_positive else (BAD, GOOD), "both")
 
 
-PARTS: dict[str, Callable[[Random], Sampled[tuple[OrderText, OrderText]]]] = {  # functions that sample twins
+PARTS: dict[str, Callable[[Random], Sampled[tuple[OrderText, OrderText]]]] = {  # function that samples twins of a part
     "plain": _plain,
     "but": _but,
     "not": _not,

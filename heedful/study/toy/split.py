@@ -12,13 +12,13 @@ from heedful.errors import HeedfulError
 
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
-TENTHS = {8: "dev", 9: "test"}  # tenths of all keys by number, from 0; the other eight are train
-MAX_REPEATS = 20  # maximum samples in a row that cannot be used, for each sample that is asked for
+TENTHS = {8: "dev", 9: "test"}  # split of a key by its hash modulo 10; others are train
+MAX_REPEATS = 20  # maximum consecutive samples that cannot be used, for each requested sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Number of samples of each split."""
+    """The number of samples in each split."""
 
     train: int
     dev: int
@@ -34,14 +34,14 @@ class Sizes:
 class Sampled(Generic[T]):
     """A sample and its key."""
 
-    key: str  # decides the split; a sample whose key was seen before is not used
+    key: str  # determines the split; of samples with equal keys only the first one is used
     value: T
 
 
 def split_of(key: str) -> str:
-    """Return the split of a key; it depends on nothing else.
+    """Return the split of a key: a pure function, independent of seeds and sizes.
 
-    >>> sorted({split_of(str(number)) for number in range(100)})
+    >>> sorted({split_of(str(key)) for key in range(100)})
     ['dev', 'test', 'train']
     """
     digest = blake2b(key.encode(), digest_size=8).digest()
@@ -49,7 +49,7 @@ def split_of(key: str) -> str:
 
 
 def sample_splits(sample: Callable[[Random], Sampled[T]], sizes: Sizes, seed: int) -> dict[str, list[T]]:
-    """Return samples with different keys for each split; they depend on the seed only, not on the machine.
+    """Return samples with different keys for each split. The same seed gives the same samples on every machine.
 
     Args:
         sample: Returns a random sample.

@@ -1,4 +1,4 @@
-"""Stories to pre-train on: film reviews of several sentences of one opinion, with a beginning and an end."""
+"""Toy stories for pre-training: film reviews of several sentences of one opinion, with a beginning and an end."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _story(random: Random) -> list[str]:
 
 
 def _sentence(random: Random, label: str) -> str:
-    """Return a sentence of an opinion.
+    """Return a random sentence of an opinion.
 
-    Most sentences have three opinion words that agree, so that a model can learn what a word means from its neighbours.
+    Most sentences have three opinion words that agree, so that a model can learn the meaning of a word from the others.
     """
     opposite_label = BAD if label == GOOD else GOOD
     agreeing, opposite = (POSITIVE, NEGATIVE) if label == GOOD else (NEGATIVE, POSITIVE)

@@ -169,24 +169,24 @@ EVERYTHING = DistillationLosses(
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Tiny models by name."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
-        if name not in found:
-            found[name] = make(tmp_path_factory.mktemp(name), name)
-        return found[name]
+        if name not in folders:
+            folders[name] = make(tmp_path_factory.mktemp(name), name)
+        return folders[name]
 
     return folder
 
 
 def samples_of(name: str, target: Any) -> list[Sample]:
     """Three samples; of choices, vectors and documents two sequences each."""
-    found = []
+    samples = []
     for number, size in enumerate((9, 4, 13)):
         ids = [2, *range(6 + number, 4 + number + size), 3]
         several = [ids, ids[::-1]] if name in ("multiple-choice", "embed", "rank") else [ids]
-        found.append(Sample.of(several, [[0] * 2 + [1] * (len(ids) - 2)] * len(several), target=target))
-    return found
+        samples.append(Sample.of(several, [[0] * 2 + [1] * (len(ids) - 2)] * len(several), target=target))
+    return samples
 
 
 def objective(
@@ -198,11 +198,11 @@ def objective(
     learner = task(tokenizer=student.tokenizer, limit=48)
     samples = samples_of(name, target)
     ask = online_teacher(Teacher(teacher, learner, kind, losses.capture_spec("teacher")), samples)
-    pairing = SampleAlignment(same_tokens=True, teacher_numbers=[(number,) for number in range(3)], words=None)
+    pairing = SampleAlignment(same_tokens=True, teacher_indices=[(number,) for number in range(3)], words=None)
     widths = student.config.model.width, teacher.config.model.width
-    given: Any = {"ask_teacher": ask, "projections": state_projections(losses, widths, 1)} | more
-    found = Distillation(base_objective=learner, kind=kind, losses=losses, alignment=pairing, **given)
-    return found, found.add_teacher_targets(samples, [0, 1, 2], [True, name == "masked", True])
+    fields: Any = {"run_teacher": ask, "projections": state_projections(losses, widths, 1)} | more
+    distillation = Distillation(base_objective=learner, kind=kind, losses=losses, alignment=pairing, **fields)
+    return distillation, distillation.add_teacher_targets(samples, [0, 1, 2], [True, name == "masked", True])
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -235,8 +235,8 @@ def test_means_are_over_tokens_and_labels_of_the_step(folders: Callable[[str], P
     losses = replace(
         EVERYTHING, label=0.5, states=(HiddenStateLoss(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=()
     )
-    found, samples = objective("tag", student, teacher, losses)
-    batch = found.batch(samples, [1, 2, 3])
+    distillation, samples = objective("tag", student, teacher, losses)
+    batch = distillation.batch(samples, [1, 2, 3])
     sizes = [len(sample) for sample in samples]
     assert batch.counts == (6.0, float(sum(sizes)), 4.0), "words, rows, words with a label"
     rows, states = capture(student, batch.packed, CaptureSpec(states=(1,)))
@@ -250,7 +250,7 @@ def test_means_are_over_tokens_and_labels_of_the_step(folders: Callable[[str], P
     gold = np.array([0, 3, 0, 3])
     kept = s[[0, 1, 4, 5]]
     hard = -np.log(softmax(kept)[range(4), gold]).mean()
-    loss = found.loss(student, batch)
+    loss = distillation.loss(student, batch)
     assert math.isclose(float(loss.sum.detach()) / loss.count, soft + 2 * cosine + 0.5 * hard, rel_tol=1e-4)
 
 
@@ -265,12 +265,14 @@ def test_the_teacher_reads_its_own_types_and_drops_nothing_out(folders: Callable
     assert teacher.tokenizer is not None
     task = Classify(labels=LABELS, tokenizer=teacher.tokenizer, limit=48)
     asked = Teacher(teacher, task, "classes", CaptureSpec())
-    said = asked.outputs(samples, [0, 0, 0])["scores"]
+    scores = asked.outputs(samples, [0, 0, 0])["scores"]
     packed = Packed.of([each.tokens.tolist() for each in samples], [each.types.tolist() for each in samples])
     plain = replace(packed, types=torch.zeros_like(packed.types))
     with torch.no_grad():
         right, wrong = (load(folders("single"))(each) for each in (packed, plain))
-    assert torch.allclose(torch.cat(said), right, atol=1e-6) and not torch.allclose(torch.cat(said), wrong, atol=1e-3)
+    assert torch.allclose(torch.cat(scores), right, atol=1e-6) and not torch.allclose(
+        torch.cat(scores), wrong, atol=1e-3
+    )
     assert all(torch.equal(each, before[name]) for name, each in teacher.named_tensors().items())
     segment = student.model(plain), student_from_layers(teacher, LayersStudent(layers=1)).model(plain)
     assert torch.allclose(*segment, atol=1e-5), "the first segment's type is in its positions"
@@ -301,12 +303,12 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
     asked = Teacher(teacher, live.base_objective, "classes", losses.capture_spec("teacher"))
     for half, near in ((False, 1e-6), (True, 2e-3)):
         folder = tmp_path / str(half)
-        kept = cache_teacher_outputs(folder, asked, plain, CacheFormat(half=half), {"weights": "x"})
-        found = replace(live, ask_teacher=kept).loss(student, batch)
-        assert math.isclose(float(found.sum.detach()), float(want.sum.detach()), rel_tol=near), half
-        said, now = kept([2, 0], [0, 0]), live.ask_teacher([2, 0], [0, 0])
-        for name, each in now.items():
-            for mine, theirs in zip(said[name], each, strict=True):
+        from_cache = cache_teacher_outputs(folder, asked, plain, CacheFormat(half=half), {"weights": "x"})
+        cached_loss = replace(live, run_teacher=from_cache).loss(student, batch)
+        assert math.isclose(float(cached_loss.sum.detach()), float(want.sum.detach()), rel_tol=near), half
+        cached_outputs, new_outputs = from_cache([2, 0], [0, 0]), live.run_teacher([2, 0], [0, 0])
+        for name, each in new_outputs.items():
+            for mine, theirs in zip(cached_outputs[name], each, strict=True):
                 assert torch.allclose(mine, theirs, rtol=2**-10 if half else 1e-6, atol=1e-5), name
     (part,) = folder.glob("part-*")
     first = part.read_bytes()
@@ -320,7 +322,7 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
 def test_how_far_the_teacher_is_is_told_now_and_then(
     folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, told = [100.0], list[str]()
+    now, messages = [100.0], list[str]()
     monkeypatch.setattr(output_cache, "PART_ENTRIES", 2)
     monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
     teacher = load(folders("single"))
@@ -328,19 +330,19 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     live, _ = objective("classify", student, teacher, DistillationLosses(kd=1.0))
     asked = Teacher(teacher, live.base_objective, "classes", DistillationLosses(kd=1.0).capture_spec("teacher"))
     cache_teacher_outputs(
-        tmp_path / "outputs", asked, samples_of("classify", 1) * 3, CacheFormat(), {"weights": "x"}, log=told.append
+        tmp_path / "outputs", asked, samples_of("classify", 1) * 3, CacheFormat(), {"weights": "x"}, log=messages.append
     )
-    assert told[0] == "the teacher reads 9 samples, once; its outputs are kept"
-    assert told[1:] == ["the teacher has read 2 of 9", "the teacher has read 6 of 9"]
+    assert messages[0] == "the teacher reads 9 samples, once; its outputs are kept"
+    assert messages[1:] == ["the teacher has read 2 of 9", "the teacher has read 6 of 9"]
 
 
 def test_other_tokens_are_paired_by_example_or_refused() -> None:
-    mine = OwnedSamples(samples=[Sample.of([[1, 2]], [[0, 0]]), Sample.of([[1, 5]], [[0, 0]])], owners=[0, 1])
-    theirs = OwnedSamples(samples=[Sample.of([[1, 2, 3]], [[0] * 3])] * 3, owners=[0, 0, 1])
-    found = align_samples(mine, theirs, "classes")
-    assert found.teacher_numbers == [(0, 1), (2,)] and not found.same_tokens
-    said = [torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 2.0]])]
-    assert found.scores(0, said).tolist() == [[1.0, 2.0]], "the mean over the windows"
+    mine = OwnedSamples(samples=[Sample.of([[1, 2]], [[0, 0]]), Sample.of([[1, 5]], [[0, 0]])], example_indices=[0, 1])
+    theirs = OwnedSamples(samples=[Sample.of([[1, 2, 3]], [[0] * 3])] * 3, example_indices=[0, 0, 1])
+    alignment = align_samples(mine, theirs, "classes")
+    assert alignment.teacher_indices == [(0, 1), (2,)] and not alignment.same_tokens
+    outputs = [torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 2.0]])]
+    assert alignment.scores(0, outputs).tolist() == [[1.0, 2.0]], "the mean over the windows"
     with pytest.raises(Exception, match="different tokens or windows, but states compare token with token"):
         align_samples(mine, theirs, "classes", ["states"])
     with pytest.raises(Exception, match="soft labels of span"):
@@ -348,7 +350,9 @@ def test_other_tokens_are_paired_by_example_or_refused() -> None:
     tagged = [replace(each, target=((0,) * n, (0,) * n)) for each, n in zip(mine.samples, (2, 1), strict=True)]
     taught = [replace(theirs.samples[0], target=((0,) * n, (0,) * n)) for n in (1, 1, 2)]
     words = align_samples(
-        OwnedSamples(samples=tagged, owners=[0, 1]), OwnedSamples(samples=taught, owners=[0, 0, 1]), "tokens"
+        OwnedSamples(samples=tagged, example_indices=[0, 1]),
+        OwnedSamples(samples=taught, example_indices=[0, 0, 1]),
+        "tokens",
     )
     assert words.words == [slice(0, 2), None] and [words.fits(n) for n in (0, 1)] == [True, False]
 
@@ -368,7 +372,7 @@ def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> 
     """A mean over tokens has no padding in it."""
     teacher = load(folders("tag"))
     losses = replace(EVERYTHING, states=(HiddenStateLoss(weight=2.0, how="cosine", pairs=((1, 2),)),), relations=())
-    found, samples = objective("tag", student_from_layers(teacher, LayersStudent(layers=1)), teacher, losses)
+    distillation, samples = objective("tag", student_from_layers(teacher, LayersStudent(layers=1)), teacher, losses)
     last = samples[-1]
     filled = replace(
         last,
@@ -377,19 +381,19 @@ def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> 
         bounds=(*last.bounds, len(last) + 3),
         filler=3,
     )
-    plain, more = (found.batch([*samples[:-1], each], [1, 2, 3]) for each in (last, filled))
+    plain, more = (distillation.batch([*samples[:-1], each], [1, 2, 3]) for each in (last, filled))
     assert more.packed.bounds[-1] == plain.packed.bounds[-1] + 3
     assert (
         more.counts == plain.counts
-        and more.distillation.row_weights.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
+        and more.distillation.token_weights.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
     )
 
 
 def test_a_layer_sees_as_far_as_the_one_whose_place_it_takes() -> None:
     stack = StackConfig(width=8, layers=22, heads=2, head_width=4, inner_width=8, window=4, global_every=3)
     for count in range(1, 23):
-        taken = _matching_layers(stack, evenly_spread(22, count))
-        assert [each % 3 == 0 for each in taken] == [n % 3 == 0 for n in range(count)] and len({*taken}) == count
+        layers = _matching_layers(stack, evenly_spread(22, count))
+        assert [each % 3 == 0 for each in layers] == [n % 3 == 0 for n in range(count)] and len({*layers}) == count
     assert _matching_layers(stack, evenly_spread(22, 6)) == (0, 4, 8, 12, 17, 20)
     assert _matching_layers(replace(stack, window=None), evenly_spread(22, 6)) == evenly_spread(22, 6)
 
@@ -426,11 +430,13 @@ def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders:
     """The count is that of the first term that has targets."""
     teacher = load(folders("tag"))
     student = student_from_layers(teacher, LayersStudent(layers=1))
-    found, samples = objective("tag", student, teacher, DistillationLosses(kd=1.0, label=0.5))
-    found = replace(found, alignment=SampleAlignment(same_tokens=False, teacher_numbers=[()] * 3, words=[None] * 3))
-    batch = found.batch(samples, [1, 2, 3])
+    distillation, samples = objective("tag", student, teacher, DistillationLosses(kd=1.0, label=0.5))
+    distillation = replace(
+        distillation, alignment=SampleAlignment(same_tokens=False, teacher_indices=[()] * 3, words=[None] * 3)
+    )
+    batch = distillation.batch(samples, [1, 2, 3])
     assert batch.counts == (0.0, 4.0)
-    loss, (soft, hard) = found.loss(student, batch), found.terms(student, batch)
+    loss, (soft, hard) = distillation.loss(student, batch), distillation.terms(student, batch)
     assert (soft.name, hard.name) == ("kd", "label")
     assert float(soft.sum.detach()) == 0 and loss.count == 4 and float(hard.sum.detach()) > 0
     assert math.isclose(float(loss.sum.detach()), 0.5 * float(hard.sum.detach()), rel_tol=1e-6)

@@ -25,7 +25,7 @@ from heedful.objectives.distillation import vector_cache
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher, mean_rows
 from heedful.objectives.distillation.vector_cache import VectorCache, nearest_texts
-from heedful.objectives.packing import PackedRows
+from heedful.objectives.packing import PackedSequences
 from heedful.objectives.sentence_windows import (
     Neighbours,
     WindowPlan,
@@ -56,13 +56,13 @@ def bare(own: Tokenizer, width: int, places: int = 200, seed: int = 1) -> ModelB
         vocabulary=own.size, width=width, positions=Learned(count=places), types=2, norm="layer"
     )
     encoder = StackConfig(width=width, layers=2, heads=2, head_width=width // 2, inner_width=32, dropout=0.3)
-    made = create(
+    encoder = create(
         BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder)), own, seed=seed
     )
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in encoder.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
-    return made
+    return encoder
 
 
 def samples(own: Tokenizer, texts: list[str] = TEXTS) -> list[Sample]:
@@ -76,7 +76,9 @@ def samples(own: Tokenizer, texts: list[str] = TEXTS) -> list[Sample]:
 
 def distillation(teacher: EncoderTeacher, own: Tokenizer, width: int, **more: Any) -> EncoderDistillation:
     """The objective with random modules beside the model."""
-    return EncoderDistillation(tokenizer=own, teacher=teacher, modules=new_modules(width, teacher.width, 5), **more)
+    return EncoderDistillation(
+        tokenizer=own, teacher=teacher, modules=new_modules(width, teacher.hidden_size, 5), **more
+    )
 
 
 def spelled(own: Tokenizer, tokens: torch.Tensor, places: np.ndarray, owners: np.ndarray, count: int) -> list[str]:
@@ -129,9 +131,9 @@ def test_the_loss_is_a_plain_loops() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, weight_by_term={"mlm": 1.0, "hidden_states": 3.0})
-    given = samples(FEW)
-    teacher.estimate_statistics(given[:2], objective.is_text_id)
-    batch = objective.batch(given, [1, 2, 3, 4])
+    training_samples = samples(FEW)
+    teacher.estimate_statistics(training_samples[:2], objective.is_text_id)
+    batch = objective.batch(training_samples, [1, 2, 3, 4])
     masked, term = objective.terms(student, batch)
     words = batch.distillation.words
     rows, theirs = student.model(batch.packed), teacher.loaded.model(words.teacher_input)
@@ -148,17 +150,17 @@ def test_the_loss_is_a_plain_loops() -> None:
     loss = objective.loss(student, batch)
     expected = masked.losses.mean() + 3.0 * torch.stack(losses).mean()
     assert float(loss.sum.detach()) / loss.count == pytest.approx(float(expected.detach()), rel=1e-4)
-    found = objective.measure(student, batch)
+    measured = objective.measure(student, batch)
     assert (
-        set(found) == {"mlm_loss", "mlm_accuracy", "hidden_states_loss"}
-        and found["hidden_states_loss"][1] == words.count
+        set(measured) == {"mlm_loss", "mlm_accuracy", "hidden_states_loss"}
+        and measured["hidden_states_loss"][1] == words.count
     )
 
 
 def test_the_mean_of_rows() -> None:
     rows = torch.arange(12.0).reshape(6, 2)
-    found = mean_rows(rows, np.array([1, 2, 5]), np.array([0, 0, 2]), 3)
-    assert found[0].tolist() == [3.0, 4.0] and found[2].tolist() == [10.0, 11.0]
+    means = mean_rows(rows, np.array([1, 2, 5]), np.array([0, 0, 2]), 3)
+    assert means[0].tolist() == [3.0, 4.0] and means[2].tolist() == [10.0, 11.0]
 
 
 def test_the_mean_of_rows_in_bfloat16_is_rounded_once() -> None:
@@ -170,9 +172,9 @@ def test_the_mean_of_rows_in_bfloat16_is_rounded_once() -> None:
 
 def test_states_are_measured_in_deviations() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
-    objective, given = distillation(teacher, FEW, 8), samples(FEW)
-    teacher.estimate_statistics(given, objective.is_text_id)
-    packed = pack_samples(given)
+    objective, training_samples = distillation(teacher, FEW, 8), samples(FEW)
+    teacher.estimate_statistics(training_samples, objective.is_text_id)
+    packed = pack_samples(training_samples)
     states = teacher.word_states(teacher.align_words(packed, packed.tokens.numpy(), objective.is_text_id))
     assert torch.allclose(states.mean(0), torch.zeros(12), atol=1e-5)
     assert torch.allclose(states.std(0), torch.ones(12), atol=1e-4)
@@ -205,12 +207,12 @@ def test_the_same_model_has_nothing_to_learn_from_itself() -> None:
     with torch.no_grad():
         project.weight.copy_(torch.eye(8))
         project.bias.zero_()
-    (given, *_) = samples(MANY)
+    (training_sample, *_) = samples(MANY)
 
     def kept(key: int) -> Batch:
-        return objective.batch([given], [key])
+        return objective.batch([training_sample], [key])
 
-    original = pack_samples([given]).tokens
+    original = pack_samples([training_sample]).tokens
     batch = next(each for each in map(kept, range(500)) if torch.equal(each.packed.tokens, original))
     _, term = objective.terms(loaded, batch)
     assert len(term.losses) > 10 and term.losses.detach().abs().max() == 0
@@ -223,8 +225,8 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     long = [" ".join(TEXTS), TEXTS[0]]
     teacher, whole = EncoderTeacher(bare(MANY, 8, places=20), FEW), EncoderTeacher(bare(MANY, 8), FEW)
     objective = distillation(teacher, FEW, 8)
-    given = samples(FEW, long)
-    packed = pack_samples(given)
+    training_samples = samples(FEW, long)
+    packed = pack_samples(training_samples)
     tokens = packed.tokens.numpy()
     cut, all_words = (each.align_words(packed, tokens, objective.is_text_id) for each in (teacher, whole))
     assert cut.count < all_words.count
@@ -235,7 +237,7 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     every = spelled(FEW, packed.tokens, all_words.student_rows, all_words.student_words, all_words.count)
     first = ours.index(".") if cut.count else 0
     assert ours[:first] == every[:first]
-    batch = objective.batch(given, [1])
+    batch = objective.batch(training_samples, [1])
     student = with_head(bare(FEW, 8, places=600, seed=2), "masked_lm")
     assert len(objective.terms(student, batch)[1].losses) == cut.count == batch.counts[1]
 
@@ -275,9 +277,9 @@ def planned(neighbours: Neighbours | None = None) -> WindowPlan:
     return plan_windows(corpus(), numbers, WINDOWS, single=single, pair=pair, length=120, seed=3, neighbours=neighbours)
 
 
-def rows_of(made: WindowPlan) -> PackedRows:
+def packs_of(plan: WindowPlan) -> PackedSequences:
     single, pair = SpecialTokenTemplate.of(FEW, pair=False), SpecialTokenTemplate.of(FEW, pair=True)
-    return PackedRows(corpus(), single, made.ranges, 220, 3, made.targets, pair=pair)
+    return PackedSequences(corpus(), single, plan.ranges, 220, 3, plan.targets, pair=pair)
 
 
 def text(start: int, stop: int) -> str:
@@ -293,25 +295,25 @@ def test_windows_cover_every_document_and_pairs_are_neighbours_or_from_anywhere(
     assert {int(start) for (start, _), later in zip(flat, follows, strict=True) if not later} == bounds
     for (start, stop), is_short in zip(flat.tolist(), short.tolist(), strict=True):
         assert not is_short or text(start, stop).count(".") <= 2
-    made = planned()
-    offset, one, two = made.targets.T
+    plan = planned()
+    offset, one, two = plan.targets.T
     pairs = np.flatnonzero(offset)
-    next_to = made.ranges[pairs, 0, 1] == made.ranges[pairs, 1, 0]
+    next_to = plan.ranges[pairs, 0, 1] == plan.ranges[pairs, 1, 0]
     assert 0.25 < next_to.mean() < 0.75, "about half of the pairs are neighbours"
-    assert (made.texts[one[pairs], 0] == made.ranges[pairs, 0]).all()
-    assert (made.texts[two[pairs], 0] == made.ranges[pairs, 1]).all()
+    assert (plan.texts[one[pairs], 0] == plan.ranges[pairs, 0]).all()
+    assert (plan.texts[two[pairs], 0] == plan.ranges[pairs, 1]).all()
     singles = np.flatnonzero(offset == 0)
     seen = np.concatenate([one[singles], one[pairs], two[pairs]])
-    assert set(seen.tolist()) == set(range(len(made.texts)))
-    assert (planned().ranges == made.ranges).all(), "a plan is a function of its seed"
+    assert set(seen.tolist()) == set(range(len(plan.texts)))
+    assert (planned().ranges == plan.ranges).all(), "a plan is a function of its seed"
 
 
 def test_pairs_with_the_nearest_text() -> None:
     pool = sample_texts(corpus(), np.arange(len(corpus())), 20, 40, WINDOWS, 3)
     nearest = np.roll(np.arange(len(pool)), 1)
-    made = planned(Neighbours(texts=pool, nearest=nearest))
-    count = len(made.texts) - len(pool)
-    pairs = made.targets[made.targets[:, 0] > 0]
+    plan = planned(Neighbours(texts=pool, nearest=nearest))
+    count = len(plan.texts) - len(pool)
+    pairs = plan.targets[plan.targets[:, 0] > 0]
     near = pairs[pairs[:, 1] >= count, 1:] - count
     assert 0.15 < len(near) / len(pairs) < 0.75, "others are drawn as often, and fit less often"
     assert (nearest[near[:, 0]] == near[:, 1]).all()
@@ -327,15 +329,15 @@ def test_each_term_equals_a_plain_loop() -> None:
     """The teacher reads both texts of a pair by themselves; the student reads them as one packed sequence."""
     teacher, student = EncoderTeacher(bare(MANY, 12), FEW), with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, weight_by_term=ALL, masked_sequence_prob=0.6)
-    rows = rows_of(planned())
-    given = [rows[number] for number in range(12)]
-    teacher.estimate_statistics(given, objective.is_text_id)
+    packs = packs_of(planned())
+    training_samples = [packs[index] for index in range(12)]
+    teacher.estimate_statistics(training_samples, objective.is_text_id)
     assert teacher.basis is not None
     assert torch.allclose(teacher.basis.T @ teacher.basis, torch.eye(12), atol=1e-4)
-    batch = objective.batch(given, list(range(12)))
+    batch = objective.batch(training_samples, list(range(12)))
     terms = dict(zip(objective.names, objective.terms(student, batch), strict=True))
-    columns = np.concatenate([sample.target for sample in given])
-    packed = pack_samples(given)
+    columns = np.concatenate([sample.target for sample in training_samples])
+    packed = pack_samples(training_samples)
     hidden = student.model(batch.packed)
     singles, pairs = [], []
     for tokens, (offset, _, _), span in zip(packed.unpack(packed.tokens), columns, packed.spans(), strict=True):
@@ -360,24 +362,24 @@ def test_each_term_equals_a_plain_loop() -> None:
 
 
 def test_some_sequences_stay_unmasked() -> None:
-    teacher, rows = EncoderTeacher(bare(MANY, 12), FEW), rows_of(planned())
+    teacher, packs = EncoderTeacher(bare(MANY, 12), FEW), packs_of(planned())
     objective = distillation(teacher, FEW, 8, mask_prob=0.3, masked_sequence_prob=0.5)
     masked = []
-    for number in range(len(rows)):
-        batch = objective.batch([rows[number]], [number])
-        changed = batch.packed.tokens != pack_samples([rows[number]]).tokens
+    for index in range(len(packs)):
+        batch = objective.batch([packs[index]], [index])
+        changed = batch.packed.tokens != pack_samples([packs[index]]).tokens
         masked += [bool(part.any()) for part in batch.packed.unpack(changed)]
-        share = len(batch.targets) / max(1, int(objective.is_text_id[rows[number].tokens].sum()))
+        share = len(batch.targets) / max(1, int(objective.is_text_id[packs[index].tokens].sum()))
         assert share <= 0.31
     assert 0.3 < np.mean(masked) < 0.7
 
 
 def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_cache, "CHUNK_WINDOWS", 8)
-    teacher, made = EncoderTeacher(bare(MANY, 12), FEW), planned()
+    teacher, plan = EncoderTeacher(bare(MANY, 12), FEW), planned()
     weights = {"sentence_embedding": 1.0, "pair_similarity": 1.0}
     live = distillation(teacher, FEW, 8, weight_by_term=weights)
-    cached = VectorCache(tmp_path / "cache", teacher, "digest", corpus(), made.texts)
+    cached = VectorCache(tmp_path / "cache", teacher, "digest", corpus(), plan.texts)
     calls: list[int] = []
 
     def stop(done: int, count: int) -> None:
@@ -390,32 +392,32 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     first = {path.name: path.read_bytes() for path in (tmp_path / "cache").glob("*.npy")}
     assert len(first) == 2
     cached.fill(live.is_text_id)
-    again = VectorCache(tmp_path / "whole", teacher, "digest", corpus(), made.texts)
+    again = VectorCache(tmp_path / "whole", teacher, "digest", corpus(), plan.texts)
     again.fill(live.is_text_id)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert path.read_bytes() == (tmp_path / "cache" / path.name).read_bytes()
     assert all((tmp_path / "cache" / name).read_bytes() == held for name, held in first.items())
-    rows = rows_of(made)
-    given = [rows[number] for number in range(12)]
-    teacher.estimate_statistics(given, live.is_text_id)
+    packs = packs_of(plan)
+    training_samples = [packs[index] for index in range(12)]
+    teacher.estimate_statistics(training_samples, live.is_text_id)
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     from_disk = replace(live, vectors=cached)
-    one, two = live.batch(given, list(range(12))), from_disk.batch(given, list(range(12)))
+    one, two = live.batch(training_samples, list(range(12))), from_disk.batch(training_samples, list(range(12)))
     assert one.distillation.words is not None and two.distillation.words is None, "the teacher does not run"
     for mine, theirs in zip(live.terms(student, one), from_disk.terms(student, two), strict=True):
         assert torch.allclose(mine.losses, theirs.losses, atol=2e-3)
     with pytest.raises(HeedfulError, match="a different teacher, corpus or plan"):
-        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.texts).fill(live.is_text_id)
+        VectorCache(tmp_path / "cache", teacher, "other", corpus(), plan.texts).fill(live.is_text_id)
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"weight_by_term": {"word_states": 1.0}}, "word_states"),
         ({"weight_by_term": {"mlm": 0.0}}, "no weight above 0"),
         ({"masked_sequence_prob": 0.0}, "masked_sequence_prob is 0.0"),
     ],
 )
-def test_what_cannot_be_learned_is_refused(more: dict[str, Any], told: str) -> None:
-    with pytest.raises(HeedfulError, match=told):
+def test_what_cannot_be_learned_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
         distillation(EncoderTeacher(bare(MANY, 12), FEW), FEW, 8, **more)

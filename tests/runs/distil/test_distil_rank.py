@@ -84,8 +84,10 @@ def test_the_student_learns_the_scores_of_each_query(ranking: str, limits: tuple
         base_objective=own,
         kind="ranking",
         losses=losses,
-        ask_teacher=online_teacher(Teacher(taught, other, "ranking", CaptureSpec()), inputs[1]),
-        alignment=align_samples(*(OwnedSamples(samples=samples, owners=[0, 1]) for samples in inputs), "ranking"),
+        run_teacher=online_teacher(Teacher(taught, other, "ranking", CaptureSpec()), inputs[1]),
+        alignment=align_samples(
+            *(OwnedSamples(samples=samples, example_indices=[0, 1]) for samples in inputs), "ranking"
+        ),
         projections=torch.nn.ModuleDict(),
     )
     batch = objective.batch(objective.add_teacher_targets(inputs[0], [0, 1], [True, False]), [1, 2])
