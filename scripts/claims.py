@@ -8,9 +8,10 @@ passages that differ are listed, and the exit status is 1 if there are any. `--u
 into the pages.
 
 A value is RECORD/STEP/STEP/...: the short name of a record, then keys of its "tables". In a list, a step is an index or
-one of the values under NAMES of an element, and in a list of numbers it may be "median". The value of a spread is its median. In a text such as "89.83 ± 0.52", the
-steps "mean" and "deviation" take the two numbers. " * 100" at the end makes per cent. The steps "by rounds/float32" are
-the ratio of Heedful's speed in float32 to that of the fastest peer in float32, as the median over the rounds.
+one of the values under NAMES of an element; of a list of numbers, the step "median" takes their median. The value of a
+spread is its median. In a text such as "89.83 ± 0.52", the steps "mean" and "deviation" take the two numbers. " * 100"
+at the end makes per cent. The steps "by rounds/float32" are the ratio of Heedful's speed in float32 to that of the
+fastest peer in float32, as the median over the rounds.
 """
 
 from __future__ import annotations

@@ -433,7 +433,7 @@ class TeacherLearner:
             labelled_samples=len(encoded.samples),
             encoded=encoded,
             alignment=alignment,
-            ask_teacher=self._teacher_outputs(teacher, teacher_samples.samples, hidden_terms),
+            run_teacher=self._teacher_outputs(teacher, teacher_samples.samples, hidden_terms),
         )
 
     def _unlabelled_examples(self) -> Sequence[Example]:
