@@ -152,7 +152,7 @@ def read_adapter(folder: Path) -> Adapter | None:
     reader = ConfigReader(read_folder_json(folder / CONFIG), str(folder / CONFIG))
     for key, accepted in _PLAIN_VALUES.items():
         reader.only(key, *accepted, why=_NOT_PLAIN)
-    rank, alpha = reader.integer("r", 8, most=_MAX_RANK), reader.number("lora_alpha", 8.0, most=_MAX_ALPHA)
+    rank, alpha = reader.integer("r", 8, maximum=_MAX_RANK), reader.number("lora_alpha", 8.0, maximum=_MAX_ALPHA)
     ranks, alphas = _read_pattern(reader, "rank_pattern", int), _read_pattern(reader, "alpha_pattern", int, float)
     use_root, is_transposed = reader.flag("use_rslora", False), reader.flag("fan_in_fan_out", False)
     base, revision, task = (reader.text(key, None) for key in ("base_model_name_or_path", "revision", "task_type"))

@@ -1,4 +1,7 @@
-"""Model families as data: a reader of config.json and a table of tensor names for each model_type."""
+"""Model families as data: a reader of config.json and a table of tensor names for each model_type.
+
+`checkpoint` finds the family of a model folder in `FAMILIES`.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def read(reader: ConfigReader) -> ModelConfig:
         reader, default_dropout=0.0, relative=False, attention_out_dropout=reader.number("hidden_dropout_prob", 0.0)
     )
     assert model.encoder is not None
-    blocks = reader.integer("num_hidden_groups", 1, most=model.encoder.layers)
+    blocks = reader.integer("num_hidden_groups", 1, maximum=model.encoder.layers)
     return replace(
         model,
         embedding=replace(model.embedding, width=reader.integer("embedding_size", 128), always_project=True),

@@ -1,9 +1,9 @@
 """BART (Lewis et al. 2020, arXiv:1910.13461) and mBART (Liu et al. 2020, arXiv:2001.08210): encoder and decoder.
 
-Encoder, decoder and output layer share the token vectors. Encoder and decoder have learned positions of their own,
-where position p is row p + 2 of the table, and a norm after the sum. BART is post-norm. mBART is pre-norm, with a norm
-after the last block; its texts have language codes. Marian (marian.py) is BART with other positions and without the
-norm of the embedding: it uses `read_parts`, `write`, `body` and `language_model`.
+Encoder, decoder and output layer share the token vectors. Encoder and decoder each have a table of learned positions,
+where position p is row p + 2, and a norm after the sum of tokens and positions. BART is post-norm. mBART is pre-norm,
+with a norm after the last block; its texts have language codes. Marian (marian.py) is BART with other positions and
+without the norm of the embedding: it uses `read_parts`, `write`, `body` and `language_model`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def read_parts(
         vocabulary=vocabulary,
         width=width,
         positions=positions,
-        padding=reader.integer("pad_token_id", None, least=0, most=vocabulary - 1),
+        padding=reader.integer("pad_token_id", None, minimum=0, maximum=vocabulary - 1),
         scale=width**0.5 if reader.flag("scale_embedding", False) else 1.0,
         norm="layer" if embedding_norm else None,
         norm_eps=NORM_EPS,
@@ -111,7 +111,7 @@ def read_parts(
         decoder=decoder,
         decoder_embedding=embedding,
         shared_tokens=True,
-        start=reader.integer("decoder_start_token_id", default_start, least=0, most=vocabulary - 1),
+        start=reader.integer("decoder_start_token_id", default_start, minimum=0, maximum=vocabulary - 1),
         starts_with_last=starts_with_last,
         initialisation=Normal(std=reader.number("init_std", 0.02)),
     )
@@ -124,7 +124,7 @@ def _read_stack(reader: ConfigReader, part: str, width: int, pre_norm: bool, fin
     reader.divides(f"{part}_attention_heads", heads, "d_model", width)
     return StackConfig(
         width=width,
-        layers=reader.integer(f"{part}_layers", 12, most=1024),
+        layers=reader.integer(f"{part}_layers", 12, maximum=1024),
         heads=heads,
         head_width=width // heads,
         inner_width=reader.integer(f"{part}_ffn_dim", 4096),
@@ -221,7 +221,7 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
 
 
 def _classification_head(read_pooling: Fixed) -> HeadMap:
-    """Return the classifier of one row of the decoder, which the settings of `read_pooling` select."""
+    """Return the classifier of one hidden state of the decoder, which the settings of `read_pooling` select."""
     return head_maps.classes(
         ("classification_head.dense", "head.first.dense"),
         ("classification_head.out_proj", "head.out"),
@@ -232,13 +232,13 @@ def _classification_head(read_pooling: Fixed) -> HeadMap:
 
 
 def _pool_last(reader: ConfigReader) -> head_maps.Arguments:
-    """Return the settings that pool the last row, that of the end-of-text token."""
+    """Return the settings that pool the last hidden state, that of the end-of-text token."""
     return {"pooling": "last"}
 
 
 def _pool_last_eos(reader: ConfigReader) -> head_maps.Arguments:
-    """Return the settings that pool the row of the last end-of-text token, which precedes a language code."""
-    return {"pooling": "last", "pooled_token": reader.integer("eos_token_id", 2, least=0)}
+    """Return the settings that pool the hidden state of the last end-of-text token, which precedes a language code."""
+    return {"pooling": "last", "pooled_token": reader.integer("eos_token_id", 2, minimum=0)}
 
 
 BART = Family(

@@ -65,7 +65,7 @@ def read(
         names: Our names and the family's keys, without those that the family lacks.
         offset: Rows of the position table before position 0.
         default_dropout: Dropout if config.json has none.
-        attention_out_dropout: Dropout after the projection of attention; None: that of config.json.
+        attention_out_dropout: Dropout after the projection of attention. If None, that of config.json.
         relative: Whether the family may have relative positions.
     """
     kind = reader.choice("position_embedding_type", POSITIONS if relative else ABSOLUTE, "absolute")
@@ -73,7 +73,7 @@ def read(
     width, heads = reader.integer(names["width"]), reader.integer(names["heads"])
     reader.divides(names["heads"], heads, names["width"], width)
     vocabulary, dropout = reader.integer(names["vocabulary"]), reader.number(names["dropout"], default_dropout)
-    padding = reader.integer(names["padding"], None, least=0, most=vocabulary - 1)
+    padding = reader.integer(names["padding"], None, minimum=0, maximum=vocabulary - 1)
     eps = reader.number(names["eps"], 1e-12) if "eps" in names else 1e-12
     positions = reader.integer(names["positions"])
     return ModelConfig(
@@ -89,7 +89,7 @@ def read(
         ),
         encoder=StackConfig(
             width=width,
-            layers=reader.integer(names["layers"], most=1024),
+            layers=reader.integer(names["layers"], maximum=1024),
             heads=heads,
             head_width=width // heads,
             inner_width=reader.integer(names["inner_width"]),
@@ -183,7 +183,7 @@ def _pretraining_table(head: Pretraining) -> NameTable:
 def size(
     vocabulary: int, layers: int, width: int, heads: int | None = None, inner: int | None = None
 ) -> dict[str, object]:
-    """Return a published configuration; by default heads are 64 wide, and the MLP four times as wide as the model."""
+    """Return a published configuration. By default, heads have 64 dimensions, and the MLP 4 * width."""
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,

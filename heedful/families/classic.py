@@ -37,7 +37,7 @@ def _entry(head: type) -> HeadMap:
             )
             raise HeedfulError(f"{reader.source}: this classic model {does}")
         head_config: Head = read_settings(head, reader.mapping("head"), source=f"{reader.source}: head")
-        # the model's pooling makes the vectors of a text: the head has no dense layer
+        # the pooling belongs to the model here, so the head has no dense layer
         return replace(head_config, dense=False, activation=None) if isinstance(head_config, Classes) else head_config
 
     return HeadMap(head=head, read=read_head, write=lambda head_config: {"head": to_mapping(head_config)})

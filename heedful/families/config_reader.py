@@ -1,4 +1,7 @@
-"""Strict reading of config.json: each key is read, known not to change the model's outputs, or an error."""
+"""Strict reading of config.json: each key is read, known not to change the model's outputs, or an error.
+
+`checkpoint` makes a `ConfigReader` from the file, and the `read` function of a family asks it for each value.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class ConfigReader:
 
         Args:
             expected: Description of valid values, for error messages.
-            fits: Whether a value is valid; null is, too, if the default is None.
+            fits: Returns whether a value is valid. null is valid as well if the default is None.
         """
         self._read.add(name)
         if name not in self.values:
@@ -76,38 +79,40 @@ class ConfigReader:
             raise ModelError(f"{self.source}: {name} is {_shortened(value)}; expected {expected}")
         return value
 
-    def integer(self, name: str, default: Default = _REQUIRED, *, least: int = 1, most: int = 2**24) -> int | Default:
-        """Read a whole number from `least` to `most`."""
+    def integer(
+        self, name: str, default: Default = _REQUIRED, *, minimum: int = 1, maximum: int = 2**24
+    ) -> int | Default:
+        """Read a whole number from `minimum` to `maximum`."""
         value: int | Default = self._read_value(
             name,
             default,
-            f"a whole number from {least} to {most}",
-            lambda v: isinstance(v, int) and not isinstance(v, bool) and least <= v <= most,
+            f"a whole number from {minimum} to {maximum}",
+            lambda v: isinstance(v, int) and not isinstance(v, bool) and minimum <= v <= maximum,
         )
         return value
 
     def number(
-        self, name: str, default: Default = _REQUIRED, *, least: float = 0.0, most: float = 1.0
+        self, name: str, default: Default = _REQUIRED, *, minimum: float = 0.0, maximum: float = 1.0
     ) -> float | Default:
-        """Read a number from `least` to `most`."""
+        """Read a number from `minimum` to `maximum`."""
         value: float | Default = self._read_value(
             name,
             default,
-            f"a number from {least:g} to {most:g}",
-            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and least <= v <= most,
+            f"a number from {minimum:g} to {maximum:g}",
+            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and minimum <= v <= maximum,
         )
         return float(value) if isinstance(value, int) else value
 
-    def numbers(self, name: str, count: int, *, most: float) -> tuple[float, ...]:
-        """Read a list of `count` positive numbers up to `most`."""
+    def numbers(self, name: str, count: int, *, maximum: float) -> tuple[float, ...]:
+        """Read a list of `count` positive numbers up to `maximum`."""
         values: list[float] = self._read_value(
             name,
             _REQUIRED,
-            f"a list of {count} numbers above 0, up to {most:g}",
+            f"a list of {count} numbers above 0, up to {maximum:g}",
             lambda v: (
                 isinstance(v, list)
                 and len(v) == count
-                and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x <= most for x in v)
+                and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x <= maximum for x in v)
             ),
         )
         return tuple(map(float, values))
@@ -138,10 +143,10 @@ class ConfigReader:
         value: dict[str, object] = self._read_value(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
         return value
 
-    def divides(self, name: str, divisor: int, of: str, value: int) -> None:
-        """Raise ModelError unless `divisor`, the value of the key `name`, divides `value`, that of the key `of`."""
-        if value % divisor:
-            raise ModelError(f"{self.source}: {name} is {divisor}, which does not divide {of} {value}")
+    def divides(self, name: str, divisor: int, dividend_name: str, dividend: int) -> None:
+        """Raise ModelError unless `divisor`, the value of the key `name`, divides `dividend` without a remainder."""
+        if dividend % divisor:
+            raise ModelError(f"{self.source}: {name} is {divisor}, which does not divide {dividend_name} {dividend}")
 
     def only(self, name: str, *accepted: object, why: str) -> None:
         """Raise ModelError if a key has another value than the accepted ones; the key may be missing.
@@ -159,18 +164,19 @@ class ConfigReader:
     def labels(self) -> tuple[str, ...]:
         """Read the labels of id2label in order; without id2label, they are LABEL_0 to LABEL_{num_labels - 1}."""
         id2label = self._read_value("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
-        count = self.integer("num_labels", 2, most=4096 if id2label is None else 10**6)  # labels without names take RAM
+        # without id2label, num_labels alone could ask for any number of labels in memory
+        count = self.integer("num_labels", 2, maximum=4096 if id2label is None else 10**6)
         if id2label is None:
-            return tuple(f"LABEL_{number}" for number in range(count))
-        if sorted(id2label) != sorted(str(number) for number in range(len(id2label))) or not id2label:
+            return tuple(f"LABEL_{index}" for index in range(count))
+        if sorted(id2label) != sorted(str(index) for index in range(len(id2label))) or not id2label:
             ids = _shortened(list(id2label))
             raise ModelError(f'{self.source}: id2label has the ids {ids}; expected "0", "1", ...')
         if not all(isinstance(name, str) for name in id2label.values()):
             names = _shortened(list(id2label.values()))
             raise ModelError(f"{self.source}: id2label holds names that are not text: {names}")
-        labels = tuple(id2label[str(number)] for number in range(len(id2label)))
+        labels = tuple(id2label[str(index)] for index in range(len(id2label)))
         label2id = self._read_value("label2id", None, "an object {name: id, ...}", lambda v: isinstance(v, dict))
-        inverse = {name: number for number, name in enumerate(labels)}
+        inverse = {name: index for index, name in enumerate(labels)}
         if label2id is not None and label2id != inverse and len(set(labels)) == len(labels):
             raise ModelError(
                 f"{self.source}: label2id {_shortened(label2id)} does not invert id2label {_shortened(id2label)}"
@@ -201,10 +207,10 @@ class ConfigReader:
         return {name: value for name, value in self.values.items() if name in known}
 
 
-def _shortened(value: object, most: int = 80) -> str:
-    """Return the Python notation of a value, cut off after `most` characters, for error messages."""
+def _shortened(value: object, max_chars: int = 80) -> str:
+    """Return the Python notation of a value, cut off after `max_chars` characters, for error messages."""
     text = repr(value)
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -234,7 +240,7 @@ FULL, LOCAL = "full_attention", "sliding_attention"  # values of layer_types
 
 
 def read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...] | None:
-    """Read the numbers of the layers without a window from `layer_types`; None: the key is missing or null."""
+    """Read the indices of the layers without a window from `layer_types`, or None if the key is missing or null."""
     kinds = reader.values.get("layer_types")
     if not isinstance(kinds, list):
         reader.only("layer_types", None, why=f"expected a list of {FULL} and {LOCAL}")
@@ -242,7 +248,7 @@ def read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...] | N
     if len(kinds) != layers or any(kind not in (FULL, LOCAL) for kind in kinds):
         reader.only("layer_types", None, why=f"expected {FULL} or {LOCAL} for each of {layers} layers")
     reader.only("layer_types", kinds, why="")
-    return tuple(number for number, kind in enumerate(kinds) if kind == FULL)
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)
 
 
 def layer_types(stack: StackConfig) -> list[str]:

@@ -1,7 +1,7 @@
 """DeBERTa-v2 and v3, and mDeBERTa (He et al. 2021, arXiv:2006.03654; 2023, arXiv:2111.09543).
 
-BERT's blocks with disentangled attention and, in v3, without learned positions. The masked-language-modelling head is
-`lm_predictions` of the published files; transformers initialises another one instead, unless `legacy` is false.
+They have BERT's blocks with disentangled attention and, in v3, no learned positions. The masked-language-modelling head
+is `lm_predictions` of the published files; transformers initialises another head instead, unless `legacy` is false.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def read(reader: ConfigReader) -> ModelConfig:
     model = bert.read(reader, NAMES, relative=False)
     positions = model.embedding.positions
     assert model.encoder is not None and isinstance(positions, Learned)
-    reach = reader.integer("max_relative_positions", -1, least=-1)
+    reach = reader.integer("max_relative_positions", -1, minimum=-1)
     norm = reader.choice("norm_rel_ebd", {"none": "none", "layer_norm": "layer_norm"}, "none")
     relation = Disentangled(
-        buckets=reader.integer("position_buckets", least=4),
+        buckets=reader.integer("position_buckets", minimum=4),
         reach=positions.count if reach < 1 else reach,
         norm=norm == "layer_norm",
     )
@@ -43,7 +43,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     embedding = replace(
         model.embedding,
         positions=positions if reader.flag("position_biased_input", True) else None,
-        types=reader.integer("type_vocab_size", 0, least=0),
+        types=reader.integer("type_vocab_size", 0, minimum=0),
         norm_eps=eps,
     )
     encoder = replace(model.encoder, relation=relation, score_scale=scale, norm_eps=eps)
@@ -51,17 +51,17 @@ def read(reader: ConfigReader) -> ModelConfig:
 
 
 def _check_attention(reader: ConfigReader) -> None:
-    """Raise ModelError unless attention is disentangled, both ways, by the layers' own queries and keys."""
-    named = reader.values.get("pos_att_type")
-    kinds = [kind.strip() for kind in named.lower().split("|")] if isinstance(named, str) else named
-    both = isinstance(kinds, list) and len(kinds) == 2 and all(kind in kinds for kind in BOTH)
-    reader.only("pos_att_type", named, why="it is checked here")
-    on = {name: reader.flag(name, False) for name in ("relative_attention", "share_att_key")}
-    if not both or not all(on.values()):
+    """Raise ModelError unless attention is disentangled, both ways, by the query and key matrices of each layer."""
+    value = reader.values.get("pos_att_type")
+    kinds = [kind.strip() for kind in value.lower().split("|")] if isinstance(value, str) else value
+    has_both = isinstance(kinds, list) and len(kinds) == 2 and all(kind in kinds for kind in BOTH)
+    reader.only("pos_att_type", value, why="it is checked here")
+    flags = {name: reader.flag(name, False) for name in ("relative_attention", "share_att_key")}
+    if not has_both or not all(flags.values()):
         raise ModelError(
-            f"{reader.source}: relative_attention is {on['relative_attention']}, share_att_key "
-            f'{on["share_att_key"]} and pos_att_type {str(named)[:80]!r}; only true, true and "p2c|c2p" can be loaded: '
-            "other attention of this kind is not supported"
+            f"{reader.source}: relative_attention is {flags['relative_attention']}, share_att_key "
+            f"{flags['share_att_key']} and pos_att_type {str(value)[:80]!r}; only true, true and "
+            '"p2c|c2p" can be loaded: other attention of this kind is not supported'
         )
 
 
@@ -96,7 +96,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the settings of the masked-language-modelling head, which is always tied."""
+    """Read the settings of the masked-language-modelling head, whose decoder is always the token embedding."""
     reader.only("legacy", False, None, why="that is another head, with other names; the published one is not legacy")
     return {"tied": True}
 

@@ -35,8 +35,8 @@ def _masked_table(head: MaskedTokens) -> NameTable:
 
 def size(vocabulary: int) -> dict[str, object]:
     """Return a published configuration."""
-    six = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu"}
-    return six | {"vocab_size": vocabulary, "max_position_embeddings": 512, "pad_token_id": 0}
+    shape = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu"}
+    return shape | {"vocab_size": vocabulary, "max_position_embeddings": 512, "pad_token_id": 0}
 
 
 _LAYER, _BLOCK = "distilbert.transformer.layer.{}.", "encoder.blocks.{}."

@@ -12,7 +12,7 @@ from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's keys, and the width of the embeddings."""
+    """Read BERT's keys, and the dimension of the embeddings."""
     model = bert.read(reader)
     return replace(model, embedding=replace(model.embedding, width=reader.integer("embedding_size", 128)))
 
@@ -23,7 +23,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def body(model: ModelConfig) -> NameTable:
-    """Return BERT's names and that of the projection of the embeddings."""
+    """Return BERT's names, and the name of the projection of the embeddings."""
     project = NameTable(rows=name_rows(("electra.embeddings_project", "embedding.project")))
     return bert.body(model, "electra.").merged_with(project)
 
@@ -38,7 +38,7 @@ def _masked_table(head: MaskedTokens) -> NameTable:
 
 
 def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the settings of multiple choice: the first row through a dense layer."""
+    """Read the settings of multiple choice: the first hidden state, through a dense layer."""
     reader.only("summary_type", "first", why="it is the published value")
     reader.only("summary_use_proj", True, why="it is the published value")
     reader.only("summary_activation", "gelu", why="it is the published value")

@@ -18,13 +18,13 @@ from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 class HeadMap:
     """One HF architecture: our head for it, its settings in config.json, and its tensor names."""
 
-    head: type  # class of our head's configuration; NoneType: no head
+    head: type  # class of our head's configuration, or NoneType for no head
     read: Callable[[ConfigReader, ModelConfig], Head | None]  # reads the head's configuration
     write: Callable[[Any], dict[str, object]] = lambda head: {}  # values of config.json for the head
     table: Callable[[Any], NameTable] = lambda head: NameTable(rows=())  # names of the head's tensors
     encoder_only: bool = False  # whether the architecture lacks the decoder of its family
-    prefix: str | None = None  # prefix of the body's tensor names; None: the family's
-    name: str | None = None  # our name for the architecture; None: the head's kind
+    prefix: str | None = None  # prefix of the body's tensor names (default: the family's)
+    name: str | None = None  # our name for the architecture (default: the head's kind)
 
     @property
     def kind(self) -> str:
@@ -42,7 +42,7 @@ class HeadMap:
 class Family:
     """A model_type: reading and writing of its config.json, its tensor names, and its published sizes."""
 
-    prefix: str  # prefix of the body's tensor names, except in folders of the bare model
+    prefix: str  # prefix of the body's tensor names, which folders of the bare model lack
     read: Callable[[ConfigReader], ModelConfig]
     write: Callable[[ModelConfig], dict[str, object]]  # values of config.json
     body: Callable[[ModelConfig], NameTable]  # names of the tensors of the model without its head
@@ -50,11 +50,13 @@ class Family:
     needs_decoder: bool = False  # whether every architecture has the decoder
     ignored_keys: frozenset[str] = frozenset()  # keys of config.json that do not change the outputs
     sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published name -> config.json
-    # settings that a SentencePiece model lacks, or a vocab.txt (with "model": "wordpiece"); None: no such tokenizers
+    # settings that the file of a SentencePiece model lacks, or a vocab.txt (then with "model": "wordpiece")
     tokenizer_defaults: Mapping[str, object] | None = None
     generation_defaults: Mapping[str, object] = field(default_factory=dict)  # for folders without generation settings
-    special_token_ids: Mapping[str, str] = field(default_factory=dict)  # key of a fresh config.json -> role of a token
-    # config.json -> names of two tensors that it ties although they differ; (): none
+    special_token_ids: Mapping[str, str] = field(
+        default_factory=dict
+    )  # key of a fresh config.json -> role of its token
+    # values of config.json -> names of the two tensors that it ties although they differ, or ()
     untied_tensors: Callable[[Mapping[str, object]], tuple[str, ...]] = lambda values: ()
 
     @property
@@ -63,7 +65,7 @@ class Family:
         return next(iter(self.heads))
 
     def architecture(self, model: ModelConfig, head: Head | None) -> str:
-        """Return the HF architecture of a model with a head; that of sentence embeddings is the bare model.
+        """Return the HF architecture of a model with a head. Sentence embeddings have that of the bare model.
 
         Raises:
             ModelError: If the family publishes no such head, or the head needs a decoder that the model lacks.
@@ -97,7 +99,7 @@ class Family:
         return {head_map.kind: name for name, head_map in self.heads.items()}
 
     def table(self, model: ModelConfig, head: Head | None) -> NameTable:
-        """Return the names of body and head in a folder of a model with a head."""
+        """Return the name table of a model with a head: the names of the body, and those of the head."""
         body = self.body(model)
         if isinstance(head, SentenceEmbedding) and head.dense and not claims(body, "head.dense.0.weight"):
             body = body.merged_with(NameTable(rows=name_rows(("head.dense.{}", "head.dense.{}"))))

@@ -15,7 +15,7 @@ class FamilyFacts:
     objective: str  # pre-training objective
     paper: str
     best: str = ""  # name of the size that the results belong to
-    results: str = ""  # published results; "": none
+    results: str = ""  # published results
     source: str = ""  # source of the results
     records: tuple[str, ...] = ()  # recorded benchmarks that measure this model_type
 

@@ -26,7 +26,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     reader.only("scale_attn_weights", True, why=why)
     reader.only("scale_attn_by_inverse_layer_idx", False, why=why)
     width, heads = reader.integer("n_embd"), reader.integer("n_head")
-    layers = reader.integer("n_layer", most=1024)
+    layers = reader.integer("n_layer", maximum=1024)
     reader.divides("n_head", heads, "n_embd", width)
     inner = reader.integer("n_inner", None)
     return ModelConfig(
@@ -75,7 +75,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _read_double_heads(reader: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
-    """Read the settings of GPT2DoubleHeadsModel: the score of multiple choice is computed from the last row."""
+    """Read the settings of GPT2DoubleHeadsModel, which scores a choice from the last hidden state."""
     reader.only("summary_type", "cls_index", "last", why="Heedful reads the last row")
     reader.only("summary_use_proj", True, why="it is the published value")
     reader.only("summary_proj_to_labels", True, why="it is the published value")
@@ -111,15 +111,9 @@ FAMILY = Family(
     write=write,
     ignored_keys=frozenset(
         {
-            *(
-                "pad_token_id",
-                "n_ctx",
-                "reorder_and_upcast_attn",
-                "classifier_dropout",
-                "hidden_dropout",
-                "summary_type",
-            ),
-            *("summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+            *("pad_token_id", "n_ctx", "reorder_and_upcast_attn", "classifier_dropout", "hidden_dropout"),
+            *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+            "summary_first_dropout",
         }
     ),
     body=lambda model: NameTable(
@@ -148,7 +142,7 @@ FAMILY = Family(
             ("score", "head.out"), key=None, fixed=lambda reader: {"pooling": "last", "dense": False, "bias": False}
         ),
         "GPT2ForTokenClassification": head_maps.token_classes(("classifier", "head.out"), default=0.1),
-        # no answer is the last row: the first one sees only itself
+        # the last token means "no answer", because the first one attends only to itself
         "GPT2ForQuestionAnswering": head_maps.span(fixed=lambda reader: {"no_answer": "last"}),
     },
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep", "pad_token_id": "pad"},

@@ -1,6 +1,6 @@
 """Heads that several families publish: their settings in config.json and their tensor names.
 
-Each function returns a `HeadMap`. Its `named` arguments are the rows of the table of tensor names.
+Each function returns a `HeadMap` for the `heads` of a `Family`. Its `named` arguments are rows of the name table.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def masked(
 
     Args:
         table: Tensor names of the head.
-        activation: Key of the activation; None: always GELU.
+        activation: Key of the activation. If None, it is GELU.
         head: Class of the head's configuration.
         fixed: Settings that the family fixes or names differently.
     """
@@ -121,7 +121,7 @@ def masked_table(
 ) -> NameTable:
     """Return the names of a masked-language-modelling head, whose decoder may be tied to the embedding.
 
-    The bias has two names; if the decoder is not tied, only the decoder's name is read.
+    The bias of the decoder has two names. If the decoder is not tied, only the one with "decoder" in it is read.
 
     Args:
         lm: Prefix of the head's names.
@@ -149,11 +149,11 @@ def classes(
     """Return a sequence classification head.
 
     Args:
-        key: Key of the dropout; None: no dropout.
-        default: Dropout if the key is missing; None: the model's.
+        key: Key of the dropout. If None, there is no dropout.
+        default: Dropout if the key is missing. If None, that of the model.
         dropout_first: Whether the same dropout is applied before the dense layer too.
         fixed: Settings that the family fixes or names differently.
-        prefix: Prefix of the body's tensor names; None: the family's.
+        prefix: Prefix of the body's tensor names. If None, that of the family.
     """
 
     def read(reader: ConfigReader, model: ModelConfig) -> Classes:
@@ -270,7 +270,7 @@ def vocabulary(
 
 
 def _dropout(reader: ConfigReader, model: ModelConfig, key: str | None, default: float | None) -> float:
-    """Read the dropout of a head; without a key or a value, it is the model's."""
+    """Read the dropout of a head. Without a key or a value, it is that of the model."""
     dropout: float | None = reader.number(key, default) if key else None
     return model.embedding.dropout if dropout is None else dropout
 
@@ -278,6 +278,6 @@ def _dropout(reader: ConfigReader, model: ModelConfig, key: str | None, default:
 def _write_labels(head: Classes | TokenClasses) -> dict[str, object]:
     """Write the labels of a head."""
     return {
-        "id2label": {str(number): name for number, name in enumerate(head.labels)},
-        "label2id": {name: number for number, name in enumerate(head.labels)},
+        "id2label": {str(index): name for index, name in enumerate(head.labels)},
+        "label2id": {name: index for index, name in enumerate(head.labels)},
     }

@@ -44,14 +44,22 @@ def _entry(head: type) -> HeadMap:
         head_config: Head = read_settings(head, reader.mapping("head"), source=f"{reader.source}: head")
         return head_config
 
-    # no table: the body's one row claims the head's names as well
+    # the head needs no name table: the one row of the body's table claims all names
     return HeadMap(head=head, read=read_head, write=lambda head_config: {"head": to_mapping(head_config)})
 
 
-HEADS: dict[str, type] = {  # by the end of the architecture's name
-    **{"Pooled": Pooled, "MaskedTokens": MaskedTokens, "Pretraining": Pretraining, "NextSentence": NextSentenceScores},
-    **{"Classes": Classes, "TokenClasses": TokenClasses, "Choice": Choice, "Span": SpanScores},
-    **{"ReplacedTokens": ReplacedTokens, "NextToken": NextToken, "NextTokenAndChoice": NextTokenAndChoice},
+HEADS: dict[str, type] = {  # end of the architecture's name -> configuration
+    "Pooled": Pooled,
+    "MaskedTokens": MaskedTokens,
+    "Pretraining": Pretraining,
+    "NextSentence": NextSentenceScores,
+    "Classes": Classes,
+    "TokenClasses": TokenClasses,
+    "Choice": Choice,
+    "Span": SpanScores,
+    "ReplacedTokens": ReplacedTokens,
+    "NextToken": NextToken,
+    "NextTokenAndChoice": NextTokenAndChoice,
     "PermutedTokens": PermutedTokens,
 }
 

@@ -1,9 +1,10 @@
 """Llama's block as encoder and decoder: EuroBERT, Llama and Qwen3.
 
-RMS norms before each sublayer and after the last one, rotary positions, gated MLPs, and key and value heads that groups
-of query heads share (Ainslie et al. 2023, arXiv:2305.13245). EuroBERT (Boizard et al. 2025, arXiv:2503.05500) is an
-encoder. Llama (Touvron et al. 2023, arXiv:2302.13971) and Qwen3 (Yang et al. 2025, arXiv:2505.09388), which also
-normalises queries and keys, are decoders; as sentence embedding and as classifier they read the last token.
+The block has RMS norms before each sublayer, rotary positions, gated MLPs, and key and value heads that groups of query
+heads share (Ainslie et al. 2023, arXiv:2305.13245); an RMS norm follows the last block. EuroBERT (Boizard et al. 2025,
+arXiv:2503.05500) is an encoder. Llama (Touvron et al. 2023, arXiv:2302.13971) and Qwen3 (Yang et al. 2025,
+arXiv:2505.09388) are decoders, whose sentence embeddings and classifiers read the last token. Qwen3 also normalises
+queries and keys.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def read(
     """Read config.json.
 
     Args:
-        causal: Whether the model is a decoder; otherwise an encoder.
+        causal: Whether the model is a decoder; otherwise it is an encoder.
         eps: eps of the norms, if config.json has none.
-        head_width: Width of a head, if config.json has none; None: width over heads.
+        head_width: Dimension of a head, if config.json has none. If None, hidden_size / num_attention_heads.
         qk_norm: Whether queries and keys are normalised; then the MLPs have no biases.
     """
     width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
@@ -58,8 +59,8 @@ def read(
     head_width = reader.integer("head_dim", None) or head_width or width // heads
     kv_heads = reader.integer("num_key_value_heads", None) or heads
     reader.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", most=1024)
-    reader.only("rope_interleaved", False, None, why="numbers are rotated in halves here")
+    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", maximum=1024)
+    reader.only("rope_interleaved", False, None, why="dimensions are rotated in halves here")
     stack = StackConfig(
         width=width,
         layers=layers,
@@ -84,7 +85,7 @@ def read(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
-            padding=reader.integer("pad_token_id", None, least=0, most=vocabulary - 1),
+            padding=reader.integer("pad_token_id", None, minimum=0, maximum=vocabulary - 1),
         ),
         encoder=None if causal else stack,
         decoder=stack if causal else None,
@@ -104,7 +105,7 @@ def read_qwen3(reader: ConfigReader) -> ModelConfig:
     decoder = model.decoder
     assert decoder is not None
     window: int | None = reader.integer("sliding_window", None) if "sliding_window" in reader.values else 4096
-    first_local = reader.integer("max_window_layers", 28, least=0)
+    first_local = reader.integer("max_window_layers", 28, minimum=0)
     if not reader.flag("use_sliding_window", False) or window is None:
         reader.only(
             "layer_types", [FULL] * decoder.layers, None, why="use_sliding_window and sliding_window are not set"
@@ -187,7 +188,8 @@ def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
 def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read a classifier's pooling.
 
-    "late" is the mean of all tokens' scores: those of the mean of their vectors, since the last layer is linear.
+    "late" is the mean of the scores of all tokens. Since the last layer is linear, these are the scores of the mean
+    vector.
     """
     name = reader.choice("classifier_pooling", {name: name for name in _POOLINGS}, "late")
     why = "transformers reads classifier_pooling and not clf_pooling: rename the key"
@@ -208,7 +210,11 @@ def _masked_table(head: MaskedTokens) -> NameTable:
 
 
 def size(layers: int, width: int, inner: int, heads: tuple[int, int], **more: object) -> dict[str, object]:
-    """Return a published configuration; `heads`: numbers of query heads, and of key and value heads."""
+    """Return a published configuration.
+
+    Args:
+        heads: How many query heads there are, and how many key and value heads.
+    """
     shape = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner}
     counts = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     return shape | counts | {"rms_norm_eps": 1e-5} | more
@@ -250,7 +256,7 @@ def _heads(name: str) -> dict[str, HeadMap]:
     """Return the heads of a decoder, which pool the last token."""
     score = ("score", "head.out")
     pooling: head_maps.Arguments = {"pooling": "last", "dense": False, "bias": False}
-    span = head_maps.span(fixed=lambda reader: {"no_answer": "last"})  # the first row sees only itself
+    span = head_maps.span(fixed=lambda reader: {"no_answer": "last"})  # the first token attends only to itself
     return {
         f"{name}Model": head_maps.bare(),
         f"{name}ForCausalLM": _NEXT_TOKEN,

@@ -26,7 +26,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     return bart.read_parts(
         reader,
         positions=Sinusoidal(layout="halves", limit=reader.integer("max_position_embeddings", 1024)),
-        default_start=reader.integer("pad_token_id", least=0, most=vocabulary - 1),
+        default_start=reader.integer("pad_token_id", minimum=0, maximum=vocabulary - 1),
     )
 
 

@@ -32,7 +32,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     """Read config.json, with the published keys or those of transformers 5."""
     width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     reader.divides("num_attention_heads", heads, "hidden_size", width)
-    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", most=1024)
+    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", maximum=1024)
     eps, norm_bias = reader.number("norm_eps", 1e-5), reader.flag("norm_bias", False)
     attention_dropout = reader.number("attention_dropout", 0.0)
     global_layers = _read_global_layers(reader, layers)
@@ -41,7 +41,7 @@ def read(reader: ConfigReader) -> ModelConfig:
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
-            padding=reader.integer("pad_token_id", None, least=0, most=vocabulary - 1),
+            padding=reader.integer("pad_token_id", None, minimum=0, maximum=vocabulary - 1),
             norm="layer",
             norm_eps=eps,
             norm_bias=norm_bias,
@@ -73,7 +73,7 @@ def read(reader: ConfigReader) -> ModelConfig:
         ),
         initialisation=TruncatedNormal(
             std=reader.number("initializer_range", 0.02),
-            cut=reader.number("initializer_cutoff_factor", 2.0, least=0.5, most=100.0),
+            cut=reader.number("initializer_cutoff_factor", 2.0, minimum=0.5, maximum=100.0),
             outputs=(2 * layers) ** -0.5,
         ),
     )
@@ -82,8 +82,8 @@ def read(reader: ConfigReader) -> ModelConfig:
 def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
     """Read the rotary positions of global and of local layers; rope_scaling applies to both."""
     bases = {
-        FULL: reader.number("global_rope_theta", 160_000.0, least=1.0, most=1e9),
-        LOCAL: reader.number("local_rope_theta", 10_000.0, least=1.0, most=1e9),
+        FULL: reader.number("global_rope_theta", 160_000.0, minimum=1.0, maximum=1e9),
+        LOCAL: reader.number("local_rope_theta", 10_000.0, minimum=1.0, maximum=1e9),
     }
     rope_values: dict[str, dict[str, object]] = {
         kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
@@ -106,13 +106,13 @@ def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
 
 
 def _read_global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
-    """Read which layers are global: returns n if every n-th layer is, otherwise the numbers of the layers."""
+    """Read which layers are global: returns n if every n-th layer is, otherwise the indices of the global layers."""
     every: int = reader.integer("global_attn_every_n_layers", 3)
-    numbers = read_global_layers(reader, layers)
-    if numbers is None:
+    global_layers = read_global_layers(reader, layers)
+    if global_layers is None:
         return every
-    step = numbers[1] if len(numbers) > 1 else layers
-    return step if numbers == tuple(range(0, layers, step)) else numbers
+    step = global_layers[1] if len(global_layers) > 1 else layers
+    return step if global_layers == tuple(range(0, layers, step)) else global_layers
 
 
 def write(model: ModelConfig) -> dict[str, object]:
@@ -176,7 +176,7 @@ def _dense_settings(reader: ConfigReader) -> head_maps.Arguments:
 
 
 def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the settings of `_dense_settings` and the pooling."""
+    """Read the settings of the dense layer and the norm, and the pooling."""
     return _dense_settings(reader) | {
         "pooling": reader.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
     }

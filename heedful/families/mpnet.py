@@ -20,10 +20,10 @@ _FIXED = "transformers computes the same whatever this key says"
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's keys; raises ModelError for other numbers than those that transformers fixes."""
+    """Read BERT's keys; raises ModelError for a value that differs from one that transformers fixes."""
     reader.number("layer_norm_eps")  # required, since the default of transformers is not the published value
     reader.only("relative_attention_num_buckets", RELATION.count, why=_FIXED)
-    reader.integer("pad_token_id", least=1, most=1)
+    reader.integer("pad_token_id", minimum=1, maximum=1)
     model = bert.read(reader, NAMES, offset=2, relative=False)
     assert model.encoder is not None
     return replace(model, encoder=replace(model.encoder, relation=RELATION))
@@ -41,7 +41,7 @@ def _masked_table(head: MaskedTokens) -> NameTable:
 
 
 def _dropout_settings(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the dropout of the classifier, before and after its dense layer: the model's."""
+    """Return the dropout of the model for the classifier, before and after its dense layer."""
     dropout = reader.number("hidden_dropout_prob", 0.1)
     return {"dropout": dropout, "dropout_first": dropout}
 

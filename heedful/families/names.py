@@ -1,9 +1,9 @@
 """Maps the tensor names of Hugging Face's checkpoints to ours and back.
 
-A table has a row for each module or tensor: (HF name or names, our name, operation). A tuple of HF names is for several
-tensors that become one of ours. {} is a layer number and {any} is any text; all names of a row have the same
-placeholders. A row for a module covers its ".weight" and ".bias". In both directions, exactly one row claims a tensor;
-names are matched as a whole.
+A table has a row for each module or tensor: (HF name or names, our name, operation). Several HF names mean that several
+HF tensors become one of ours. In a name, {} stands for the index of a layer, and {any} for any text; all names of a row
+have the same placeholders. A row for a module covers its ".weight" and ".bias". In both directions, exactly one row
+claims a tensor; names are matched as a whole. `checkpoint` uses the tables to load and save model folders.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class TensorOp(NamedTuple):
     """A reversible operation between HF tensors and one of ours."""
 
     load: Callable[[list[Tensor]], Tensor]  # HF tensors -> our tensor
-    save: Callable[[Tensor, int], list[Tensor]]  # our tensor, number of HF tensors -> HF tensors
+    save: Callable[[Tensor, int], list[Tensor]]  # our tensor, count of HF tensors -> HF tensors
 
 
 IDENTITY = TensorOp(lambda hf: hf[0], lambda tensor, count: [tensor])
 # equal parts along dimension 0, such as q, k and v
 CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))
-# a matrix [in, out], as in GPT-2's Conv1D; vectors stay
+# a matrix [in, out], as in GPT-2's Conv1D; vectors are unchanged
 TRANSPOSE = TensorOp(
     lambda hf: hf[0].T if hf[0].ndim == 2 else hf[0],
     lambda tensor, count: [tensor.T if tensor.ndim == 2 else tensor],
@@ -54,9 +54,9 @@ def concat(*sizes: int) -> TensorOp:
 
 
 def merge_input_heads(heads: int) -> TensorOp:
-    """Return the operation from XLNet's q, k and v, [width, heads, head width] each, to one matrix.
+    """Return the operation that joins XLNet's q, k and v, [width, heads, head width] each, into one matrix.
 
-    Each becomes a matrix [heads * head width, width]; these are concatenated along dimension 0.
+    Each projection becomes a matrix [heads * head width, width]; these are concatenated along dimension 0.
     """
     return TensorOp(
         lambda hf: torch.cat([projection.flatten(1).T for projection in hf]),
@@ -65,7 +65,7 @@ def merge_input_heads(heads: int) -> TensorOp:
 
 
 def merge_output_heads(heads: int) -> TensorOp:
-    """Return the operation from XLNet's output, [width, heads, head width], to [width, heads * head width]."""
+    """Return the operation that flattens XLNet's output, [width, heads, head width], to [width, heads * head width]."""
     return TensorOp(lambda hf: hf[0].flatten(1), lambda tensor, count: [tensor.unflatten(1, (heads, -1))])
 
 
@@ -116,7 +116,7 @@ class NameTable:
 
 
 def name_rows(*rows: Named) -> tuple[NameRow, ...]:
-    """Make rows from plain tuples; a single HF name needs no tuple of its own."""
+    """Make rows from plain tuples; a single HF name may be given without a tuple around it."""
     return tuple(NameRow((row[0],) if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
 
 
@@ -190,6 +190,6 @@ def _fill(template: str, values: Iterable[str]) -> str:
     return template.replace("{any}", "{}").format(*values)
 
 
-def _shortened(names: list[str], most: int = 8) -> str:
-    """List the first `most` names, for error messages."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _shortened(names: list[str], limit: int = 8) -> str:
+    """List the first `limit` names, for error messages."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -15,7 +15,7 @@ from heedful.model.config import MaskedTokens, ModelConfig
 def read(reader: ConfigReader) -> ModelConfig:
     """Read BERT's keys; those whose default values for BERT differ from the published values are required."""
     reader.number("layer_norm_eps")
-    return bert.read(reader, offset=reader.integer("pad_token_id", least=0) + 1)
+    return bert.read(reader, offset=reader.integer("pad_token_id", minimum=0) + 1)
 
 
 def _masked_table(head: MaskedTokens) -> NameTable:

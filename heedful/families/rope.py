@@ -19,13 +19,13 @@ def read_rotary(reader: ConfigReader, default_base: float, head_width: int, key:
 
     Args:
         default_base: Base if config.json has none.
-        head_width: d, the width of a head.
+        head_width: d, the dimension of a head.
         key: Key of the base outside of rope_parameters.
 
     Raises:
         ModelError: If the scaling is not supported.
     """
-    base = reader.number(key, default_base, least=1.0, most=_MAX_BASE)
+    base = reader.number(key, default_base, minimum=1.0, maximum=_MAX_BASE)
     base, scaling = read_scaling(reader, _rope_values(reader), base, head_width)
     return Rotary(base=base, scaling=scaling)
 
@@ -51,28 +51,28 @@ def read_scaling(
         reader: Reader of config.json, for max_position_embeddings.
         values: Value of rope_parameters or rope_scaling.
         base: Base if `values` has none.
-        head_width: d, the width of a head.
+        head_width: d, the dimension of a head.
     """
     part = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
     kinds = [part.choice(name, _KINDS, None) for name in ("rope_type", "type")]
     default = "default" if not values or "rope_theta" in values else None
     kind = next((word for word in kinds if word is not None), default)
-    part.only("partial_rotary_factor", 1.0, 1, None, why="all numbers of a head are rotated here")
-    base = part.number("rope_theta", base, least=1.0, most=_MAX_BASE)
+    part.only("partial_rotary_factor", 1.0, 1, None, why="all dimensions of a head are rotated here")
+    base = part.number("rope_theta", base, minimum=1.0, maximum=_MAX_BASE)
     scaling: Scaling | None = None
     match kind:
         case "linear":
-            scaling = LinearScaling(factor=part.number("factor", least=1.0, most=1e6))
+            scaling = LinearScaling(factor=part.number("factor", minimum=1.0, maximum=1e6))
         case "ntk":
-            factor = part.number("factor", least=1.0, most=1e6)
+            factor = part.number("factor", minimum=1.0, maximum=1e6)
             base, scaling = base * factor, LinearScaling(factor=factor ** (2 / head_width))
             part.only("mixed_b", None, why=_WHY)
         case "dynamic":
             part.only("original_max_position_embeddings", None, why=_WHY)
             if head_width < 4:
-                part.only("rope_type", None, why="a head needs 4 numbers for it")
+                part.only("rope_type", None, why="a head needs 4 dimensions for it")
             trained = reader.integer("max_position_embeddings")
-            scaling = DynamicNtk(factor=part.number("factor", least=1.0, most=1e6), trained=trained)
+            scaling = DynamicNtk(factor=part.number("factor", minimum=1.0, maximum=1e6), trained=trained)
         case "yarn":
             scaling = _read_yarn(reader, part)
         case "llama3":
@@ -90,11 +90,13 @@ def _read_yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
     """Read the settings of YaRN."""
     trained = _read_trained(reader, part)
     factor = _read_factor(reader, part, trained)
-    magnitude = part.number("attention_factor", None, most=1e3)
-    over, under = (part.number(name, None, most=1e3) for name in ("mscale", "mscale_all_dim"))
-    if magnitude is None:
-        magnitude = _mscale(factor, over) / _mscale(factor, under) if over and under else _mscale(factor, 1.0)
-    fast, slow = (part.number(name, None, most=1e6) for name in ("beta_fast", "beta_slow"))
+    magnitude = part.number("attention_factor", None, maximum=1e3)
+    mscale, mscale_all = (part.number(name, None, maximum=1e3) for name in ("mscale", "mscale_all_dim"))
+    if magnitude is None and mscale and mscale_all:
+        magnitude = _mscale(factor, mscale) / _mscale(factor, mscale_all)
+    elif magnitude is None:
+        magnitude = _mscale(factor, 1.0)
+    fast, slow = (part.number(name, None, maximum=1e6) for name in ("beta_fast", "beta_slow"))
     return Yarn(
         factor=factor,
         trained=trained,
@@ -107,10 +109,10 @@ def _read_yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
 
 def _read_llama3(reader: ConfigReader, part: ConfigReader) -> Llama3Scaling:
     """Read the settings of Llama 3.1's scaling."""
-    low, high = part.number("low_freq_factor", most=1e6), part.number("high_freq_factor", most=1e6)
+    low, high = part.number("low_freq_factor", maximum=1e6), part.number("high_freq_factor", maximum=1e6)
     if low >= high:
         raise ModelError(f"{part.source}: low_freq_factor is {low:g}; expected less than high_freq_factor, {high:g}")
-    factor = part.number("factor", least=1.0, most=1e6)
+    factor = part.number("factor", minimum=1.0, maximum=1e6)
     return Llama3Scaling(factor=factor, trained=_read_trained(reader, part), low=low, high=high)
 
 
@@ -118,28 +120,28 @@ def _read_longrope(reader: ConfigReader, part: ConfigReader, head_width: int) ->
     """Read the settings of LongRoPE."""
     trained = _read_trained(reader, part)
     factor = _read_factor(reader, part, trained)
-    magnitude = part.number("attention_factor", None, most=1e3)
+    magnitude = part.number("attention_factor", None, maximum=1e3)
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-    short, long = (part.numbers(f"{name}_factor", head_width // 2, most=1e6) for name in ("short", "long"))
+    short, long = (part.numbers(f"{name}_factor", head_width // 2, maximum=1e6) for name in ("short", "long"))
     return LongRope(short=short, long=long, trained=trained, magnitude=magnitude)
 
 
 def _read_trained(reader: ConfigReader, part: ConfigReader) -> int:
-    """Read the number of positions of the first training, before positions were scaled."""
-    original: int | None = part.integer("original_max_position_embeddings", None, least=2)
-    return reader.integer("max_position_embeddings", least=2) if original is None else original
+    """Read how many positions the model was first trained with, before its positions were scaled."""
+    original: int | None = part.integer("original_max_position_embeddings", None, minimum=2)
+    return reader.integer("max_position_embeddings", minimum=2) if original is None else original
 
 
 def _read_factor(reader: ConfigReader, part: ConfigReader, trained: int) -> float:
-    """Read the factor, or compute it from the numbers of positions."""
+    """Read the factor. If it is missing, it is max_position_embeddings / trained."""
     positions: int | None = reader.integer("max_position_embeddings", None)
-    factor: float | None = part.number("factor", None, least=1.0, most=1e6)
+    factor: float | None = part.number("factor", None, minimum=1.0, maximum=1e6)
     return (positions or trained) / trained if factor is None else factor
 
 
 def _mscale(factor: float, scale: float) -> float:
-    """Return the factor of queries and keys (Peng et al. 2023, section 3.4); `scale` is an addition of DeepSeek-V2."""
+    """Return the factor of queries and keys (Peng et al. 2023, section 3.4); DeepSeek-V2 added `scale` to it."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -3,8 +3,7 @@
 Nomic BERT (Nussbaum et al. 2024, arXiv:2402.01613) and GTE (Zhang et al. 2024, arXiv:2407.19669) have gated MLPs, and
 Nomic BERT has no biases in attention and MLP. Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173) has
 XLM-RoBERTa's blocks; its adapters are not loaded. Tensors have the names of the published files, which transformers
-writes too. config.json has the keys of transformers; that of Nomic BERT and GTE may have those of the first
-publication.
+writes too. config.json has the keys of transformers, or, for Nomic BERT and GTE, those of the first publication.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def read(
 
     Args:
         names: Our names and the keys of config.json.
-        activation: Activation of the MLP; None: that of hidden_act.
+        activation: Activation of the MLP. If None, that of hidden_act.
         base: Base of the rotary positions, if config.json has none.
         eps: eps of the norms, if config.json has none.
         default_dropout: Dropout, if config.json has none.
@@ -77,15 +76,15 @@ def read(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
             width=width,
-            types=reader.integer("type_vocab_size", least=0),
-            padding=reader.integer("pad_token_id", None, least=0, most=vocabulary - 1),
+            types=reader.integer("type_vocab_size", minimum=0),
+            padding=reader.integer("pad_token_id", None, minimum=0, maximum=vocabulary - 1),
             norm="layer",
             norm_eps=norm_eps,
             dropout=reader.number(names["embedding_dropout"], default_dropout),
         ),
         encoder=StackConfig(
             width=width,
-            layers=reader.integer(names["layers"], most=1024),
+            layers=reader.integer(names["layers"], maximum=1024),
             heads=heads,
             head_width=head_width,
             inner_width=reader.integer(names["inner_width"]),
@@ -105,7 +104,7 @@ def read(
 
 
 def write(model: ModelConfig) -> dict[str, object]:
-    """Write the values of config.json, as transformers has them."""
+    """Write the values of config.json, under the keys of transformers."""
     embedding, encoder = model.embedding, model.encoder
     assert encoder is not None and isinstance(encoder.relation, Rotary)
     head_dim = {} if encoder.head_width * encoder.heads == encoder.width else {"head_dim": encoder.head_width}
@@ -150,7 +149,7 @@ _FIXED: dict[str, tuple[object, ...]] = {  # key of the first publication -> sup
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
 }
-_UNUSED = frozenset(  # keys of the first publication for other models, or for the speed of computations
+_UNUSED = frozenset(  # keys of the first publication that other models use, or that change only the speed
     {
         *("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "max_trained_positions", "n_positions"),
         *("pad_vocab_size_multiple", "parallel_block_tied_norm", "reorder_and_upcast_attn", "use_flash_attn"),
@@ -191,7 +190,7 @@ def _nomic_masked_table(head: MaskedTokens) -> NameTable:
 
 
 def _body(prefix: str, *named: Named) -> Callable[[ModelConfig], NameTable]:
-    """Return the table of the body: the names that all three families share, and those in `named`."""
+    """Return a function that makes the name table of the body: the names that all three families share, and `named`."""
     shared = (
         (f"{prefix}embeddings.word_embeddings", "embedding.tokens"),
         (f"{prefix}embeddings.token_type_embeddings", "embedding.types"),
@@ -242,13 +241,13 @@ def read_gte(reader: ConfigReader) -> ModelConfig:
     """Read config.json; raises ModelError for models that scale scores by the logarithm of the length."""
     reader.only("logn_attention_scale", False, why="scores that are scaled by the length are not supported")
     reader.only("layer_norm_type", "layer_norm", why="it is not supported")
-    reader.only("pack_qkv", True, why="projections in tensors of their own are not read")
+    reader.only("pack_qkv", True, why="separate tensors of q, k and v are not read")
     reader.only("position_embedding_type", "rope", None, why="other positions are not supported")
     return read(reader, base=160_000.0, inner_dropout=True)
 
 
 def _gte_masked_table(prefix: str) -> Callable[[MaskedTokens], NameTable]:
-    """Return the function that returns the names of GTE's masked-language-modelling head."""
+    """Return a function that makes the name table of GTE's masked-language-modelling head."""
     tokens = f"{prefix}embeddings.word_embeddings.weight"
 
     def table(head: MaskedTokens) -> NameTable:

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020, arXiv:1910.10683), versions 1.0 and 1.1.
 
-Encoder and decoder with bucketed relative positions, unscaled scores, and RMS norms.
+T5 has an encoder and a decoder with bucketed relative positions, unscaled scores, and RMS norms.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MLPS: dict[str, tuple[Activation, bool]] = {  # value of feed_forward_proj -> ac
 
 def read(reader: ConfigReader) -> ModelConfig:
     """Read config.json."""
-    reader.only("is_encoder_decoder", True, False, why="both are read where the head needs them")
+    reader.only("is_encoder_decoder", True, False, why="the head decides whether the decoder is read")
     width, dropout = reader.integer("d_model"), reader.number("dropout_rate", 0.1)
     activation, gated = MLPS[reader.choice("feed_forward_proj", {word: word for word in MLPS}, "relu")]
-    layers = reader.integer("num_layers", most=1024)
-    count = reader.integer("relative_attention_num_buckets", 32, least=4)
-    # half of a decoder's buckets are for one distance each
-    reach = reader.integer("relative_attention_max_distance", 128, least=count // 2 + 1)
+    layers = reader.integer("num_layers", maximum=1024)
+    count = reader.integer("relative_attention_num_buckets", 32, minimum=4)
+    # the first half of a decoder's buckets have one distance each
+    max_distance = reader.integer("relative_attention_max_distance", 128, minimum=count // 2 + 1)
     encoder = StackConfig(
         layers=layers,
         width=width,
@@ -46,7 +46,7 @@ def read(reader: ConfigReader) -> ModelConfig:
         norm_at="pre",
         norm_eps=reader.number("layer_norm_epsilon", 1e-6),
         final_norm=True,
-        relation=Buckets(count=count, reach=reach),
+        relation=Buckets(count=count, reach=max_distance),
         score_scale=1.0,
         dropout=dropout,
         attention_dropout=dropout,
@@ -54,14 +54,14 @@ def read(reader: ConfigReader) -> ModelConfig:
         final_dropout=dropout,
     )
     vocabulary = reader.integer("vocab_size")
-    padding = reader.integer("pad_token_id", 0, least=0, most=vocabulary - 1)
-    decoder_layers = reader.integer("num_decoder_layers", None, most=1024)
+    padding = reader.integer("pad_token_id", 0, minimum=0, maximum=vocabulary - 1)
+    decoder_layers = reader.integer("num_decoder_layers", None, maximum=1024)
     return ModelConfig(
         embedding=EmbeddingConfig(vocabulary=vocabulary, width=width, dropout=dropout),
         encoder=encoder,
         decoder=replace(encoder, layers=decoder_layers or layers, causal=True, cross=True),
-        start=reader.integer("decoder_start_token_id", padding, least=0, most=vocabulary - 1),
-        initialisation=FanIn(factor=reader.number("initializer_factor", 1.0, most=100.0)),
+        start=reader.integer("decoder_start_token_id", padding, minimum=0, maximum=vocabulary - 1),
+        initialisation=FanIn(factor=reader.number("initializer_factor", 1.0, maximum=100.0)),
     )
 
 
@@ -90,10 +90,10 @@ def write(model: ModelConfig) -> dict[str, object]:
     )
 
 
-def _part_rows(part: str, mlp: int, gated: bool) -> tuple[NameRow, ...]:
-    """Return the names of encoder or decoder; `mlp` is the number of the MLP among a block's sublayers."""
+def _part_rows(part: str, mlp_index: int, gated: bool) -> tuple[NameRow, ...]:
+    """Return the names of encoder or decoder; `mlp_index` is the index of the MLP among a block's sublayers."""
     layer, block = f"{part}.block.{{}}.layer.", f"{part}.blocks.{{}}."
-    attention, inner = f"{layer}0.SelfAttention.", f"{layer}{mlp}.DenseReluDense."
+    attention, inner = f"{layer}0.SelfAttention.", f"{layer}{mlp_index}.DenseReluDense."
     return name_rows(
         (f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{part}.relations.0.table"),
         (tuple(attention + x for x in "qkv"), f"{block}attention.qkv", CONCAT),
@@ -101,7 +101,7 @@ def _part_rows(part: str, mlp: int, gated: bool) -> tuple[NameRow, ...]:
         (f"{layer}0.layer_norm", f"{block}attention_norm"),
         (tuple(inner + x for x in ("wi_0", "wi_1")) if gated else f"{inner}wi", f"{block}mlp.up", CONCAT),
         (f"{inner}wo", f"{block}mlp.down"),
-        (f"{layer}{mlp}.layer_norm", f"{block}mlp_norm"),
+        (f"{layer}{mlp_index}.layer_norm", f"{block}mlp_norm"),
         (f"{part}.final_layer_norm", f"{part}.norm"),
     )
 
@@ -134,7 +134,7 @@ _LM = head_maps.vocabulary(NextToken, lm="lm_head", tokens="shared")
 def _read_next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
     """Read the output layer's settings.
 
-    Version 1.0 ties the layer to the embedding and scales rows by width^-0.5; version 1.1 does neither.
+    Version 1.0 ties the layer to the embedding and scales hidden states by d_model^-0.5; version 1.1 does neither.
     """
     tied = reader.flag("tie_word_embeddings", True)
     scaled = reader.flag("scale_decoder_outputs", tied)
@@ -147,7 +147,10 @@ def _write_next_token(head: NextToken) -> dict[str, object]:
 
 
 def _untied_tensors(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return embedding and output layer of version 1.1: transformers 5 saves both, though config.json ties them."""
+    """Return the names of embedding and output layer of version 1.1.
+
+    transformers 5 saves two different tensors, although config.json ties them.
+    """
     return ("shared.weight", "lm_head.weight") if values.get("scale_decoder_outputs") is False else ()
 
 

@@ -1,14 +1,17 @@
-"""Defaults for SentencePiece models of fairseq (XLM-RoBERTa, CamemBERT, mBART), whose special tokens have other ids."""
+"""Tokenizer defaults for SentencePiece models of fairseq: XLM-RoBERTa, CamemBERT and mBART.
+
+Their special tokens have other ids than in the SentencePiece file. `heedful.tokenizer` applies these defaults.
+"""
 
 from __future__ import annotations
 
 
 def _fairseq(leading: list[str], replaced: list[str]) -> dict[str, object]:
-    """Return the defaults.
+    """Return the defaults of a family.
 
     Args:
         leading: First tokens of the vocabulary.
-        replaced: First pieces of the file, which `leading` replaces; the first one is the unknown token.
+        replaced: First pieces of the file, which `leading` replaces; the first piece is the unknown token.
     """
     names = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>"}
     return {

@@ -11,26 +11,27 @@ from heedful.model.config import EmbeddingConfig, ModelConfig, Normal, PermutedT
 
 def read(reader: ConfigReader) -> ModelConfig:
     """Read config.json."""
-    reader.only("attn_type", "bi", why="attention to one side is Transformer-XL's")
-    reader.only("bi_data", False, why="half a batch read backwards was for pre-training")
-    reader.only("same_length", False, why="it is for attention to one side")
+    reader.only("attn_type", "bi", why="causal attention is Transformer-XL's")
+    reader.only("bi_data", False, why="reading half a batch backwards was for pre-training")
+    reader.only("same_length", False, why="it is for causal attention")
     reader.only("untie_r", True, why="the published models have query biases in each layer")
     width, heads = reader.integer("d_model"), reader.integer("n_head")
     reader.divides("n_head", heads, "d_model", width)
-    reader.only("d_head", None, width // heads, why="heads side by side are as wide as the model")
-    dropout, reach = reader.number("dropout", 0.1), reader.integer("clamp_len", -1, least=-1)
+    reader.only("d_head", None, width // heads, why="n_head * d_head must be d_model")
+    dropout = reader.number("dropout", 0.1)
+    max_distance = reader.integer("clamp_len", -1, minimum=-1)  # 0 or -1: unlimited
     return ModelConfig(
         embedding=EmbeddingConfig(vocabulary=reader.integer("vocab_size"), width=width, dropout=dropout, query=True),
         encoder=StackConfig(
             width=width,
-            layers=reader.integer("n_layer", most=1024),
+            layers=reader.integer("n_layer", maximum=1024),
             heads=heads,
             head_width=width // heads,
             inner_width=reader.integer("d_inner"),
             activation=read_activation(reader, "ff_activation"),
             attention_bias=False,
             norm_eps=reader.number("layer_norm_eps", 1e-12),
-            relation=TransformerXl(reach=reach if reach > 0 else None),
+            relation=TransformerXl(reach=max_distance if max_distance > 0 else None),
             dropout=dropout,
             attention_dropout=dropout,
             inner_dropout=dropout,
@@ -60,7 +61,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def body(model: ModelConfig) -> NameTable:
-    """Return the names of the body; HF's projections to heads have one dimension for the heads."""
+    """Return the names of the body. In HF's tensors of projections, heads are a separate dimension."""
     assert model.encoder is not None
     heads, layer, block = model.encoder.heads, "transformer.layer.{}.", "encoder.blocks.{}."
     attention, relation = f"{layer}rel_attn.", "encoder.relations.{}."
@@ -84,7 +85,7 @@ def body(model: ModelConfig) -> NameTable:
 
 
 def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the settings of the summary: the last row, through a dense layer."""
+    """Read the settings of the summary: the last hidden state, through a dense layer."""
     for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
         reader.only(name, value, why="it is the published value")
     return {"pooling": "last", "activation": "tanh", "dropout": reader.number("summary_last_dropout", 0.1)}

@@ -135,7 +135,7 @@ def folder_generation(bundle: ModelBundle) -> FolderGeneration:
         reader.only(key, *accepted, why="Heedful does not have this setting")
     settings = _defaults(reader)
     constraints = _constraints(reader, bundle.config.model.embedding.vocabulary)
-    start = reader.integer("decoder_start_token_id", reader.integer("bos_token_id", None, least=0), least=0)
+    start = reader.integer("decoder_start_token_id", reader.integer("bos_token_id", None, minimum=0), minimum=0)
     stop = _ids(reader, "eos_token_id")
     reader.check_all_read(IGNORED_KEYS)
     return FolderGeneration(defaults=settings, constraints=constraints, start=start, stop=stop)
@@ -185,13 +185,13 @@ def _generation_values(config: BundleConfig) -> tuple[dict[str, object], str]:
 def _defaults(reader: ConfigReader) -> GenerationConfig:
     """Read the decoding method and the maximum number of tokens."""
     num_beams, do_sample = reader.integer("num_beams", 1), reader.flag("do_sample", False)
-    temperature, top_p = reader.number("temperature", 1.0, most=1000.0), reader.number("top_p", 1.0)
-    top_k = reader.integer("top_k", TOP_K, least=0)
+    temperature, top_p = reader.number("temperature", 1.0, maximum=1000.0), reader.number("top_p", 1.0)
+    top_k = reader.integer("top_k", TOP_K, minimum=0)
     reader.only("early_stopping", True, False, "never", why="transformers knows no others")
     early_stopping = reader.values.get("early_stopping", False)
     beam_search = BeamSearch(
         num_beams=num_beams,
-        length_penalty=reader.number("length_penalty", 1.0, least=-10.0, most=10.0),
+        length_penalty=reader.number("length_penalty", 1.0, minimum=-10.0, maximum=10.0),
         early_stopping="never" if early_stopping == "never" else bool(early_stopping),
     )
     how: DecodingMethod = Greedy() if num_beams == 1 else beam_search
@@ -213,13 +213,13 @@ def _constraints(reader: ConfigReader, vocabulary: int) -> TokenConstraints:
     words = reader.values.get("bad_words_ids", [])
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise ModelError(f"{reader.source}: bad_words_ids is {quoted(words)}; expected a list of lists of token ids")
-    min_length, min_new_tokens = (reader.integer(f"min_{name}", 0, least=0) for name in ("length", "new_tokens"))
+    min_length, min_new_tokens = (reader.integer(f"min_{name}", 0, minimum=0) for name in ("length", "new_tokens"))
     constraints = TokenConstraints(
         min_length=0 if "min_new_tokens" in reader.values else min_length,  # as in transformers
         min_new_tokens=min_new_tokens,
-        no_repeat_ngram_size=reader.integer("no_repeat_ngram_size", 0, least=0),
+        no_repeat_ngram_size=reader.integer("no_repeat_ngram_size", 0, minimum=0),
         bad_words_ids=tuple(tuple(word) for word in words),
-        forced_bos_token_id=reader.integer("forced_bos_token_id", None, least=0),
+        forced_bos_token_id=reader.integer("forced_bos_token_id", None, minimum=0),
         forced_eos_token_id=_ids(reader, "forced_eos_token_id"),
     )
     first = () if constraints.forced_bos_token_id is None else (constraints.forced_bos_token_id,)
@@ -233,7 +233,7 @@ def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
     """Read one token id or a list of them; () without the key."""
     if isinstance(listed := reader.values.get(key), list) and listed and all(type(id) is int for id in listed):
         return tuple(listed)
-    id = reader.integer(key, None, least=0)
+    id = reader.integer(key, None, minimum=0)
     return () if id is None else (id,)
 
 

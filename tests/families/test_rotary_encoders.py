@@ -176,7 +176,7 @@ def test_gte_without_types(tmp_path: Path) -> None:
     [
         ({"logn_attention_scale": True}, "scores that are scaled by the length are not supported"),
         ({"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
-        ({"pack_qkv": False}, "projections in tensors of their own are not read"),
+        ({"pack_qkv": False}, "separate tensors of q, k and v are not read"),
         ({"position_embedding_type": "absolute"}, "other positions are not supported"),
     ],
 )
@@ -287,7 +287,7 @@ def test_ntk_stretch_is_its_formula(key: str) -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.75}}, "mixed_b is 0.75"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "all numbers of a head"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "all dimensions of a head"),
         ({"rope_parameters": {"rope_type": "default", "beta": 0.5}}, "does not know the key 'beta'"),
     ],
 )
