@@ -87,7 +87,7 @@ class ModelBundle(nn.Module):
         """Return the last hidden states, [rows, width].
 
         Args:
-            output_rows: Numbers of the rows to return, in their order; None: all.
+            output_rows: Indices of the rows to return, in this order. If None, all rows.
         """
         target = self._decoder_inputs(batch, target)
         rows: Tensor = self.model(batch, target, trace=trace, output_rows=output_rows)

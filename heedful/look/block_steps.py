@@ -15,7 +15,7 @@ from heedful.look.inspection import Inspection, eval_mode
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.stack import Block, Stack
-from heedful.model.trace import check_numbers
+from heedful.model.trace import check_indices
 from heedful.nn.positions import sinusoid
 
 BlockRecord = dict[str, tuple[Tensor, Tensor]]  # input and output of each module of a block
@@ -77,7 +77,7 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
         raise RequestError(f'steps of "{part}" are not available: use encoder or decoder')
     side = inspection.sides[view.rows]
     for what, number, count in (("layers", layer, view.layers), ("heads", head, view.heads), ("rows", row, len(side))):
-        check_numbers(what, [number], count)
+        check_indices(what, [number], count)
     model = inspection.loaded.model
     stack = model.encoder if part == "encoder" else model.decoder
     assert stack is not None

@@ -15,7 +15,7 @@ from heedful.errors import RequestError
 from heedful.look.head_patterns import telling_heads
 from heedful.look.inspection import Inspection
 from heedful.look.model_title import model_title
-from heedful.model.trace import check_numbers
+from heedful.model.trace import check_indices
 from heedful.runs.plots.labels import BOX, drawable_labels
 from heedful.runs.plots.style import FORMATS, GREY, INK, new_figure, write_figure
 
@@ -79,9 +79,9 @@ def choose_heads(
     part = part or default[0] or inspection.views[0].part
     view = inspection.view(part)
     layer = default[1] if layer is None else layer
-    check_numbers("layers", [layer], view.layers)
+    check_indices("layers", [layer], view.layers)
     heads = tuple(heads) or (default[2],)
-    check_numbers("heads", heads, view.heads)
+    check_indices("heads", heads, view.heads)
     return part, layer, heads
 
 

@@ -18,7 +18,7 @@ from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look import classic_attention
 from heedful.model.classic import ClassicModel
 from heedful.model.decode import Greedy
-from heedful.model.trace import AttentionTrace, Part, Trace, TraceItem, check_numbers
+from heedful.model.trace import AttentionTrace, Part, Trace, TraceItem, check_indices
 from heedful.nn.layout import AttentionArgs
 from heedful.packed import Packed
 from heedful.tasks.generation import (
@@ -225,11 +225,11 @@ class Inspection:
             HeedfulError: If there is no such layer or head.
         """
         view = self.view(part)
-        check_numbers("layers", [layer], view.layers)
+        check_indices("layers", [layer], view.layers)
         with torch.no_grad():
             if (part, layer) not in self.trace.calls:
                 weights = self._traced_weights(part, layer)
-                chosen = list(check_numbers("heads", heads, len(weights)))
+                chosen = list(check_indices("heads", heads, len(weights)))
                 return AttentionTrace(
                     scale=1.0, weights=weights[chosen] if rows is None else weights[chosen][:, list(rows)]
                 )

@@ -15,7 +15,7 @@ from heedful.look.head_masking import gated_heads, open_gates
 from heedful.look.inspection import Inspection
 from heedful.look.prediction import compared_texts, engine_answer
 from heedful.model.stack import Transformer
-from heedful.model.trace import check_numbers
+from heedful.model.trace import check_indices
 from heedful.tasks.answering import Answer
 
 Head = tuple[str, int, int]  # part, layer, head
@@ -86,8 +86,8 @@ def masking_gates(inspection: Inspection, masked_heads: Sequence[Head]) -> dict[
     for part, layer, head in masked_heads:
         if part not in gates:
             raise RequestError(f'part "{part[:40]}" has no heads to switch off: use one of {", ".join(gates)}')
-        check_numbers("layers", [layer], len(gates[part]))
-        check_numbers("heads", [head], gates[part].shape[1])
+        check_indices("layers", [layer], len(gates[part]))
+        check_indices("heads", [head], gates[part].shape[1])
         gates[part][layer, head] = 0.0
     return gates
 
@@ -107,7 +107,7 @@ def replace_tokens(inspection: Inspection, replacements: Mapping[int, str]) -> s
     item = inspection.item
     texts = [item] if isinstance(item, str) else [*item]
     for row in sorted(replacements, reverse=True):  # from the end: offsets of tokens before it remain valid
-        check_numbers("tokens", [row], len(tokens))
+        check_indices("tokens", [row], len(tokens))
         token = tokens[row]
         if token["segment"] is None or "start" not in token:
             raise RequestError(f"{token['text']} is in no text: replace another token")

@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError, RequestError
 from heedful.look.inspection import Inspection
 from heedful.look.page_api import NOT_FINITE, Json, PageAPI, in_half_precision
 from heedful.model.config import Classes, NextToken
-from heedful.model.trace import check_numbers
+from heedful.model.trace import check_indices
 from heedful.page.assets import bundle_modules, escape_json, source_hash
 
 MODULES = (  # modules of the page; each imports only modules before it
@@ -142,7 +142,7 @@ def _check_selection(what: str, numbers: list[int] | None, count: int) -> None:
     Raises:
         HeedfulError: If they are not.
     """
-    check_numbers(what, numbers, count)
+    check_indices(what, numbers, count)
     if numbers is not None and not numbers:
         raise RequestError(f"{what} is empty: give numbers from 0 to {count - 1}, or None for all")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from heedful.checkpoint import ModelBundle
 from heedful.errors import RequestError
 from heedful.model.stack import Block
-from heedful.model.trace import check_numbers
+from heedful.model.trace import check_indices
 from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
 
 
@@ -58,8 +58,8 @@ def qk_spectrum(loaded: ModelBundle, part: str, layer: int, head: int) -> QKSpec
     if stack is None or part not in ("encoder", "decoder", "cross") or (part == "cross" and not stack.config.cross):
         raise RequestError(f'part "{part}" of this model has no queries and keys: choose another part')
     config = stack.config
-    check_numbers("layers", [layer], config.layers)
-    check_numbers("heads", [head], config.heads)
+    check_indices("layers", [layer], config.layers)
+    check_indices("heads", [head], config.heads)
     block = stack.blocks[layer * len(stack.blocks) // config.layers]
     assert isinstance(block, Block)
     if part == "cross":

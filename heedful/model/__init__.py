@@ -1,1 +1,1 @@
-"""The Transformer and its heads, models from before it, and text generation."""
+"""The Transformer and its heads, models from before it, and text generation; `checkpoint` loads and saves models."""

@@ -1,4 +1,4 @@
-"""Builds the model of a configuration."""
+"""Builds the model of a configuration; `ModelBundle` calls it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Models from before the Transformer: word embeddings, recurrent networks over them, untrained self-attention.
 
-A `ClassicModel` has the interface of a `Transformer`: it returns rows for a packed batch, so that every head, task and
-engine can use it. `pooling.py` turns its rows into vectors of texts.
+A `ClassicModel` has the interface of a `Transformer`: it returns a hidden state for each token of a packed batch, so
+that every head, task and engine can use it. `pooling.py` turns these hidden states into vectors of texts.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class ClassicModel(Transformer):
         trace: Trace | None = None,
         output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the rows, sequences end to end.
+        """Return the hidden states, sequences end to end.
 
         Args:
-            output_rows: Numbers of the rows to return, in their order; None: all.
+            output_rows: Indices of the rows to return, in this order. If None, all rows.
         """
         if self.over is None:
             return super().forward(source, target, trace=trace, output_rows=output_rows)
@@ -82,7 +82,7 @@ class ClassicModel(Transformer):
 
 
 def make_contextualizer(config: Recurrent | UntrainedSelfAttention | None, width: int) -> nn.Module | None:
-    """Make the module that is applied to word vectors of that width; None for no contextualizer."""
+    """Make the module that is applied to word vectors of dimension `width`, or None without a contextualizer."""
     match config:
         case Recurrent():
             return BidirectionalRnn(config, width)
@@ -121,7 +121,7 @@ class BidirectionalRnn(nn.Module):
 
 
 def time_major_order(bounds: Bounds) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " steps"]]:
-    """Return row numbers time step by time step, longer sequences first, and the number of sequences at each step.
+    """Return row indices time step by time step, longer sequences first, and how many sequences have each step.
 
     >>> [column.tolist() for column in time_major_order((0, 1, 1, 4))]
     [[1, 0, 2, 3], [2, 1, 1]]
@@ -148,9 +148,9 @@ class SelfAttentionMean(nn.Module):
 
 
 def sentence_bounds(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bounds]:
-    """Split sequences into sentences: returns bounds of sentences among rows, and of sequences among sentences.
+    """Split sequences into sentences; returns the bounds of sentences among rows, and of sequences among sentences.
 
-    A sentence ends after a run of the tokens `ends`, and before a row of another token type. An empty sequence has no
+    A sentence ends after a run of the tokens `ends`, and before a token of another type. An empty sequence has no
     sentence.
 
     >>> sentence_bounds(Packed.of([[5, 9, 9, 6], [], [7, 9]]), ends=(9,))

@@ -43,7 +43,7 @@ class UntrainedSelfAttention:
     score: Literal["dot", "cosine"] = "dot"  # similarity of two positions before the softmax
 
 
-# -- poolings, which make one or more vectors from the rows of a text -----------------------------------------------
+# -- poolings, which make one or more vectors from the hidden states of a text --------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class PoolingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BagPooling(PoolingConfig):
-    """Bag of words: the sum or the mean of the rows, whatever their order."""
+    """Bag of words: the sum or the mean of the hidden states, whatever their order."""
 
     kind: Literal["bag"] = "bag"
     how: Literal["mean", "sum"] = "mean"  # how word vectors become one vector
@@ -66,7 +66,7 @@ class BagPooling(PoolingConfig):
 class AttentionPooling(PoolingConfig):
     """Attention with a trained query q: softmax(K q) V (Yang et al. 2016; Lin et al. 2017).
 
-    Keys K are the rows x, W x, or tanh(W x + b). Values V are the rows x or W x.
+    Keys K are the hidden states x, W x, or tanh(W x + b). Values V are x or W x.
     """
 
     kind: Literal["attention"] = "attention"
@@ -83,7 +83,7 @@ class AttentionPooling(PoolingConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredPooling(PoolingConfig):
-    """Structured self-attention of rows H: A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
+    """Structured self-attention of hidden states H: A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
 
     penalty |A A - 1|^2 (Frobenius norm) is added to the loss of each text, so that the rows of A differ (section 2.2).
     Default sizes are those of section 4.1.
@@ -154,7 +154,7 @@ class GlobalAttention(SourceAttentionConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardAttention(SourceAttentionConfig):
-    """Hard attention to one position: that with the highest score, or in training a sampled one.
+    """Hard attention to one position: the one with the highest score, or in training a sampled one.
 
     Xu et al. 2015, section 4.1. The gradient is that of the softmax (straight-through estimator).
     """
@@ -200,8 +200,8 @@ class RecurrentSeq2Seq:
     """Sequence to sequence: a bidirectional recurrent encoder and a recurrent decoder (Sutskever et al. 2014).
 
     The decoder's first state is computed from the encoder's last states in both directions. With `look`, the decoder
-    attends to the encoder's rows in each step, and predicts from tanh(W [context; state]). With `feed`, this vector is
-    also an input of the next step (Luong et al. 2015, equation 5 and section 3.3).
+    attends to the encoder's hidden states in each step, and predicts from tanh(W [context; state]). With `feed`, this
+    vector is also an input of the next step (Luong et al. 2015, equation 5 and section 3.3).
     """
 
     kind: Literal["recurrent"] = "recurrent"
@@ -239,7 +239,7 @@ class ClassicConfig(ModelConfig):
 
     @property
     def word_width(self) -> int:
-        """Width of the word vectors."""
+        """Dimension of the word vectors."""
         return self.embedding.width if self.encoder is None else self.encoder.width
 
     @property
@@ -254,7 +254,7 @@ class ClassicConfig(ModelConfig):
 
     @property
     def max_source_positions(self) -> int | None:
-        """Maximum source length that the decoder can attend to, which location scores limit; None: unlimited."""
+        """Maximum source length that the decoder can attend to, or None if unlimited; location scores limit it."""
         match self.reader:
             case RecurrentSeq2Seq(look=GlobalAttention() | HardAttention() as look) if look.score == "location":
                 return look.longest
@@ -262,7 +262,7 @@ class ClassicConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """Width of the output rows."""
+        """Hidden size of the output."""
         if isinstance(self.reader, RecurrentSeq2Seq):
             return self.embedding.width
         over = self.reader.over

@@ -1,4 +1,8 @@
-"""Configurations of models and heads: plain data, independent of families, from which modules are built."""
+"""Configurations of models and heads: plain data, independent of families, from which modules are built.
+
+`heedful.families` reads them from config.json. In these classes, `width` is the hidden size or the dimension of
+vectors, and `head_width` the dimension of a head.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from heedful.errors import ModelError
 
 
 def _check(config: object, minimum: dict[str, int], *fractions: str) -> None:
-    """Raise ModelError for a number below its minimum, or a fraction outside 0 to 1."""
+    """Raise ModelError for a field below its minimum, or a fraction outside 0 to 1."""
     for name, low in minimum.items():
         value = getattr(config, name)
         if value is not None and value < low:
@@ -30,13 +34,13 @@ class Learned:
     kind: Literal["learned"] = "learned"
     count: int  # rows of the table, the first `offset` included
     offset: int = 0
-    padding: int | None = None  # row that stays zero and gets no gradient; None: no such row
+    padding: int | None = None  # row that stays zero and gets no gradient
     join: Literal["add", "concatenate"] = "add"
     width: int | None = None  # width of concatenated positions; added positions are as wide as the embedding
 
     @property
     def limit(self) -> int:
-        """Number of tokens that have positions."""
+        """How many positions there are."""
         return self.count - self.offset
 
 
@@ -88,7 +92,7 @@ class Yarn:
     magnitude: float = 1.0  # factor of queries and keys
     fast: float = 32.0  # rotations within the trained positions, from which a frequency stays as it is
     slow: float = 1.0  # rotations within the trained positions, up to which it is divided by the whole factor
-    truncate: bool = True  # round the first and the last interpolated pair of numbers to whole pairs
+    truncate: bool = True  # round the index of the first and of the last interpolated frequency to an integer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +149,7 @@ class Shaw:
     """Trained vectors for each distance, one added to keys and one to values (Shaw et al. 2018)."""
 
     kind: Literal["shaw"] = "shaw"
-    reach: int = 16  # largest distance with vectors of its own
+    reach: int = 16  # largest distance with its own vectors; larger ones are clipped to it
     values: bool = True  # False: vectors are added to keys only
 
 
@@ -154,7 +158,7 @@ class TransformerXl:
     """Scores from sinusoids of the distance, and from whether segments are the same (Dai et al. 2019)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
-    reach: int | None = None  # larger distances count as this one; None: unlimited
+    reach: int | None = None  # distance to which larger ones are clipped (default: unlimited)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,18 +184,18 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 class EmbeddingConfig:
     """The input embedding: tokens, positions and types are joined, normalised, dropped out and projected."""
 
-    vocabulary: int  # number of tokens
-    width: int  # width of token vectors
+    vocabulary: int  # count of tokens
+    width: int  # dimension of token vectors
     positions: Learned | Sinusoidal | None = None
-    types: int = 0  # number of token types (segments); 0: no vectors of types
-    padding: int | None = None  # token whose vector stays zero and gets no gradient; None: no such token
+    types: int = 0  # count of token types (segments); 0: no vectors of types
+    padding: int | None = None  # id of the token whose vector stays zero and gets no gradient
     scale: float = 1.0  # factor of token vectors; sqrt(width) in the original Transformer
     norm: Norm | None = None
     norm_eps: float = 1e-12
     norm_bias: bool = True
     dropout: float = 0.0
-    query: bool = False  # whether there is a vector for rows of the query stream (Yang et al. 2019, section 2.3)
-    always_project: bool = False  # project to the stack's width even if the widths are equal
+    query: bool = False  # whether there is a vector for the query stream (Yang et al. 2019, section 2.3)
+    always_project: bool = False  # project to the hidden size even if token vectors have that dimension
 
     def __post_init__(self) -> None:
         _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")
@@ -209,13 +213,13 @@ class EmbeddingConfig:
 class StackConfig:
     """A stack of blocks of attention and MLP."""
 
-    width: int
+    width: int  # hidden size
     layers: int
     heads: int
-    head_width: int
+    head_width: int  # dimension of a head
     kv_heads: int | None = None  # heads of keys and values in self-attention, shared by groups of heads; None: heads
     qk_norm: bool = False  # RMS norm of each head's query and key, before positions are applied
-    inner_width: int  # width of the MLP's inner layer
+    inner_width: int  # size of the MLP's inner layer
     activation: Activation = "gelu"
     gated: bool = False  # the MLP computes activation(gate) * up instead of activation(up)
     attention_bias: bool = True
@@ -227,19 +231,19 @@ class StackConfig:
     norm_bias: bool = True
     final_norm: bool = False  # norm after the last block, as models with pre-norm have it
     first_norm: bool = True  # with pre-norm: norm before the first attention
-    blocks: int | None = None  # number of different blocks; fewer than layers: neighbours share one (Lan et al. 2020)
+    blocks: int | None = None  # different blocks; if fewer than layers, adjacent layers share one (Lan et al. 2020)
     relation: Rotary | Buckets | Shaw | TransformerXl | Disentangled | None = None  # relative positions
     score_scale: float | None = None  # factor of q k; None: 1 / sqrt(head_width)
     causal: bool = False
-    cross: bool = False  # cross-attention to the encoder's rows
-    window: int | None = None  # positions that a row sees on each side, except in global layers; None: all
+    cross: bool = False  # cross-attention to the encoder's hidden states
+    window: int | None = None  # tokens on each side that a token attends to, except in global layers; None: all
     global_every: int | None = None  # g: layers 0, g, 2g, ... have no window; None: all layers have it
-    global_layers: tuple[int, ...] | None = None  # numbers of the layers without a window, instead of global_every
+    global_layers: tuple[int, ...] | None = None  # indices of the layers without a window, instead of global_every
     dropout: float = 0.0  # dropout after the MLP, and after attention unless attention_out_dropout is set
     attention_out_dropout: float | None = None  # dropout after attention; None: dropout
     attention_dropout: float = 0.0  # dropout of attention weights, after the softmax
     inner_dropout: float = 0.0  # dropout inside the MLP, after the activation
-    final_dropout: float = 0.0  # dropout of the output rows
+    final_dropout: float = 0.0  # dropout of the output
 
     def __post_init__(self) -> None:
         if self.blocks is not None and not 1 <= self.blocks <= self.layers:
@@ -290,17 +294,17 @@ class StackConfig:
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Widths of a row's query, key and value, all heads together."""
-        keys = (self.kv_heads or self.heads) * self.head_width
-        return self.heads * self.head_width, keys, keys
+        """Sizes of a token's query, key and value, all heads together."""
+        kv_size = (self.kv_heads or self.heads) * self.head_width
+        return self.heads * self.head_width, kv_size, kv_size
 
     def kv_heads_of(self, heads: int) -> int | None:
-        """Return kv_heads for a stack of `heads` heads in groups as large as here; None if it cannot have groups."""
+        """Return kv_heads for a stack of `heads` heads with the group size of this one, or None if it has no groups."""
         group = self.heads // (self.kv_heads or self.heads)
         return heads // group if group > 1 and heads % group == 0 else None
 
     def window_of(self, layer: int) -> int | None:
-        """Return the window of a layer; None: it has no window."""
+        """Return the window of a layer, or None if the layer is global."""
         if self.global_layers is not None:
             return None if layer in self.global_layers else self.window
         return None if self.global_every and layer % self.global_every == 0 else self.window
@@ -384,7 +388,7 @@ class ModelConfig:
 
     @property
     def width(self) -> int:
-        """Width of the output rows."""
+        """Hidden size of the output."""
         last = self.decoder or self.encoder
         assert last is not None
         return last.width
@@ -401,8 +405,8 @@ class Summary:
     """A vector for each sequence: pooling, dropout, dense, activation, norm, dropout."""
 
     pooling: Pooling = "first"
-    pooled_token: int | None = None  # with "last": pool the last row of this token, in sequences that have it
-    pools_last: bool = False  # compute dense, activation and norm for every row, and pool their results
+    pooled_token: int | None = None  # with "last": id of the token to pool, at its last occurrence in a sequence
+    pools_last: bool = False  # compute dense, activation and norm for every token, and pool the results
     dense: bool = True  # False: no dense layer, activation and norm
     dense_bias: bool = True
     activation: Activation | None = "tanh"  # None: no activation
@@ -414,7 +418,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rowwise:
-    """A vector for each row: optional dense, activation and norm, then dropout."""
+    """A vector for each token: optional dense, activation and norm, then dropout."""
 
     dense: bool = False  # False: no dense layer, activation and norm
     dense_bias: bool = True
@@ -426,14 +430,14 @@ class Rowwise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pooled:
-    """The pooler: tanh(W h + b) of each sequence's first row (Devlin et al. 2019, section 3.2)."""
+    """The pooler: tanh(W h + b) of each sequence's first hidden state (Devlin et al. 2019, section 3.2)."""
 
     kind: Literal["pooler"] = "pooler"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedTokens:
-    """Masked language modelling: scores over the vocabulary for each row by dense, activation, norm and decoder."""
+    """Masked language modelling: scores over the vocabulary for each token by dense, activation, norm and decoder."""
 
     kind: Literal["masked_lm"] = "masked_lm"
     dense: bool = True  # False: the decoder alone, without dense layer, activation and norm
@@ -486,7 +490,7 @@ class Classes(Summary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenClasses(Rowwise):
-    """Token classification: scores over labels for each row."""
+    """Token classification: scores over labels for each token."""
 
     kind: Literal["token_classification"] = "token_classification"
     labels: tuple[str, ...]
@@ -501,15 +505,16 @@ class Choice(Summary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpanScores(Rowwise):
-    """Extractive question answering: start and end scores for each row (Devlin et al. 2019, section 4.2)."""
+    """Extractive question answering: start and end scores for each token (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["question_answering"] = "question_answering"
-    no_answer: Literal["first", "last"] = "first"  # row whose scores mean "no answer"; it must see all other rows
+    # token whose scores mean "no answer"; it must attend to all other tokens
+    no_answer: Literal["first", "last"] = "first"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplacedTokens(Rowwise):
-    """Replaced token detection: one score for each row, above 0 if its token was replaced (Clark et al. 2020)."""
+    """Replaced token detection: one score for each token, above 0 if it was replaced (Clark et al. 2020)."""
 
     kind: Literal["replaced_token_detection"] = "replaced_token_detection"
     dense: bool = True
@@ -517,18 +522,18 @@ class ReplacedTokens(Rowwise):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextToken:
-    """Language modelling: scores over the vocabulary for each row by one linear layer."""
+    """Language modelling: scores over the vocabulary for each token by one linear layer."""
 
     kind: Literal["language_model"] = "language_model"
     tied: bool = True  # the layer's weight is the token embedding
     bias: bool = False
     bias_is_trained: bool = True  # False: the bias stays as it was loaded
-    scale: float = 1.0  # factor of the rows before the linear layer
+    scale: float = 1.0  # factor of the hidden states before the linear layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PermutedTokens:
-    """Permutation language modelling: scores over the vocabulary for rows of the query stream (Yang et al. 2019)."""
+    """Permutation language modelling: scores over the vocabulary for the query stream (Yang et al. 2019)."""
 
     kind: Literal["permutation_lm"] = "permutation_lm"
     tied: bool = True  # the layer's weight is the token embedding
@@ -542,14 +547,14 @@ class NextTokenAndChoice(Summary):
     kind: Literal["double_heads"] = "double_heads"
     tied: bool = True  # the weight of the vocabulary scores is the token embedding
     bias: bool = False  # bias of the vocabulary scores
-    scale: float = 1.0  # factor of the rows before the vocabulary scores
+    scale: float = 1.0  # factor of the hidden states before the vocabulary scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseLayer:
     """A layer activation(W x + b) on a pooled vector, as the Dense module of sentence-transformers."""
 
-    width: int  # width of the output
+    width: int  # dimension of the output
     bias: bool = True
     activation: Activation | None = "tanh"  # None: no activation
 
@@ -562,7 +567,7 @@ class SentenceEmbedding:
     pooling: tuple[Pooling, ...] = ("mean",)  # poolings whose vectors are concatenated
     dense: tuple[DenseLayer, ...] = ()  # layers after the pooling
     normalise: bool = False  # scale vectors to unit length
-    dimensions: int | None = None  # numbers of a vector to return, the first ones, after normalisation; None: all
+    dimensions: int | None = None  # how many dimensions of a vector to return, the first ones (default: all)
     max_length: int | None = None  # longest text, in tokens; None: the model's limit
     keeps_pooler: bool = False  # the model folder has an unused pooler, which is saved again
     prompts: tuple[tuple[str, str], ...] = ()  # names and texts of prompts
@@ -576,7 +581,7 @@ class SentenceEmbedding:
         return next((prompts[name] for name in (*names, self.default_prompt) if name in prompts), "")
 
     def width(self, model: ModelConfig) -> int:
-        """Return the width of the vectors for a model."""
+        """Return the dimension of the vectors for a model."""
         width = self.dense[-1].width if self.dense else model.width * len(self.pooling)
         return width if self.dimensions is None else min(width, self.dimensions)
 

@@ -43,8 +43,8 @@ class Sampling:
 
     kind: Literal["sample"] = "sample"
     temperature: float = 1.0
-    top_k: int | None = None  # number of best tokens; None: all
-    top_p: float | None = None  # total probability that the best tokens must reach; None: 1
+    top_k: int | None = None  # how many of the best tokens to sample from (default: all)
+    top_p: float | None = None  # total probability that the best tokens must reach (default: 1)
 
     def __post_init__(self) -> None:
         if not self.temperature >= MIN_TEMPERATURE:
@@ -65,11 +65,12 @@ class BeamSearch:
     Complete texts of n tokens, stopping token included, are compared by log p / divisor.
 
     Args:
-        num_return_sequences: Number of complete texts to return, best first.
-        normalization: The divisor: "none": 1; "power": n^length_penalty; "gnmt": ((5 + n) / 6)^length_penalty (Wu et
-            al. 2016, section 7).
-        early_stopping: When a search ends. True: with `num_beams` complete texts. False: when no unfinished text would
-            be better than these at its present length. "never": when none could be better at any length.
+        num_return_sequences: How many complete texts to return, best first.
+        normalization: The divisor: 1 for "none", n^length_penalty for "power", ((5 + n) / 6)^length_penalty for "gnmt"
+            (Wu et al. 2016, section 7).
+        early_stopping: When a search ends. If True, it ends with `num_beams` complete texts. If False, it ends when no
+            unfinished text, at its present length, is better than these. If "never", it ends when no unfinished text
+            could be better at any length.
     """
 
     kind: Literal["beam"] = "beam"
@@ -108,10 +109,10 @@ DecodingMethod = Greedy | Sampling | BeamSearch
 class DecodingStep:
     """The result of one step: a new token for each unfinished sequence."""
 
-    sequences: tuple[int, ...]  # numbers of the unfinished sequences in the batch
+    sequences: tuple[int, ...]  # indices of the unfinished sequences in the batch
     tokens: tuple[int, ...]
     log_probabilities: tuple[float, ...]  # log-probabilities of `tokens`, before temperature, top_k and top_p
-    distribution: Float[Tensor, "sequences vocabulary"] | None  # log-probabilities of all tokens; None: not requested
+    distribution: Float[Tensor, "sequences vocabulary"] | None  # log-probabilities of all tokens, if requested
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -120,7 +121,7 @@ class GeneratedTokens:
 
     tokens: list[int] = field(default_factory=list)
     log_probability: float = 0.0  # log-probability of all tokens, stopping token included
-    score: float = 0.0  # log_probability; in a beam search, divided by the divisor
+    score: float = 0.0  # log_probability; in a beam search, divided by `BeamSearch.divisor`
     complete: bool = False  # whether a stopping token ended the text
 
 
@@ -140,14 +141,18 @@ class Decoding(ABC):
 
     @abstractmethod
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
-        """Take a step; returns the texts of finished sequences, best first, by number, and sets `done` at the end."""
+        """Take a step, and set `done` after the last one; returns finished texts as `step` does."""
 
     def step(self) -> dict[int, list[GeneratedTokens]]:
-        """Generate one more token; returns the texts of finished sequences, best first, by their number."""
+        """Generate one more token for each unfinished sequence.
+
+        Returns:
+            The texts of finished sequences, best first, by the index of the sequence in the batch.
+        """
         with torch.inference_mode():
             finished = self._advance()
         self.steps += 1
-        return {number: texts for number, texts in finished.items() if number not in self._cancelled}
+        return {sequence: texts for sequence, texts in finished.items() if sequence not in self._cancelled}
 
     def cancel(self, sequences: Iterable[int]) -> None:
         """Cancel sequences: they leave the batch with the next step, and are never returned."""
@@ -159,7 +164,7 @@ class Decoding(ABC):
         finished: dict[int, list[GeneratedTokens]] = {}
         while not self.done:
             finished.update(self.step())
-        return [finished.get(number, [GeneratedTokens()]) for number in range(self.count)]
+        return [finished.get(sequence, [GeneratedTokens()]) for sequence in range(self.count)]
 
 
 def decode(
@@ -174,13 +179,13 @@ def decode(
     seed: int = 0,
     constraints: TokenConstraints = UNCONSTRAINED,
 ) -> Decoding:
-    """Prepare text generation after each prompt: the encoder reads `source`, and no step is taken yet.
+    """Prepare text generation after each prompt. The encoder computes `source`, but no step is taken yet.
 
     Args:
         score: The vocabulary head of the model.
         max_new_tokens: Maximum number of tokens after each prompt.
         stop: Tokens that end a text.
-        source: Texts for the encoder, one for each prompt; None: the model has no encoder.
+        source: Texts for the encoder, one for each prompt. None for a model without an encoder.
         seed: Seed for sampling.
         constraints: Tokens that are forced or banned.
     """
@@ -256,7 +261,10 @@ def stream(
 ) -> Iterator[DecodingStep]:
     """Yield steps until each sequence is ended by a token of `stop`, `max_new_tokens` or the model's last position.
 
-    Arguments are those of `decode`; `distribution`: whether steps have the log-probabilities of all tokens.
+    The other arguments are those of `decode`.
+
+    Args:
+        distribution: Whether steps include the log-probabilities of all tokens.
     """
     decoding = _TokenDecoding(
         model,
@@ -380,18 +388,18 @@ class _TokenDecoding(Decoding):
 
     def _stays_open(self, number: int, token: int) -> bool:
         """Return whether a sequence is unfinished after a token."""
-        return token not in self._stop and self._tokens_left[number] > 0 and number not in self._cancelled
+        return token not in self._stop and self._tokens_left[sequence] > 0 and sequence not in self._cancelled
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
         step = self.next_step()
-        for number, token, log_p in zip(step.sequences, step.tokens, step.log_probabilities, strict=True):
-            text = self._texts[number]
+        for sequence, token, log_p in zip(step.sequences, step.tokens, step.log_probabilities, strict=True):
+            text = self._texts[sequence]
             text.log_probability += log_p
             text.score = text.log_probability
             text.complete = token in self._stop
             if not text.complete:
                 text.tokens.append(token)
-        return {number: [self._texts[number]] for number in step.sequences if number not in self._open}
+        return {sequence: [self._texts[sequence]] for sequence in step.sequences if sequence not in self._open}
 
 
 def _make_generators(seed: int, prompts: Packed, source: Packed | None) -> list[torch.Generator]:
@@ -409,7 +417,7 @@ def sample_next(log_p: Float[Tensor, "rows vocabulary"], method: Sampling, unifo
     """Choose one token for each row: the first one, best first, whose cumulative probability exceeds `uniform`.
 
     Args:
-        uniform: Random numbers from 0 to below 1.
+        uniform: A random number from 0 to below 1 for each row.
     """
     scaled, order = (log_p.double() / method.temperature).sort(stable=True, dim=-1, descending=True)
     if method.top_k is not None:
@@ -474,7 +482,7 @@ class _BeamDecoding(Decoding):
         self._constrain = _Constrain(constraints, prompts, stop)
         limits = token_limits(model, prompts, max_new_tokens, constraints)
         self._beams = {
-            number: _Beams(max_new_tokens=limit, open=[GeneratedTokens()]) for number, limit in limits.items()
+            sequence: _Beams(max_new_tokens=limit, open=[GeneratedTokens()]) for sequence, limit in limits.items()
         }
         self._batch, self._cache = prompts, init_cache(model, prompts, source)
         # candidates for each prompt: enough for num_beams unfinished texts if each beam has all stopping tokens
@@ -484,8 +492,8 @@ class _BeamDecoding(Decoding):
         length, searches = self.steps + 1, list(self._beams.values())
         log_p = next_log_probabilities(self._model, self._score, self._batch, self._cache)
         rows = (
-            (number, text.tokens, length == beams.max_new_tokens)
-            for number, beams in self._beams.items()
+            (sequence, text.tokens, length == beams.max_new_tokens)
+            for sequence, beams in self._beams.items()
             for text in beams.open
         )
         log_p = self._constrain(log_p, rows)
@@ -497,19 +505,19 @@ class _BeamDecoding(Decoding):
         still_open: dict[int, _Beams] = {}
         parents: list[int] = []
         row = 0
-        for (number, beams), ranked in zip(self._beams.items(), best, strict=True):
+        for (sequence, beams), ranked in zip(self._beams.items(), best, strict=True):
             count = len(beams.open)
             candidates = [(value, *divmod(index, log_p.shape[-1])) for value, index in ranked]
             is_last = length == beams.max_new_tokens
             beam_parents = _extend(beams, candidates, self._method, self._stop, last=is_last)
-            if not is_last and number not in self._cancelled and _can_improve(beams, self._method, length):
-                still_open[number] = beams
+            if not is_last and sequence not in self._cancelled and _can_improve(beams, self._method, length):
+                still_open[sequence] = beams
                 parents += [row + parent for parent in beam_parents]
             row += count
         finished = {
-            number: beams.complete[: self._method.num_return_sequences]
-            for number, beams in self._beams.items()
-            if number not in still_open
+            sequence: beams.complete[: self._method.num_return_sequences]
+            for sequence, beams in self._beams.items()
+            if sequence not in still_open
         }
         self._beams = still_open
         self.done = not still_open
@@ -528,7 +536,7 @@ def _extend(
     *,
     last: bool,
 ) -> list[int]:
-    """Replace the unfinished texts by their best continuations; returns the number of each new text's parent.
+    """Replace the unfinished texts by their best continuations; returns the index of each new text's parent.
 
     Args:
         candidates: Log-probability, parent and token of each continuation, best first.
@@ -565,7 +573,7 @@ def _can_improve(beams: _Beams, method: BeamSearch, length: int) -> bool:
 
 
 class _Constrain:
-    """Applies token constraints to the next tokens of sequences, each a prompt and generated tokens."""
+    """Applies token constraints to the next tokens of sequences, which are a prompt and generated tokens each."""
 
     def __init__(self, constraints: TokenConstraints, prompts: Packed, stop: Sequence[int]) -> None:
         self._constraints, self._stop = constraints, stop
@@ -575,12 +583,12 @@ class _Constrain:
         """Return log-probabilities with those of banned and forced tokens set.
 
         Args:
-            rows: Number of the prompt, generated tokens, and whether the next token is the last one, for each row.
+            rows: Index of the prompt, generated tokens, and whether the next token is the last one, for each row.
         """
         if self._constraints == UNCONSTRAINED:
             return log_p
         sequences = [
-            SequenceSoFar(prompt=self._prompts[number], generated=tokens, next_is_last=last)
-            for number, tokens, last in rows
+            SequenceSoFar(prompt=self._prompts[sequence], generated=tokens, next_is_last=last)
+            for sequence, tokens, last in rows
         ]
         return self._constraints.apply(log_p, sequences, self._stop)

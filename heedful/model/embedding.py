@@ -1,4 +1,4 @@
-"""The input embedding: tokens, positions and token types of a batch to the rows that enter the first block."""
+"""The input embedding: from tokens, positions and token types of a batch to the input of the first block."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from heedful.packed import Packed
 class EmbeddingLayer(nn.Module):
     """The input embedding project(dropout(norm(x + type))), where x is scale * token + position.
 
-    Positions may be concatenated instead of added. The config decides which parts there are, except the token. In rows
-    of the query stream (Yang et al. 2019, section 2.3), the trained vector `query` replaces scale * token. `project` is
-    a linear layer if the widths differ or the config asks for one.
+    Positions may be concatenated instead of added. Only the token is always there; the config decides about the other
+    parts. In rows of the query stream (Yang et al. 2019, section 2.3), the trained vector `query` replaces
+    scale * token. `project` is a linear layer if the dimensions differ or the config requires one.
     """
 
     def __init__(self, config: EmbeddingConfig, output_width: int) -> None:
@@ -63,7 +63,7 @@ class EmbeddingLayer(nn.Module):
     def _position_vectors(
         self, positions: Learned | Sinusoidal, batch: Packed, like: Tensor
     ) -> Float[Tensor, "rows _width"]:
-        """Return the vector of each row's position, sinusoids in the dtype and on the device of `like`."""
+        """Return the position vector of each token; sinusoids have the dtype and the device of `like`."""
         if isinstance(positions, Learned):
             learned: Tensor = self.positions(batch.positions + positions.offset)
             return learned
@@ -80,9 +80,9 @@ class EmbeddingLayer(nn.Module):
         if limit is not None and batch.max_length > limit and batch.positions.max() >= limit:
             past_lengths = batch.past_lengths or [0] * len(batch)
             lengths = [length + past for length, past in zip(batch.lengths, past_lengths, strict=True)]
-            number = next(number for number, length in enumerate(lengths) if length > limit)
+            index = next(index for index, length in enumerate(lengths) if length > limit)
             raise DataError(
-                f"sequence {number} has {lengths[number]} tokens, but the model has positions for {limit}: split it "
+                f"sequence {index} has {lengths[index]} tokens, but the model has positions for {limit}: split it "
                 "into windows or truncate it"
             )
         if (extremes := batch.id_extremes()) is not None:
@@ -93,7 +93,7 @@ class EmbeddingLayer(nn.Module):
 
 
 def _query_stream_rows(batch: Packed) -> Bool[Tensor, "rows 1"]:
-    """Return which rows belong to the query stream: those after the keys of their sequence."""
+    """Return which rows belong to the query stream: the rows of a sequence after its keys."""
     assert batch.key_lengths is not None
     lengths = zip(batch.lengths, batch.key_lengths, strict=True)
     is_query = torch.cat([torch.arange(length) >= keys for length, keys in lengths])

@@ -1,4 +1,8 @@
-"""Heads: modules that compute scores or vectors from the last hidden states (`rows`) of a batch."""
+"""Heads: modules that compute scores or vectors from the last hidden states of a batch.
+
+In this module, `rows` are these hidden states, one for each token, sequences end to end. `ModelBundle` calls
+`make_head`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ Rows = Float[Tensor, "rows width"]
 
 
 class Transform(nn.Module):
-    """norm(activation(W h + b)) of every vector; the config decides which of the three steps there are."""
+    """norm(activation(W h + b)) of every vector; the config decides which of these steps are computed."""
 
     def __init__(self, config: c.Summary | c.Rowwise, width: int) -> None:
         super().__init__()
@@ -52,7 +56,7 @@ class SummaryVector(Transform):
         return self._pool(x, batch) if self.pools_last else x
 
     def _pool(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
-        """Pool the rows of each sequence, by `pooled_token` if there is one."""
+        """Pool the rows of each sequence; if `pooled_token` is set, take the row of its last occurrence."""
         if self.pooled_token is None or len(rows) == 0:
             return pool(rows, batch, self.pooling)
         lengths = send(batch.lengths, rows.device)
@@ -95,7 +99,7 @@ class NextTokenHead(nn.Module):
 
 
 def _check_width(config: c.Head, model: Transformer) -> None:
-    """Raise ModelError unless output rows are as wide as token vectors."""
+    """Raise ModelError unless the hidden size is the dimension of token vectors."""
     width = model.output_embedding.tokens.embedding_dim
     if width != model.config.width:
         raise ModelError(
@@ -226,12 +230,12 @@ class RowsHead(nn.Module):
         self.dropout, self.has_one_score = config.dropout, isinstance(config, c.ReplacedTokens)
         self.first = Transform(config, model.config.width)
         if isinstance(config, c.TokenClasses):
-            count = len(config.labels)
+            num_scores = len(config.labels)
         elif self.has_one_score:
-            count = 1
+            num_scores = 1
         else:
-            count = 2
-        self.out = nn.Linear(model.config.width, count)
+            num_scores = 2
+        self.out = nn.Linear(model.config.width, num_scores)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows ..."]:
         scores: Tensor = self.out(dropout(self.first(rows), self.dropout, self.training))
@@ -260,9 +264,9 @@ class SentenceEmbeddingHead(nn.Module):
 
 
 def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequences width"]:
-    """Pool the rows of each sequence into one vector; zeros for an empty sequence.
+    """Pool the rows of each sequence into one vector; the vector of an empty sequence is zeros.
 
-    "mean_sqrt_length" is the sum over the root of the length.
+    "mean_sqrt_length" is the sum divided by the root of the length.
     """
     if len(batch) == 0:
         return rows[:0]
@@ -282,7 +286,7 @@ def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequen
 
 
 def last_rows_of(batch: Packed, token: int) -> Int[Tensor, " sequences"]:
-    """Return the row number of a token's last occurrence in each sequence; the last row if the token does not occur."""
+    """Return the row index of a token's last occurrence in each sequence, or of its last row without the token."""
     device = batch.tokens.device
     rows = torch.where(batch.tokens == token, torch.arange(len(batch.tokens), device=device), -1)
     sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(batch.lengths)).to(device, non_blocking=True)
@@ -292,9 +296,9 @@ def last_rows_of(batch: Packed, token: int) -> Int[Tensor, " sequences"]:
 
 
 def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
-    """Return the number of the one row that the head reads of each sequence, and a batch of these rows.
+    """Return the index of the only row of each sequence that the head reads, and a batch of these rows.
 
-    For a head that reads more rows, returns None and the batch itself.
+    For a head that reads more than one row, returns None and the batch itself.
     """
     match head:
         case ClassesHead() | ChoiceHead() | NextSentenceHead() | PooledHead():
@@ -331,7 +335,7 @@ _HEADS: dict[type, type[nn.Module]] = {  # configuration -> module
 
 
 def make_head(config: c.Head, model: Transformer) -> nn.Module:
-    """Make a head for a model; raises ModelError if they do not fit each other."""
+    """Make a head for a model; raises ModelError if the model cannot have this head."""
     if isinstance(config, c.Classes | c.TokenClasses) and not config.labels:
         raise ModelError(f'a "{config.kind}" head has no labels: give at least one')
     if isinstance(model, ClassicModel) and isinstance(config, c.Classes):

@@ -1,4 +1,4 @@
-"""Initialisation of fresh weights."""
+"""Initialisation of new weights, and `skip_init` for models whose weights are loaded instead."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Matrices = list[tuple[torch.Tensor, float]]  # matrices of one layer's weight, w
 
 
 def _matrices(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Matrices]]:
-    """Return the matrices of layers whose weight joins several matrices, or has a factor of its own."""
+    """Return the matrices of layers whose weight joins several matrices, or has another factor than 1."""
     output_factor, has_unscaled_scores = getattr(scheme, "outputs", 1.0), isinstance(scheme, FanIn)
     match part:
         case Attention():
@@ -94,7 +94,7 @@ def _split(layer: nn.Linear | nn.Embedding, *factors: float) -> Matrices:
 def _sample(
     weight: torch.Tensor, scheme: Initialisation, embedding: bool, factor: float, generator: torch.Generator | None
 ) -> None:
-    """Sample the numbers of one matrix; `factor` multiplies their standard deviation, except with Xavier."""
+    """Sample the elements of one matrix; `factor` multiplies their standard deviation, except with Xavier."""
     match scheme:
         case TruncatedNormal(std=std, cut=cut):
             std *= factor

@@ -1,4 +1,8 @@
-"""The KV cache of a decoder: keys and values of the rows that are decoded already."""
+"""The KV cache of a decoder: keys and values of the tokens that are decoded already.
+
+A cache has a line for each sequence, which is an array of slots: one slot holds the key and value of one token. Lines
+have equal lengths; slots after the last token are unwritten and never attended to.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ GROWTH = 64  # lines have a multiple of this number of slots; each time they are
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class KVBuffer:
-    """Keys and values of one layer, in a line of slots for each sequence; unwritten slots are never attended to."""
+    """Keys and values of one layer."""
 
     keys: Float[Tensor, "lines slots heads width"]
     values: Float[Tensor, "lines slots heads value_width"]
@@ -33,7 +37,7 @@ class KVBuffer:
             )
 
     def reorder(self, lines: Int[Tensor, " lines"]) -> None:
-        """Keep these lines, in this order; one may occur several times."""
+        """Select these lines, in this order; a line may occur several times."""
         self.keys, self.values = self.keys.index_select(0, lines), self.values.index_select(0, lines)
 
     def rows(self) -> tuple[Tensor, Tensor]:
@@ -42,18 +46,18 @@ class KVBuffer:
 
 
 class KVCache:
-    """Keys and values of every layer for the sequences of a batch, and the rows of the encoder, if there is one."""
+    """Keys and values of every layer for the sequences of a batch, and the hidden states of the encoder, if any."""
 
     def __init__(self, sequences: int, memory: Tensor | None = None, bounds: Sequence[int] = (0,)) -> None:
         """Make an empty cache.
 
         Args:
-            sequences: Number of sequences to decode.
-            memory: The encoder's rows; None: no encoder.
-            bounds: Bounds of the encoder's sequences among its rows.
+            sequences: How many sequences to decode.
+            memory: The encoder's hidden states. None without an encoder.
+            bounds: Bounds of the encoder's sequences in `memory`.
         """
         self.lengths = [0] * sequences  # cached rows of each sequence
-        self.source = list(range(sequences))  # number of the encoder's sequence for each sequence; beams share one
+        self.source = list(range(sequences))  # index of the encoder's sequence for each sequence; beams share one
         self.memory, self.memory_lengths = memory, [stop - start for start, stop in pairwise(bounds)]
         self._bounds = tuple(bounds)
         self._line_slots, self._memory_line_slots = 0, max([1, *self.memory_lengths])
@@ -91,7 +95,7 @@ class KVCache:
         return layout
 
     def memory_layout(self, batch: Packed) -> Layout | None:
-        """Return the layout of cross-attention, or None without an encoder; beams of one source share a span."""
+        """Return the layout of cross-attention, or None without an encoder. Beams of one source share a span."""
         if self.memory is None:
             return None
         key = tuple(batch.lengths)
@@ -111,7 +115,7 @@ class KVCache:
         return Layout(tuple(queries), tuple(keys), stride=stride if in_order else None)
 
     def update(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Write the rows' keys and values after the cached ones; returns the keys and values of all slots, end to end.
+        """Write the keys and values of new rows after the cached ones; returns those of all slots, end to end.
 
         Args:
             layout: The result of `layout` for the batch.
@@ -127,16 +131,16 @@ class KVCache:
         return keys.index_copy_(0, slots, k), values.index_copy_(0, slots, v)
 
     def update_cross(self, layer: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the encoder's rows in one layer, projected on first use."""
+        """Return keys and values of the encoder's hidden states in one layer, projected on first use."""
         assert self.memory is not None
         if layer not in self._cross_attention:
             stride = self._memory_line_slots
-            numbers = [
+            slot_list = [
                 line * stride + position
                 for line, length in enumerate(self.memory_lengths)
                 for position in range(length)
             ]
-            slots = send(numbers, self.memory.device)
+            slots = send(slot_list, self.memory.device)
             k, v = (
                 projected.new_zeros(len(self.memory_lengths) * stride, *projected.shape[1:]).index_copy_(
                     0, slots, projected
@@ -149,33 +153,33 @@ class KVCache:
         return self._cross_attention[layer].rows()
 
     def advance(self, lengths: Sequence[int]) -> None:
-        """Add the numbers of rows that were written to each sequence."""
+        """Add to each sequence the count of its rows that were written."""
         self.lengths = [past + length for past, length in zip(self.lengths, lengths, strict=True)]
         if self._device_lengths is not None:
             self._device_lengths = self._device_lengths + lengths[0] if len({*lengths}) == 1 else None
 
     def reorder(self, sequences: Sequence[int]) -> None:
-        """Keep these sequences, in this order; one may occur several times (beam search). Others are dropped."""
+        """Select these sequences, in this order; one may occur several times (beam search). Others are dropped."""
         if list(sequences) == list(range(len(self.lengths))):
             return
         if self._self_attention:
             lines = send(sequences, next(iter(self._self_attention.values())).keys.device)
             for buffer in self._self_attention.values():
                 buffer.reorder(lines)
-        self.lengths = [self.lengths[number] for number in sequences]
+        self.lengths = [self.lengths[sequence] for sequence in sequences]
         self._device_lengths, self._memory_layouts = None, {}
-        self.source = [self.source[number] for number in sequences]
+        self.source = [self.source[sequence] for sequence in sequences]
         sources = sorted(set(self.source))
         if self.memory is not None and len(sources) < len(self.memory_lengths):
             lines = send(sources, self.memory.device)
             for buffer in self._cross_attention.values():
                 buffer.reorder(lines)
             self.memory = torch.cat(
-                [self.memory[self._bounds[number] : self._bounds[number + 1]] for number in sources]
+                [self.memory[self._bounds[source] : self._bounds[source + 1]] for source in sources]
             )
-            self.memory_lengths = [self.memory_lengths[number] for number in sources]
+            self.memory_lengths = [self.memory_lengths[source] for source in sources]
             self._bounds = (0, *torch.tensor(self.memory_lengths).cumsum(0).tolist())
-            self.source = [sources.index(number) for number in self.source]
+            self.source = [sources.index(source) for source in self.source]
 
 
 def _has_single_rows(batch: Packed) -> bool:
@@ -189,7 +193,7 @@ def _rounded_slots(slots: int) -> int:
 
 
 def _slots_of_queries(layout: Layout, device: torch.device) -> Int[Tensor, " rows"]:
-    """Return the slot of each query row among the keys: the queries of a sequence have its last slots."""
+    """Return the slot of each query row: the queries of a sequence have its last written slots."""
     if all(stop - start == 1 for start, stop in layout.queries) and layout.stride is not None:
         lines = torch.arange(len(layout.queries), device=device)
         return lines * layout.stride + layout.key_lengths(device) - 1

@@ -1,6 +1,7 @@
 """Pooling of classic models: bags of words, attention with trained queries, and hierarchical attention.
 
-A pooler makes vectors from the rows of each sequence, [sequences, vectors, width]; zeros for an empty sequence.
+A pooler makes vectors from the hidden states (`rows`) of each sequence, [sequences, vectors, width]; the vectors of an
+empty sequence are zeros. `heads.py` makes a `PooledClassesHead` for a classifier of a classic model.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Vectors = Float[Tensor, "sequences vectors vector_width"]
 
 
 class BagPooler(nn.Module):
-    """The sum or the mean of the rows of each sequence."""
+    """The sum or the mean of the hidden states of each sequence."""
 
     def __init__(self, config: BagPooling) -> None:
         super().__init__()
@@ -54,9 +55,9 @@ class QueryPooler(nn.Module):
         """Make the layers.
 
         Args:
-            width: Width of the rows and of the values.
-            count: Number of queries.
-            inner: Width of the keys, if these are not the rows themselves.
+            width: Dimension of the rows and of the values.
+            count: How many queries there are.
+            inner: Dimension of the keys, if these are not the rows themselves.
             bias: Whether keys with tanh have a bias.
         """
         super().__init__()
@@ -75,7 +76,7 @@ class QueryPooler(nn.Module):
     def weights(self, rows: Rows, bounds: Bounds) -> list[Float[Tensor, "vectors _n"]]:
         """Return the attention weights of each sequence, from queries to rows."""
         q, k, args = self._attention(rows, bounds)
-        return [attention_weights(q, k, args, number)[0] for number in range(len(bounds) - 1)]
+        return [attention_weights(q, k, args, sequence)[0] for sequence in range(len(bounds) - 1)]
 
     def _attention(self, rows: Rows, bounds: Bounds) -> tuple[Tensor, Tensor, AttentionArgs]:
         """Return queries, keys and the other arguments of attention."""
@@ -173,7 +174,7 @@ class PooledClassesHead(nn.Module):
             return rows.new_zeros(len(batch))
         identity = torch.eye(self.config.hops, dtype=rows.dtype, device=rows.device)
         weights = [a.to(rows.dtype) for a in self.queries.weights(rows, batch.bounds)]
-        penalties = [  # products of single numbers instead of matmul, which autocast would compute in bfloat16
+        penalties = [  # elementwise products instead of matmul, which autocast would compute in bfloat16
             (((a[:, None] * a).sum(-1) - identity) ** 2).sum() * (a.shape[1] > 0) for a in weights
         ]
         return self.config.penalty * torch.stack(penalties) if penalties else rows.new_zeros(0)

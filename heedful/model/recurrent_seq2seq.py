@@ -1,4 +1,4 @@
-"""A recurrent encoder and decoder, with or without attention of the decoder to the encoder's rows.
+"""A recurrent encoder and decoder, with or without attention of the decoder to the encoder's hidden states (`rows`).
 
 A `RecurrentSeq2SeqModel` has the interface of a `Transformer` with encoder and decoder; its cache holds the decoder's
 state.
@@ -57,14 +57,14 @@ State = tuple[Tensor, ...]  # (h,) of a GRU or (h, c) of an LSTM, [layers, seque
 
 
 class EncodedSource(NamedTuple):
-    """The encoder's rows as keys and values, in a padded line for each sequence."""
+    """The encoder's hidden states as keys and values, in a padded line for each sequence."""
 
     keys: Float[Tensor, "lines slots key_width"]
     values: Float[Tensor, "lines slots width"]
-    lengths: tuple[int, ...]  # rows of each sequence
+    lengths: tuple[int, ...]  # tokens of each sequence
 
     def is_row(self) -> Bool[Tensor, "lines slots"]:
-        """Return which slots hold a row and not padding."""
+        """Return which slots hold a hidden state, not padding."""
         lengths = torch.tensor(self.lengths, device=self.keys.device)
         return torch.arange(self.keys.shape[1], device=self.keys.device) < lengths[:, None]
 
@@ -74,25 +74,25 @@ class EncodedSource(NamedTuple):
         spans = tuple((line * slots, line * slots + length) for line, length in enumerate(self.lengths))
         return Layout(Layout.of(range(0, lines * queries + 1, queries)).queries, spans)
 
-    def select(self, numbers: Sequence[int]) -> EncodedSource:
+    def select(self, lines: Sequence[int]) -> EncodedSource:
         """Return these lines, in this order."""
-        lines = torch.tensor(list(numbers), dtype=torch.long, device=self.keys.device)
-        lengths = tuple(self.lengths[number] for number in numbers)
-        return EncodedSource(self.keys.index_select(0, lines), self.values.index_select(0, lines), lengths)
+        index = torch.tensor(list(lines), dtype=torch.long, device=self.keys.device)
+        lengths = tuple(self.lengths[line] for line in lines)
+        return EncodedSource(self.keys.index_select(0, index), self.values.index_select(0, index), lengths)
 
     def first(self, count: int) -> EncodedSource:
         """Return the first `count` lines."""
         return EncodedSource(self.keys[:count], self.values[:count], self.lengths[:count])
 
     def with_identity_values(self) -> EncodedSource:
-        """Return a source whose values are unit vectors: the weighted sum of these is the vector of weights."""
+        """Return a source whose values are unit vectors, so that their weighted sum is the vector of weights."""
         count = self.keys.shape[1]
         identity = torch.eye(count, dtype=self.values.dtype, device=self.values.device)
         return self._replace(values=identity.expand(len(self.keys), -1, -1))
 
 
 class SourceAttention(nn.Module):
-    """Attention of the decoder's states to the encoder's rows."""
+    """Attention of the decoder's states to the encoder's hidden states."""
 
     def __init__(self, config: SourceAttentionConfigs, width: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class SourceAttention(nn.Module):
             self.place = LocalPredictive(self.compare, width=width, inner_width=width // 2, radius=config.radius)
 
     def keys(self, rows: Lines) -> Float[Tensor, "lines slots key_width"]:
-        """Compute the keys of the encoder's rows, once for all queries."""
+        """Compute the keys of the encoder's hidden states, once for all queries."""
         return self.score.keys(rows) if isinstance(self.score, Additive | General) else rows
 
     def compare(self, q: Tensor, keys: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class SourceAttention(nn.Module):
 
 
 def pad_rows(rows: Rows, bounds: Bounds) -> tuple[Lines, Int[Tensor, " rows"]]:
-    """Return the rows in padded lines, and the slot of each row among those of all lines, end to end."""
+    """Return the rows in padded lines, and the slot of each row; slots are counted over all lines, end to end."""
     lengths = [stop - start for start, stop in pairwise(bounds)]
     longest = max(lengths, default=0)
     first_slots = np.arange(len(lengths)) * longest
@@ -175,7 +175,7 @@ class RecurrentCache(KVCache):
         self.last_output = last_output  # last output row of each sequence, an input of the next step (input feeding)
 
     def reorder(self, sequences: Sequence[int]) -> None:
-        """Keep these sequences, in this order; one may occur several times (beam search)."""
+        """Select these sequences, in this order; one may occur several times (beam search)."""
         if list(sequences) == list(range(len(self.lengths))):
             return
         super().reorder(sequences)
@@ -186,7 +186,7 @@ class RecurrentCache(KVCache):
 
 
 class RecurrentSeq2SeqModel(Transformer):
-    """A bidirectional encoder and a decoder; output rows are tanh(W [context; state]), as wide as the embedding."""
+    """A bidirectional encoder and a decoder, whose output is tanh(W [context; state]) in the embedding's dimension."""
 
     def __init__(self, config: ClassicConfig) -> None:
         nn.Module.__init__(self)  # instead of Transformer's, which needs stacks
@@ -215,10 +215,10 @@ class RecurrentSeq2SeqModel(Transformer):
         trace: Trace | None = None,
         output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the rows from which the next tokens of the target are predicted.
+        """Return the hidden states from which the next tokens of the target are predicted.
 
         Args:
-            output_rows: Numbers of the rows to return, in their order; None: all.
+            output_rows: Indices of the rows to return, in this order. If None, all rows.
         """
         if target is None:
             raise ModelError("this model needs a target: it reads one text and generates another")
@@ -247,10 +247,10 @@ class RecurrentSeq2SeqModel(Transformer):
         """Return h = tanh(W s + b), and for an LSTM c = W' s + b', where s are the last states of both directions."""
         half, count = rows.shape[1] // 2, len(bounds) - 1
         last_states = rows.new_zeros(count, 2 * half)
-        filled = [number for number, (start, stop) in enumerate(pairwise(bounds)) if start < stop]
+        filled = [sequence for sequence, (start, stop) in enumerate(pairwise(bounds)) if start < stop]
         if filled:
-            last = torch.tensor([bounds[number + 1] - 1 for number in filled], device=rows.device)
-            first = torch.tensor([bounds[number] for number in filled], device=rows.device)
+            last = torch.tensor([bounds[sequence + 1] - 1 for sequence in filled], device=rows.device)
+            first = torch.tensor([bounds[sequence] for sequence in filled], device=rows.device)
             ends = torch.cat([rows[last, :half], rows[first, half:]], -1)
             last_states = last_states.index_copy(0, torch.tensor(filled, device=rows.device), ends)
         layers, width = self.recurrent.layers, self.recurrent.width
@@ -260,7 +260,7 @@ class RecurrentSeq2SeqModel(Transformer):
         return (h.tanh(), *c)
 
     def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """Decode tokens that continue the cached ones: returns their rows, and updates the state in the cache."""
+        """Decode tokens that continue the cached ones; returns their hidden states, and updates the cached state."""
         assert isinstance(cache, RecurrentCache), "another model's cache"
         if trace is not None:
             trace.check(1, self.traceable)
@@ -282,7 +282,7 @@ class RecurrentSeq2SeqModel(Transformer):
         """Run the decoder over all tokens, then attention for all its states.
 
         Args:
-            past: Number of tokens of each sequence that were decoded before.
+            past: How many tokens of each sequence were decoded before.
             traced: Whether to return attention weights.
 
         Returns:
@@ -351,20 +351,20 @@ class RecurrentSeq2SeqModel(Transformer):
 
 
 def _orders(bounds: Bounds, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
-    """Return row numbers in time-major order, the inverse order, and the number of sequences at each step."""
+    """Return row indices in time-major order, the inverse order, and how many sequences have each step."""
     order, counts = time_major_order(bounds)
     inverse = torch.from_numpy(np.argsort(order)).to(device)
     return torch.from_numpy(order).to(device), inverse, counts.tolist()
 
 
 def _longest_first(bounds: Bounds) -> list[int]:
-    """Return the numbers of the sequences, longest first, as in `time_major_order`."""
-    numbers: list[int] = np.argsort(-np.diff(bounds), kind="stable").tolist()
-    return numbers
+    """Return the indices of the sequences, longest first, as in `time_major_order`."""
+    sequences: list[int] = np.argsort(-np.diff(bounds), kind="stable").tolist()
+    return sequences
 
 
 def _to_cell(state: State) -> Tensor | State:
-    """Return a state as PyTorch's cells take it: h for a GRU, (h, c) for an LSTM."""
+    """Return a state in the form that PyTorch's cells expect: h for a GRU, (h, c) for an LSTM."""
     return state[0] if len(state) == 1 else state
 
 

@@ -58,11 +58,11 @@ from heedful.packed import Packed
 class ExecutionOptions:
     """Choices for the computation of a Transformer; they change speed and memory, and results by rounding only."""
 
-    encoder_kernel: str = ""  # attention kernel of the encoder to try first; "": the kernel table's order
-    # function that computes an encoder block in one call, or returns None if it cannot; None: blocks compute themselves
+    encoder_kernel: str = ""  # attention kernel of the encoder to try first (default: the kernel table's order)
+    # function that computes an encoder block in one call, or returns None if it cannot
     fused_block: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
-    gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of keeping activations
-    pad_to_bucket: bool | None = None  # round the number of rows up; None: if each new number of rows would take time
+    gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of storing activations
+    pad_to_bucket: bool | None = None  # round the row count up (default: if each new row count would take time)
     frozen_layers: int = 0  # lower layers without training and dropout; from 1, the embeddings are frozen too
 
 
@@ -72,11 +72,11 @@ class AttentionContext:
 
     layout: Layout  # layout of self-attention
     execution: ExecutionOptions
-    memory: Float[Tensor, "keys width"] | None = None  # the encoder's rows, for cross-attention
+    memory: Float[Tensor, "keys width"] | None = None  # the encoder's hidden states, for cross-attention
     memory_layout: Layout | None = None  # layout of cross-attention
     cache: KVCache | None = None
     trace: Trace | None = None
-    sequences: int = 0  # sequences of the batch, without the padding sequence; for the trace
+    sequences: int = 0  # how many sequences of the batch to trace: all but the padding sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,11 +84,11 @@ class LayerContext:
     """The arguments of attention in one layer."""
 
     part: Part
-    layer: int  # number in its stack, from 0
-    window: int | None  # positions that a row sees on each side; None: all
+    layer: int  # index in its stack
+    window: int | None  # tokens on each side that a token attends to; None: all
     relation: RelativePosition
     prepared: Any  # result of relation.prepare for the batch
-    output_rows: Int[Tensor, " outputs"] | None = None  # rows that leave the block; None: all
+    output_rows: Int[Tensor, " outputs"] | None = None  # indices of the rows that the block returns; None: all
 
 
 class Attention(nn.Module):
@@ -128,13 +128,13 @@ class Attention(nn.Module):
         return out
 
     def project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of rows, [rows, heads, width] each; k and v may have fewer heads."""
+        """Return queries, keys and values of rows, [rows, heads, head dimension] each; k and v may have fewer heads."""
         q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
         return self.q_norm(q), self.k_norm(k), v
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the decoder's rows to the encoder's rows of the same sequence."""
+    """Multi-head attention of the decoder's hidden states to those of the encoder in the same sequence."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class CrossAttention(nn.Module):
         return out
 
     def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the encoder's rows, [keys, heads, width] each."""
+        """Return keys and values of the encoder's hidden states, [keys, heads, head dimension] each."""
         k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).unbind(1)
         return k, v
 
@@ -169,7 +169,7 @@ class CrossAttention(nn.Module):
 def select_rows(
     x: Float[Tensor, "rows width"], output_rows: Int[Tensor, " outputs"] | None
 ) -> Float[Tensor, "some width"]:
-    """Return these rows; None: all."""
+    """Return the rows with these indices, or all if `output_rows` is None."""
     return x if output_rows is None else x.index_select(0, output_rows)
 
 
@@ -242,7 +242,7 @@ def _norm(config: StackConfig) -> nn.Module:
 
 
 def _make_rotary(base: float, scaling: Scaling | None, width: int) -> RotaryPosition:
-    """Make rotary positions for heads of that width."""
+    """Make rotary positions for heads of dimension `width`."""
     match scaling:
         case LinearScaling(factor=factor):
             return RotaryPosition(base, width, factor=factor)
@@ -294,9 +294,7 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig, part: Part = "encoder") -> None:
         super().__init__()
         self.config, self.part = config, part
-        self.blocks = nn.ModuleList(
-            Block(config, first=number == 0) for number in range(config.blocks or config.layers)
-        )
+        self.blocks = nn.ModuleList(Block(config, first=index == 0) for index in range(config.blocks or config.layers))
         self.relations = nn.ModuleList(_make_relations(config))
         self.norm = _norm(config) if config.final_norm else nn.Identity()
 
@@ -315,15 +313,16 @@ class Stack(nn.Module):
         first_layer: int = 0,
         end_layer: int | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the rows after the last block and the final norm.
+        """Return the hidden states after the last block and the final norm.
 
         Args:
-            x: Input rows of layer `first_layer`.
-            memory: The encoder's rows, for cross-attention.
-            sequences: Sequences of the batch that are traced, without a padding sequence.
-            output_rows: Numbers of the rows to return, in their order; None: all.
+            x: Input of layer `first_layer`.
+            memory: The encoder's hidden states, for cross-attention.
+            sequences: How many sequences of the batch to trace: all but a padding sequence.
+            output_rows: Indices of the rows to return, in this order. If None, all rows.
             first_layer: First layer to compute.
-            end_layer: Layer before which to stop; the outputs are returned without the final norm. None: all layers.
+            end_layer: Layer before which to stop; its input is returned, without the final norm. If None, all layers
+                are computed.
         """
         checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
@@ -338,7 +337,7 @@ class Stack(nn.Module):
         )
         relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
         if isinstance(relations[-1], ProjectedDistances):
-            relations = relations[1:]  # the first one, for all layers, is replaced by one for each block
+            relations = relations[1:]  # the first one is for all layers; the others, one for each block, replace it
         prepared = [relation.prepare(batch, x, keep=not checkpointed) for relation in relations]
         # the last block selects the output rows after its attention, so that its MLP computes only these
         last_block_selects = (
@@ -369,7 +368,7 @@ class Stack(nn.Module):
         return x if last_block_selects else select_rows(x, output_rows)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
-        """Return which of `count` relative positions a layer and its block use."""
+        """Return the index of the relative positions, among `count`, that a layer and its block use."""
         match self.config.relation:
             case Rotary():
                 return 0 if self.config.window_of(layer) is None else count - 1
@@ -398,7 +397,7 @@ class Transformer(nn.Module):
 
     @property
     def output_embedding(self) -> EmbeddingLayer:
-        """The embedding whose token vectors a tied head uses as weights: the decoder's, if it has its own."""
+        """The embedding whose token vectors a tied head uses as weights: the decoder's own, or the shared one."""
         return self.decoder_embedding if self.config.decoder_embedding else self.embedding
 
     def forward(
@@ -413,7 +412,7 @@ class Transformer(nn.Module):
 
         Args:
             target: Decoder inputs, one sequence for each source sequence; for models with encoder and decoder.
-            output_rows: Numbers of the rows to return, in their order; None: all.
+            output_rows: Indices of the rows to return, in this order. If None, all rows.
 
         Raises:
             ModelError: If a target is missing, or if it is given to a model with one stack.
@@ -449,7 +448,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def frozen_states(self, source: Packed, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """Return the outputs of the frozen layers of a model with one stack, or `source.states` if these are stored.
+        """Return the outputs of the frozen layers of a model with one stack; `source.states`, if set, has them stored.
 
         Frozen layers have no dropout, so their outputs in training are those of eval mode and can be stored.
         """
@@ -472,8 +471,9 @@ class Transformer(nn.Module):
         stack, count = self.encoder or self.decoder, self.execution.frozen_layers
         if not count or stack is None:
             return []
-        are_shared = len(stack.relations) < len(stack.blocks)  # relative positions by several layers
-        return [self.embedding, *stack.blocks[:count], *(stack.relations if are_shared else stack.relations[:count])]
+        layers_share_relations = len(stack.relations) < len(stack.blocks)
+        relations = stack.relations if layers_share_relations else stack.relations[:count]
+        return [self.embedding, *stack.blocks[:count], *relations]
 
     def train(self, mode: bool = True) -> Self:
         """Set training or eval mode; frozen modules stay in eval mode."""
@@ -491,10 +491,10 @@ class Transformer(nn.Module):
             raise DataError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
 
     def init_cache(self, source: Packed | int) -> KVCache:
-        """Return the KV cache for the first decoding step; it is empty but for the encoder's rows.
+        """Return the KV cache for the first decoding step, which has only the encoder's hidden states.
 
         Args:
-            source: The texts that the encoder reads; without an encoder, the prompts or their number.
+            source: The texts for the encoder; without an encoder, the prompts or their count.
         """
         if self.decoder is None:
             raise ModelError("this model has no decoder: it cannot generate text")
@@ -506,7 +506,7 @@ class Transformer(nn.Module):
         return KVCache(len(source), memory, source.bounds)
 
     def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """Decode tokens that continue the cached ones: returns their rows, and adds keys and values to the cache."""
+        """Decode tokens that continue the cached ones; returns their hidden states, and caches keys and values."""
         assert self.decoder is not None
         if trace is not None:
             trace.check(self._layers(), self.traceable)
@@ -534,10 +534,10 @@ class Transformer(nn.Module):
         return max((stack.config.layers for stack in (self.encoder, self.decoder) if stack is not None), default=0)
 
     def _pads_to_bucket(self) -> bool:
-        """Return whether to round the number of rows up.
+        """Return whether to round the row count up.
 
-        By default, it is rounded up for oneDNN's bfloat16 products on a CPU: for each number of rows, oneDNN keeps
-        about 5 MB, and the first pass takes a fifth longer. Our own kernels keep nothing.
+        By default, it is rounded up for oneDNN's bfloat16 products on a CPU: for each new row count, oneDNN allocates
+        about 5 MB, and the first pass takes a fifth longer. Our own kernels cache nothing.
         """
         weight = self.embedding.tokens.weight
         if self.execution.pad_to_bucket is not None:

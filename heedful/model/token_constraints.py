@@ -1,4 +1,7 @@
-"""Constraints on the tokens that a model generates: tokens that are forced or banned in some steps."""
+"""Constraints on the tokens that a model generates: tokens that are forced or banned in some steps.
+
+`decode.py` applies them in each step.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ class TokenConstraints:
     Args:
         min_length: Tokens of a sequence, its prompt included, before a token may end it.
         min_new_tokens: Tokens after the prompt before a token may end the sequence.
-        no_repeat_ngram_size: Length of token sequences that may occur only once; 0: no limit.
+        no_repeat_ngram_size: Length of token sequences that may occur only once. If 0, there is no limit.
         bad_words_ids: Sequences of tokens that are never generated.
         forced_bos_token_id: The token after a prompt of one token.
         forced_eos_token_id: Tokens that end a text of the maximum length: one of them is forced at its last position.
-        max_length: Maximum number of tokens of a sequence, its prompt included; None: unlimited.
+        max_length: Maximum number of tokens of a sequence, its prompt included. If None, unlimited.
     """
 
     min_length: int = 0
@@ -62,7 +65,7 @@ class TokenConstraints:
         return log_p
 
     def _forced(self, sequence: SequenceSoFar) -> tuple[int, ...]:
-        """Return the only tokens that are allowed next; empty: every token is allowed."""
+        """Return the only tokens that are allowed next, or () if every token is allowed."""
         if sequence.next_is_last and self.forced_eos_token_id:
             return self.forced_eos_token_id
         is_first = len(sequence.prompt) + len(sequence.generated) == 1

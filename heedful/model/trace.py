@@ -38,16 +38,16 @@ class AttentionTrace:
 class Trace:
     """Selects values of a forward pass and holds them after it: model(batch, trace=Trace(layers=[3])).
 
-    States are the rows before each block of a stack; the entry at the number of layers is its output. Scores and
-    weights are computed again from the q and k of the forward pass, so that a trace changes no output.
+    States are the hidden states before each block of a stack; the output of a stack of n layers is at index n. Scores
+    and weights are computed again from the q and k of the forward pass, so that a trace changes no output.
 
     Args:
         what: Items to record.
         parts: Parts of the model to record.
-        layers: Layers to record, from 0 in each stack; None: all.
-        heads: Heads to record; None: all.
-        sequences: Sequences of the batch to record; None: all.
-        rows: Rows of q, scores, weights and states to record, by their position in the sequence; None: all.
+        layers: Layers to record, from 0 in each stack. If None, all.
+        heads: Heads to record. If None, all.
+        sequences: Sequences of the batch to record. If None, all.
+        rows: Positions in the sequence at which to record q, scores, weights and states. If None, all.
     """
 
     what: Sequence[TraceItem] = ("weights",)
@@ -65,8 +65,8 @@ class Trace:
         if unknown := [item for item in self.what if item not in traceable]:
             has = f"{', '.join(traceable)} alone" if traceable else "none of these"
             raise HeedfulError(f"trace: this model has no {', '.join(unknown)}; it has {has}")
-        output = layers if "states" in self.what else None  # number of the stack's output among the states
-        check_numbers("trace: layers", [layer for layer in self.layers or () if layer != output], layers)
+        output = layers if "states" in self.what else None  # index of the stack's output among the states
+        check_indices("trace: layers", [layer for layer in self.layers or () if layer != output], layers)
 
     def records(self, part: Part, layer: int, items: Sequence[TraceItem]) -> bool:
         """Return whether any of these items is recorded for a layer."""
@@ -82,16 +82,16 @@ class Trace:
             return
         heads, args = self._heads(q.shape[1]), with_dense_bias(q, k, args)
         # the layout may have fewer sequences: in cross-attention, all beams of a source are one
-        for number in self._sequences(min(sequences, len(args.layout.queries))):
-            (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]
+        for sequence in self._sequences(min(sequences, len(args.layout.queries))):
+            (start, stop), (first, last) = args.layout.queries[sequence], args.layout.keys[sequence]
             rows = self._rows(stop - start)
             scores = weights = None
             if "scores" in self.what or "weights" in self.what:
-                computed, visible = attention_scores(q, k, args, number, rows=rows, heads=heads)
+                computed, visible = attention_scores(q, k, args, sequence, rows=rows, heads=heads)
                 scores = computed.masked_fill(~visible, -torch.inf) if "scores" in self.what else None
                 if "weights" in self.what:
                     weights = computed.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)
-            self.attention[part, layer, number] = AttentionTrace(
+            self.attention[part, layer, sequence] = AttentionTrace(
                 scale=args.scale,
                 q=q[start:stop][rows][:, heads] if "q" in self.what else None,
                 k=k[first:last][:, heads] if "k" in self.what else None,
@@ -103,41 +103,41 @@ class Trace:
     def record_states(
         self, part: Part, layer: int, sequences: int, x: Tensor, spans: Sequence[tuple[int, int]]
     ) -> None:
-        """Record the rows before a block, or, for the number of layers, the output of the stack."""
+        """Record the hidden states x before a block, or, if `layer` is the count of layers, the output of the stack."""
         if self.records(part, layer, ("states",)):
-            for number in self._sequences(sequences):
-                start, stop = spans[number]
-                self.states[part, layer, number] = x[start:stop].detach()[self._rows(stop - start)].clone()
+            for sequence in self._sequences(sequences):
+                start, stop = spans[sequence]
+                self.states[part, layer, sequence] = x[start:stop].detach()[self._rows(stop - start)].clone()
 
     def record_weights(self, part: Part, layer: int, weights: Sequence[Float[Tensor, "heads _n _m"]]) -> None:
         """Record attention weights of each sequence that the model computed without queries and keys."""
-        for number in self._sequences(len(weights)):
-            block = weights[number].detach()
+        for sequence in self._sequences(len(weights)):
+            block = weights[sequence].detach()
             chosen = block[self._heads(len(block))][:, self._rows(block.shape[1])]
-            self.attention[part, layer, number] = AttentionTrace(scale=1.0, weights=chosen)
+            self.attention[part, layer, sequence] = AttentionTrace(scale=1.0, weights=chosen)
 
     def _sequences(self, count: int) -> Sequence[int]:
-        return check_numbers("trace: sequences", self.sequences, count)
+        return check_indices("trace: sequences", self.sequences, count)
 
     def _heads(self, count: int) -> Tensor:
-        return torch.tensor(check_numbers("trace: heads", self.heads, count))
+        return torch.tensor(check_indices("trace: heads", self.heads, count))
 
     def _rows(self, count: int) -> Tensor:
         """Return the selected rows that exist in a sequence of `count` rows."""
         return torch.tensor([row for row in (range(count) if self.rows is None else self.rows) if row < count]).long()
 
 
-def check_numbers(what: str, numbers: Sequence[int] | None, count: int) -> Sequence[int]:
-    """Return the numbers, or 0 to count - 1 for None.
+def check_indices(what: str, indices: Sequence[int] | None, count: int) -> Sequence[int]:
+    """Return the indices, or 0 to count - 1 if they are None.
 
     Args:
         what: Beginning of the error message.
 
     Raises:
-        HeedfulError: If a number is negative, or not below `count`.
+        HeedfulError: If an index is negative, or not below `count`.
     """
-    if numbers is None:
+    if indices is None:
         return range(count)
-    if wrong := [number for number in numbers if not 0 <= number < count]:
+    if wrong := [index for index in indices if not 0 <= index < count]:
         raise HeedfulError(f"{what} {wrong[:5]} do not exist; give numbers from 0 to {count - 1}")
-    return numbers
+    return indices

@@ -1,4 +1,7 @@
-"""The original Transformer (Vaswani et al. 2017): its published sizes, and its configuration at any size."""
+"""The original Transformer (Vaswani et al. 2017): its published sizes, and its configuration at any size.
+
+`families/heedful.py` publishes these sizes, and seq2seq models are trained from scratch in them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from heedful.model.config import EmbeddingConfig, ModelConfig, Sinusoidal, Stack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaswaniSize:
-    """The size of encoder and decoder, which have the same."""
+    """The common size of encoder and decoder."""
 
     layers: int
     width: int

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     class AutogradContext(Protocol):
-        """The first argument of an autograd function's `forward` and `backward`; it may get further attributes."""
+        """The first argument of an autograd function's `forward` and `backward`, which may set further attributes."""
 
         needs_input_grad: tuple[bool, ...]
         saved_tensors: tuple[Tensor, ...]

@@ -1,4 +1,8 @@
-"""Attention over packed rows by the C++ kernels, with its gradient and dropout of the weights."""
+"""Attention over packed rows by the C++ kernels, with its gradient and dropout of the weights.
+
+`kernels.py` has `attention` in its table, with `cannot_attend` and `slow_to_attend` as conditions. `split_qkv` makes q,
+k and v from one projection.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from heedful.csrc import Kernels, kernels, unavailable_reason
 from heedful.nn.autograd import AutogradContext
-from heedful.nn.cpu_ops import DTYPE_CODES, address, draw_seed, empty
+from heedful.nn.cpu_ops import DTYPE_CODES, address, empty, random_seed
 from heedful.nn.layout import AttentionArgs, DisentangledBias, Layout, cannot_differ
 
-TILE_WIDTH = 32  # bfloat16 numbers in one row of an AMX tile register
+TILE_WIDTH = 32  # bfloat16 values in one row of an AMX tile register
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
@@ -26,7 +30,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     q, k, v = _contiguous_heads(q), _contiguous_heads(k), _contiguous_heads(v)
     if isinstance(args.bias, DisentangledBias):
         return _disentangled_attention(q, k, v, args, args.bias)
-    seed = draw_seed() if args.dropout else 0
+    seed = random_seed() if args.dropout else 0
     result: Tensor = _Attention.apply(q, k, v, args, span_table(args.layout), seed)  # type: ignore[no-untyped-call]
     return result
 
@@ -81,27 +85,30 @@ class _PositionIndexes(NamedTuple):
 
     source: Int[Tensor, " distances"]  # the original indexes, kept alive because their id is the key in the cache
     both_ways: Int[Tensor, "2 more_distances"]  # ascending and descending, int32, padded by repeating the end values
-    embeddings: int  # smallest number of embeddings that has all indexes
+    embeddings: int  # how many position embeddings the indexes need, at least
     problem: str  # why the kernel cannot read the indexes, or an empty string
 
 
 def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, margin: int) -> _PositionIndexes:
-    """Return the indexes, checked once for all layers, because the kernel reads memory where they point.
+    """Check the indexes, and return them in the form that the kernel reads; the result is cached for all layers.
+
+    The kernel does not check indexes itself: a wrong one would read memory outside of the embeddings.
 
     Args:
         margin: Distances by which the indexes are padded at both ends.
     """
 
     def make() -> _PositionIndexes:
-        steps, longest = indexes.diff(), max((n for n, _ in layout.sizes()), default=0)
-        if len(indexes) % 2 == 0 or len(indexes) < 2 * longest - 1:
-            problem = f"{len(indexes)} distances have indexes, and a sequence of {longest} rows has {2 * longest - 1}"
+        steps, max_length = indexes.diff(), max((n for n, _ in layout.sizes()), default=0)
+        needed = 2 * max_length - 1  # distances that occur in the longest sequence
+        if len(indexes) % 2 == 0 or len(indexes) < needed:
+            problem = f"{len(indexes)} distances have indexes, and a sequence of {max_length} rows has {needed}"
         elif indexes[0] < 0 or not ((steps == 0) | (steps == 1)).all():
             problem = "indexes of relative positions must start at 0 or more and ascend in steps of 0 or 1"
         else:
-            reach = len(indexes) // 2
-            distances = torch.arange(-reach - margin, reach + margin + 1, device="cpu").clamp(-reach, reach)
-            ascending = indexes[distances + reach].int()
+            max_distance = len(indexes) // 2
+            distances = torch.arange(-max_distance - margin, max_distance + margin + 1, device="cpu")
+            ascending = indexes[distances.clamp(-max_distance, max_distance) + max_distance].int()
             both_ways = torch.stack([ascending, ascending.flip(0)])
             return _PositionIndexes(indexes, both_ways, int(indexes[-1]) + 1, "")
         return _PositionIndexes(indexes, indexes.new_empty(2, 0), 0, problem)
@@ -116,7 +123,7 @@ def _cannot_disentangle(
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, bias.position_q, bias.position_k)):
         return "it has no backward pass for disentangled attention"
     if args.causal or args.window is not None or args.dropout or args.layout.queries != args.layout.keys:
-        return "in its disentangled attention each token sees its whole sequence, without dropout"
+        return "in its disentangled attention each token attends to its whole sequence, without dropout"
     if k.shape[1] != q.shape[1]:
         return "in its disentangled attention, query heads share no key heads"
     indexes = _position_indexes(bias.indexes, args.layout, 2 * library.lanes)
@@ -132,7 +139,7 @@ def _cannot_disentangle(
 
 
 def _disentangled_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> Tensor:
-    """Compute attention with the terms of relative positions, for the distances that occur in each sequence only."""
+    """Compute attention with the terms of relative positions, only for the distances that occur in each sequence."""
     library, out, spans = kernels(), empty(*q.shape, dtype=q.dtype), span_table(args.layout)
     assert library is not None
     position_q, position_k = bias.position_q.to(q.dtype).contiguous(), bias.position_k.to(q.dtype).contiguous()
@@ -168,7 +175,7 @@ def _contiguous_heads(x: Tensor) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention without a bias; the backward pass computes weights again from the saved logarithms of their sums."""
+    """Attention without a bias. The backward pass computes the weights again, from the saved log-sum-exp of scores."""
 
     @staticmethod
     def forward(
@@ -191,10 +198,10 @@ class _Attention(torch.autograd.Function):
         args, spans, seed = context.call
         library, dout = kernels(), gradients[0].contiguous()
         assert library is not None
-        rows, (_, heads, width), kv_heads = max(len(q), len(k)), q.shape, k.shape[1]
+        (_, heads, width), kv_heads = q.shape, k.shape[1]
         writes_all = len(q) == len(k) == sum(m for _, m in args.layout.sizes())
-        allocate = torch.empty if writes_all else torch.zeros  # the gradient of keys of no sequence is 0
-        dqkv = allocate((rows, heads + 2 * kv_heads, width), dtype=q.dtype, device="cpu")
+        allocate = torch.empty if writes_all else torch.zeros  # keys that belong to no sequence have gradient 0
+        dqkv = allocate((max(len(q), len(k)), heads + 2 * kv_heads, width), dtype=q.dtype, device="cpu")
         dq, dk, dv = dqkv.split((heads, kv_heads, kv_heads), 1)
         dq, dk, dv = dq[: len(q)], dk[: len(k)], dv[: len(k)]
         library.attention_gradient(
@@ -217,14 +224,14 @@ def _common_arguments(
     q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, spans: Tensor, seed: int
 ) -> tuple[int | float, ...]:
     """Return the first arguments of the C++ functions `attention` and `attention_gradient`."""
-    reach = -1 if args.window is None else args.window
+    window = -1 if args.window is None else args.window
     rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))
     sizes = (len(spans), q.shape[1], k.shape[1], q.shape[2], address(spans))
-    return (*sizes, *rows, args.scale, args.causal, reach, args.dropout, seed, DTYPE_CODES[q.dtype])
+    return (*sizes, *rows, args.scale, args.causal, window, args.dropout, seed, DTYPE_CODES[q.dtype])
 
 
 class _SplitQkv(torch.autograd.Function):
-    """Split rows into views of q, k and v; the backward pass joins gradients that are adjacent in memory by a view."""
+    """Split rows into views of q, k and v; the backward pass copies nothing if the gradients are adjacent in memory."""
 
     @staticmethod
     def forward(context: AutogradContext, rows: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
@@ -248,11 +255,11 @@ class _SplitQkv(torch.autograd.Function):
 def split_qkv(
     rows: Float[Tensor, "rows all_three"], heads: int, kv_heads: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows that hold q, k and v side by side; returns three tensors [rows, heads, width].
+    """Split rows that hold q, k and v side by side; returns three tensors [rows, heads, head dimension].
 
     Args:
-        heads: Heads of q.
-        kv_heads: Heads of k and of v; None: `heads`.
+        heads: How many heads q has.
+        kv_heads: How many heads k and v each have. If None, `heads`.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     if not (rows.requires_grad and torch.is_grad_enabled()):

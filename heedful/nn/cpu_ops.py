@@ -1,7 +1,7 @@
 """The C++ kernels as functions of tensors, with their gradients, and checks of whether they can be used.
 
-Results with and without the kernels differ by rounding only. The kernels compute in float32 and, if the processor
-multiplies bfloat16, in bfloat16 with float32 sums.
+The layers of `nn`, `model` and `infer` call these functions. Results with and without the kernels differ by rounding
+only. The kernels compute in float32 and, if the processor multiplies bfloat16, in bfloat16 with float32 sums.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 from heedful.csrc import Kernels, kernels
 from heedful.nn.autograd import AutogradContext
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # dtype -> its number in arguments of the C++ functions
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # dtype -> its code in arguments of the C++ functions
 
 
 def usable_kernels(*tensors: Tensor) -> Kernels | None:
     """Return the kernels if they can compute with these tensors, or None.
 
-    The tensors must be on the CPU, in float32 or bfloat16, and a multiple of the kernels' vectors wide.
+    The tensors must be on the CPU, in float32 or bfloat16, with a last dimension of whole vector registers.
     """
     if torch.compiler.is_compiling():
         return None
@@ -43,8 +43,8 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-def draw_seed() -> int:
-    """Draw a seed from torch's global generator."""
+def random_seed() -> int:
+    """Sample a seed from torch's global random generator."""
     return int(empty(dtype=torch.int64).random_())
 
 
@@ -52,8 +52,8 @@ def pack_weight(weight: Float[Tensor, "rows columns"], *, transpose: bool, bfloa
     """Pack a weight W for `linear`.
 
     Args:
-        transpose: Whether `linear` computes x W'; otherwise x W.
-        bfloat16: Whether the packed numbers are bfloat16; otherwise float32.
+        transpose: Whether `linear` is to compute x W' instead of x W.
+        bfloat16: Whether to pack W in bfloat16 instead of float32.
     """
     library = kernels()
     assert library is not None
@@ -71,9 +71,9 @@ def unpack_weight(packed: Int[Tensor, " words"], out: int, width: int, dtype: to
     """Return the weight [out, width] that `pack_weight` packed with `transpose`."""
     library = kernels()
     assert library is not None
-    in_word = 4 // dtype.itemsize  # numbers of one row of the weight in a word
-    words, panel_columns = -(-width // in_word), library.packed_words(1, 1, 1)
-    panels = packed.view(dtype).view(-1, words, panel_columns, in_word)
+    values_per_word = 4 // dtype.itemsize  # how many weights of one row share a word of 32 bits
+    words, panel_columns = -(-width // values_per_word), library.packed_words(1, 1, 1)
+    panels = packed.view(dtype).view(-1, words, panel_columns, values_per_word)
     return panels.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:out, :width].contiguous()
 
 
@@ -89,10 +89,10 @@ def linear(
     """Compute x B + bias, or GELU(x B + bias), where `pack_weight` packed B.
 
     Args:
-        columns: Columns of B.
-        bias: In float32; None: no bias.
-        gelu: Whether GELU is applied.
-        dtype: Dtype of the result; None: x's.
+        columns: How many columns B has.
+        bias: The bias, in float32.
+        gelu: Whether to apply GELU.
+        dtype: Dtype of the result. If None, the dtype of x.
     """
     library = kernels()
     assert library is not None
@@ -119,9 +119,9 @@ def linear(
 class Int8Weight:
     """The weight of an int8 linear layer, packed for the kernels; a column is an output of the layer."""
 
-    panels: Int[Tensor, " words"]  # packed int8 numbers
-    scales: Float[Tensor, " columns"]  # weight = int8 number * scale
-    sums: Float[Tensor, " columns"]  # sum of each column's int8 numbers
+    panels: Int[Tensor, " words"]  # packed int8 values
+    scales: Float[Tensor, " columns"]  # weight = int8 value * scale
+    sums: Float[Tensor, " columns"]  # sum of each column's int8 values
     bias: Float[Tensor, " columns"] | None
     gelu: bool  # whether the layer applies GELU
 
@@ -134,7 +134,7 @@ class Int8Weight:
         *,
         gelu: bool,
     ) -> Int8Weight | None:
-        """Pack an int8 weight and the scale of each of its rows; None if the kernels cannot take it."""
+        """Pack an int8 weight and the scale of each of its rows, or return None if the kernels cannot use it."""
         library = kernels()
         columns, width = weight.shape
         if library is None or not library.has_int8 or weight.device.type != "cpu" or columns % 16 or width % 16:
@@ -221,7 +221,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of weight and bias in float32; None for the bias of a layer without one."""
+    """Return the gradients of weight and bias in float32. The second one is None if the layer has no bias."""
     library = kernels()
     assert library is not None
     rows, out, width = len(x), dy.shape[1], x.shape[1]
@@ -282,13 +282,13 @@ class _Gelu(torch.autograd.Function):
 def add_norm(
     x: Float[Tensor, "rows width"], y: Float[Tensor, "rows width"], norm: nn.Module, p: float
 ) -> Float[Tensor, "rows width"] | None:
-    """Compute norm(x + dropout(y)) for a layer norm with a gain; None if the kernels cannot."""
+    """Compute norm(x + dropout(y)) for a layer norm with a gain, or return None if the kernels cannot compute it."""
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.weight.dtype not in DTYPE_CODES or len(x) == 0:
         return None
     if x.ndim != 2 or p >= 1 or usable_kernels(x, y, norm.weight) is None:
         return None
     gain, bias = norm.weight.float(), None if norm.bias is None else norm.bias.float()
-    arguments = x.contiguous(), y.contiguous(), gain, bias, norm.eps, p, draw_seed() if p else 0
+    arguments = x.contiguous(), y.contiguous(), gain, bias, norm.eps, p, random_seed() if p else 0
     if not needs_grad(x, y, gain, bias):
         return _add_norm(*arguments, None, None)
     z: Tensor = _AddNorm.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -309,12 +309,12 @@ def _add_norm(
     """Compute norm(x + dropout(y)).
 
     Args:
-        sums: Receives x + dropout(y), [rows, width], for the backward pass; None: it is not kept.
-        moments: Receives two numbers for each row, [rows, 2], for the backward pass; None: they are not kept.
+        sums: If not None, receives x + dropout(y), [rows, width], for the backward pass.
+        moments: If not None, receives two statistics of each row, [rows, 2], for the backward pass.
     """
     library, z, threads = kernels(), torch.empty_like(x), torch.get_num_threads()
     assert library is not None
-    rows = [part for tensor in (x, y, z) for part in (address(tensor), DTYPE_CODES[tensor.dtype])]
+    rows = [argument for tensor in (x, y, z) for argument in (address(tensor), DTYPE_CODES[tensor.dtype])]
     norm = (eps, address(gain), address(bias), p, seed)
     library.add_norm(*x.shape, *norm, *rows, address(sums), address(moments), threads)
     return z
@@ -372,7 +372,10 @@ class _AddNorm(torch.autograd.Function):
 def cross_entropy(
     scores: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]
 ) -> tuple[Float[Tensor, " targets"], Float[Tensor, "targets classes"]] | None:
-    """Compute -log softmax(scores)[target] in float32 and its gradient in the scores' dtype; None if kernels cannot."""
+    """Compute -log softmax(scores)[target] in float32, and its gradient in the dtype of the scores.
+
+    Returns None if the kernels cannot compute it.
+    """
     library = kernels()
     if library is None or scores.device.type != "cpu" or scores.dtype not in DTYPE_CODES or not scores.is_contiguous():
         return None
@@ -381,7 +384,7 @@ def cross_entropy(
     gradients, losses = torch.empty_like(scores), empty(len(scores))
     targets = targets.to(torch.int64).contiguous()
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < scores.shape[1]:
-        return None  # PyTorch's cross_entropy raises an error that names the wrong target
+        return None  # so that PyTorch's cross_entropy is called, which raises an error that names the wrong target
     dtype, threads = DTYPE_CODES[scores.dtype], torch.get_num_threads()
     outputs = (address(gradients), address(losses))
     library.cross_entropy(address(scores), *scores.shape, address(targets), dtype, *outputs, threads)
@@ -389,5 +392,5 @@ def cross_entropy(
 
 
 def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's first number; 0 for None."""
+    """Return the address of a tensor's first element; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014): each number becomes 0 with probability p, and is divided by 1 - p otherwise."""
+"""Dropout (Srivastava et al. 2014): each element becomes 0 with probability p, and is divided by 1 - p otherwise."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 from heedful.nn.autograd import AutogradContext
 
-STEPS = 1 << 16  # on a CPU, p is rounded to a multiple of 1 / STEPS; one random int64 decides about four numbers
+STEPS = 1 << 16  # on a CPU, p is rounded to a multiple of 1 / STEPS; one random int64 is for four elements
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """Drop numbers of x in training mode; draws from torch's global generator.
+    """Apply dropout to x in training mode, with torch's global random generator.
 
     PyTorch's own dropout on a CPU takes 6 % of a training step, and 18 % with dropout of attention weights. Comparing
-    16 random bits for each number takes less than half of that, and the mean stays exact for the rounded p.
+    16 random bits for each element takes less than half of that time, and the mean is exact for the rounded p.
     """
     if not training or p == 0.0:
         return x
@@ -41,7 +41,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _factors(x: Tensor, threshold: int) -> Tensor:
-    """Draw a factor for each number of x: 0 with probability threshold / STEPS, else STEPS / (STEPS - threshold)."""
+    """Sample a factor for each element of x: 0 with probability threshold / STEPS, else STEPS / (STEPS - threshold)."""
     if threshold >= STEPS:
         return torch.zeros_like(x)
     random_bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)

@@ -1,6 +1,7 @@
 """Linear layers for inference on a CPU: weights reordered for faster products, or quantized to int8.
 
-A layer replaces an nn.Linear whose weight no longer changes. The result of a row does not depend on other rows.
+`heedful.infer` replaces each nn.Linear of a model by the fastest of these layers. Weights no longer change then. The
+result of a row does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class OneDnnLinear(nn.Module):
         """Reorder the weight of `linear`.
 
         Args:
-            activation: A key of FUSED; None: no activation.
-            rows: Number of rows of x for which oneDNN chooses the order of W.
+            activation: A key of FUSED, or None for no activation.
+            rows: Row count of x for which oneDNN chooses the order of W.
         """
         super().__init__()
         weight = linear.weight.detach()
@@ -103,7 +104,7 @@ def cannot_use_onednn(dtype: torch.dtype) -> str:
         return f"it computes in float32 and bfloat16, not in {dtype}"
     try:
         with torch.inference_mode():
-            with torch.random.fork_rng(devices=[]):  # skip_init would sample no numbers, but it imports 30 MB
+            with torch.random.fork_rng(devices=[]):  # instead of skip_init, which imports 30 MB
                 linear = nn.Linear(24, 40, dtype=dtype)
             linear.weight.copy_(torch.linspace(-0.3, 0.4, 960).view(40, 24).sin())
             linear.bias.copy_(torch.linspace(-1, 1, 40))
@@ -119,7 +120,7 @@ class Int8Linear(nn.Module):
 
     PyTorch's operators are symmetric: each row of W and x is scaled to -127..127 and rounded (Dettmers et al. 2022,
     "LLM.int8()", section 2). The C++ kernels divide a row of x into 256 steps from its minimum to its maximum, which is
-    finer for rows with few negative numbers, as after an activation.
+    finer for rows with few negative values, as after an activation.
     """
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
@@ -149,6 +150,6 @@ class Int8Linear(nn.Module):
 
 
 def quantize_rows(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:
-    """Return int8 numbers and the scale of each row, so that rows is about numbers * scale; zeros stay zeros."""
+    """Quantize rows to int8: returns `quantized` and a scale for each row, with rows = quantized * scale, rounded."""
     scale = rows.abs().amax(-1, keepdim=True).float().div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale

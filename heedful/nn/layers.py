@@ -43,7 +43,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A linear layer that ignores autocast: bfloat16 has 8 significant bits, too few for a number such as a year."""
+    """A linear layer that ignores autocast, for regression: bfloat16 has 8 significant bits, too few for a year."""
 
     def forward(self, x: Float[Tensor, "*any width"]) -> Float[Tensor, "*any out"]:
         with torch.autocast(x.device.type, enabled=False):
@@ -53,12 +53,12 @@ class FullPrecisionLinear(nn.Linear):
 def segment_means(
     rows: Float[Tensor, "rows width"], segments: Int[Tensor, " rows"], counts: Int[Tensor, " count"], power: float = 1.0
 ) -> Float[Tensor, "count width"]:
-    """Sum the rows of each segment and divide by count^power; zeros for an empty segment.
+    """Sum the rows of each segment and divide by count^power; the result of an empty segment is zeros.
 
     Args:
-        segments: Number of the segment that each row belongs to.
-        counts: Rows of each segment.
-        power: 1: the mean; 0: the sum; 0.5: the sum over the root of the count.
+        segments: Index of the segment that each row belongs to.
+        counts: How many rows each segment has.
+        power: 1 for the mean, 0 for the sum, 0.5 for the sum divided by the root of the count.
     """
     sum_dtype = torch.promote_types(rows.dtype, torch.float32)
     sums = rows.new_zeros(len(counts), rows.shape[1], dtype=sum_dtype).index_add_(0, segments, rows.to(sum_dtype))
@@ -85,7 +85,7 @@ class Mlp(nn.Module):
         """Make the layers.
 
         Args:
-            up_bias: Whether `up` has a bias; None: as `bias` says.
+            up_bias: Whether `up` has a bias. If None, `bias` decides.
         """
         super().__init__()
         self.activation, self.gated, self.inner_dropout = ACTIVATIONS[activation], gated, inner_dropout

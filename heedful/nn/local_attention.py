@@ -44,7 +44,7 @@ def restricted(
     scores = torch.stack([(q * k[step : step + len(q)]).sum(-1) for step in steps], -1) * scale
     neighbours = positions[:, None] + torch.arange(-radius, radius + 1, device=q.device)
     visible = (neighbours >= 0) & (neighbours < lengths[:, None])
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)  # a row sees itself at least
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)  # each row attends at least to itself
     out = q.new_zeros(len(q), *v.shape[1:])
     for step in steps:
         out = out + weights[..., step, None] * v[step : step + len(q)]
@@ -67,7 +67,8 @@ def local_monotonic(
     """local-m: query t attends to the keys t - radius to t + radius, counted from 0 (Luong et al. 2015, section 3.2).
 
     Args:
-        positions: t of each query, if earlier queries were decoded before; None: counted from 0 in each sequence.
+        positions: t of each query, if earlier queries were decoded before. If None, t is counted from 0 in each
+            sequence.
     """
     centres = _query_positions(layout, q.device)[0] if positions is None else positions
     return _local(score, q, k, v, layout, centres.to(_position_dtype(q)), radius, gaussian=False)
@@ -106,7 +107,7 @@ class LocalPredictive(nn.Module):
 
 
 def _position_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype of positions, float32 at least: bfloat16 does not have every whole number above 256."""
+    """Return the dtype of positions, float32 at least: bfloat16 cannot represent all integers above 256."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
@@ -119,10 +120,10 @@ class _Window(NamedTuple):
 
 
 def _window(centres: Tensor, radius: int, layout: Layout, keys: int) -> _Window:
-    """Return the whole positions from centre - radius to centre + radius.
+    """Return the integer positions from centre - radius to centre + radius.
 
     Args:
-        keys: Number of key rows of the batch.
+        keys: How many key rows the batch has.
     """
     _, lengths, firsts = _query_positions(layout, centres.device)
     steps = torch.arange(2 * radius + 1, device=centres.device)
@@ -135,7 +136,11 @@ def _window(centres: Tensor, radius: int, layout: Layout, keys: int) -> _Window:
 def _local(
     score: Score, q: Tensor, k: Tensor, v: Tensor, layout: Layout, centres: Tensor, radius: int, *, gaussian: bool
 ) -> Tensor:
-    """Compute local attention around the centres; `gaussian`: whether weights fall with the distance from them."""
+    """Compute local attention around the centres.
+
+    Args:
+        gaussian: Whether a Gaussian around the centre multiplies the weights, as in local-p.
+    """
     if radius < 0:
         raise HeedfulError(f"radius is {radius}; expected a whole number from 0")
     if isinstance(score, Location):
@@ -152,7 +157,7 @@ def _local(
 
 
 def _query_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each query, its position in its sequence, the sequence's number of keys, and its first key row."""
+    """Return for each query its position in its sequence, and the key count and the first key row of the sequence."""
     sizes = layout.sizes()
     counts = torch.tensor([n for n, _ in sizes], dtype=torch.long)
     starts, lengths, firsts = (

@@ -1,4 +1,7 @@
-"""Gathers packed rows into the slots of padded blocks and back; the backward pass is a gather too, not a scatter."""
+"""Gathers packed rows into the slots of padded blocks and back, for the kernels of `kernels.py`.
+
+The backward pass is a gather too, which is faster than a scatter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class RowIndex:
     """The index of a gather, and the index of the gather that is its backward pass."""
 
     index: Int[Tensor, " outputs"]
-    inverse: Int[Tensor, " inputs"] | None  # None: the backward pass has to scatter
+    inverse: Int[Tensor, " inputs"] | None  # if None, the backward pass has to scatter
 
 
 def pack_index(row_of_slot: Int[np.ndarray, " slots"], rows: int, device: torch.device) -> RowIndex | None:
@@ -43,15 +46,16 @@ def unpack_index(
     """Build gather indices from the slot of each row's result; None if the mapping is the identity.
 
     Args:
-        result_slot: Slot of each row's result; the number of slots for a row that sees no key, whose result is zeros.
+        result_slot: Slot of each row's result. A row that attends to no key has the result zeros, and as slot the
+            count of all slots.
         row_of_slot: Row in each slot, -1 for padding.
-        has_result: Which slots have a row that sees a key.
+        has_result: Which slots have a row that attends to at least one key.
     """
     if np.array_equal(result_slot, np.arange(len(row_of_slot))):
         return None
     inverse = None
     rows = len(result_slot)
-    if has_result.sum() == rows:  # each row sees a key; a padding slot takes the zeros after the last row
+    if has_result.sum() == rows:  # each row attends to a key; a padding slot takes the zeros after the last row
         inverse = torch.from_numpy(np.where(has_result, row_of_slot, rows)).to(device, non_blocking=True)
     return RowIndex(index=torch.from_numpy(result_slot).to(device, non_blocking=True), inverse=inverse)
 
@@ -96,7 +100,11 @@ def pack_rows(rows: Tensor, row_index: RowIndex | None) -> Tensor:
 
 
 def unpack_rows(slots: list[Tensor], row_index: RowIndex | None) -> Tensor:
-    """Gather the result of each row from the slots of several blocks, end to end; zeros for a row without a result."""
+    """Gather the result of each row from the slots of several blocks; a row without a result becomes zeros.
+
+    Args:
+        slots: Results of each block. The index counts the slots of all blocks, end to end.
+    """
     if row_index is None:
         return slots[0] if len(slots) == 1 else torch.cat(slots)
     if row_index.inverse is None:

@@ -1,7 +1,8 @@
 """LSTM and GRU over rows in time-major order: the functions of torch.nn, faster in training on a CPU.
 
-Products with inputs are one matrix product for all rows, and so is each weight's gradient; only the product with the
-previous state is computed step by step. torch.nn computes all of them step by step if sequences differ in length.
+`heedful.model.classic` calls `run_cells`. One matrix product for all rows multiplies the inputs, and another computes
+each weight's gradient; only the product with the previous state is computed step by step. torch.nn computes all of them
+step by step if sequences differ in length.
 
 Sequences are sorted by length, longest first, so in each time step the first `carried` sequences have a previous state.
 """
@@ -26,7 +27,7 @@ def run_cells(
 
     Args:
         x: Rows of the first time step of all sequences, longest sequence first, then of the second, ...
-        counts: Number of sequences that have each time step.
+        counts: How many sequences have each time step.
     """
     cell = _Lstm if isinstance(cells, nn.LSTM) else _Gru
     with torch.autocast(x.device.type, enabled=False):  # rounding the state in each step would add up
@@ -106,7 +107,8 @@ class _Lstm(torch.autograd.Function):
 class _Gru(torch.autograd.Function):
     """One layer and direction of a GRU: h = n + z (h' - n), n = tanh(x_n + r h_n) (Cho et al. 2014, as torch.nn.GRU).
 
-    r and z are sigmoids of their gates; h' is the previous state, x_n and h_n are its and the input's products for n.
+    r and z are sigmoids of their gates; h' is the previous state; x_n is the product of the input for n, and h_n that
+    of the previous state.
     """
 
     @staticmethod
@@ -159,7 +161,7 @@ class _Gru(torch.autograd.Function):
 
 
 def _time_steps(counts: Sequence[int], reverse: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield each time step, the previous one, and the number of sequences, the first ones, with a state from it."""
+    """Yield (time step, previous step, carried), where the first `carried` sequences have a state from that step."""
     times = range(len(counts))
     for time in reversed(times) if reverse else times:
         previous = time + 1 if reverse else time - 1

@@ -1,9 +1,10 @@
 """Alignment: score functions of queries and keys, attention weights made from scores, and the weighted sum of values.
 
-A score takes the n queries and the m keys of one sequence and returns n x m numbers; leading dimensions stay.
-`align` scores packed rows; `soft_weights`, `hard_weights` and `sample_weights` make weights; `weighted_sum` adds the
-values. The weight of a masked pair is 0, and so is the result of a query that sees no key. These functions are simple
-and slow; `heedful.nn.attend` is fast for products of q and k, and for cosine and general scores reduced to products.
+A score function maps the n queries and the m keys of one sequence to n x m scores; leading dimensions are kept. `align`
+scores packed rows; `soft_weights`, `hard_weights` and `sample_weights` turn scores into attention weights;
+`weighted_sum` adds the values. The weight of a masked pair is 0, and so is the result of a query whose keys are all
+masked. The recurrent decoder and the studies use these functions, which are simple and slow; `heedful.nn.attend` is
+fast for products of q and k, and for cosine and general scores reduced to products.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Additive(nn.Module):
 
 
 class Location(nn.Module):
-    """The location score W q: one number for each position up to `longest`, whatever the keys are.
+    """The location score W q: one score for each position up to `longest`, whatever the keys are.
 
     Luong et al. 2015, equation 8. Positions beyond the end of a sequence are cut off before the softmax, so that the
     remaining weights sum to 1.
@@ -160,7 +161,7 @@ class SampledWeights(NamedTuple):
     """One key sampled for each query."""
 
     weights: Blocks  # 1 for the sampled key, 0 for others; the gradient is the straight-through estimate
-    log_probs: Float[Tensor, " queries"]  # with gradient, for `reinforce`; 0 for a query that sees no key
+    log_probs: Float[Tensor, " queries"]  # with gradient, for `reinforce`; 0 for a query whose keys are all masked
 
 
 def sample_weights(
@@ -179,7 +180,8 @@ def sample_weights(
             chosen.append(None)
             log_probs.append(block.new_zeros(len(block)))
             continue
-        positive = _where_visible(weights.detach(), mask, 1.0)  # any key for a query that sees none: its weight is 0
+        # a query whose keys are all masked samples any key, whose weight is set to 0 below
+        positive = _where_visible(weights.detach(), mask, 1.0)
         no_key = block.new_zeros(0, 1, dtype=torch.long)
         key = positive.multinomial(1, generator=generator) if len(block) else no_key
         chosen.append(key[:, 0])
@@ -191,7 +193,7 @@ def sample_weights(
 def reinforce(
     log_probs: Float[Tensor, " queries"], losses: Float[Tensor, " queries"], baseline: float | Tensor
 ) -> Float[Tensor, ""]:
-    """Return the sum of log p (loss - baseline), whose gradient estimates that of the expected loss without bias.
+    """Return the sum of log p (loss - baseline), whose gradient is an unbiased estimate of that of the expected loss.
 
     REINFORCE (Williams 1992, section 4). The baseline must not depend on the sampled keys; `update_baseline` computes
     that of Xu et al. 2015. Compute the losses from detached weights.
@@ -237,9 +239,9 @@ def _masked(block: Tensor, mask: Tensor | None) -> Tensor:
     return block if mask is None else block.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 
-def _where_visible(block: Tensor, mask: Tensor | None, hidden: float = 0.0) -> Tensor:
-    """Set rows without a visible pair to `hidden`."""
-    return block if mask is None else block.where(mask.any(-1, keepdim=True), hidden)
+def _where_visible(block: Tensor, mask: Tensor | None, fill: float = 0.0) -> Tensor:
+    """Set rows without a visible pair to `fill`."""
+    return block if mask is None else block.where(mask.any(-1, keepdim=True), fill)
 
 
 def _straight_through(chosen: Sequence[Tensor | None], weights: Blocks, masks: Masks | None) -> Blocks:
@@ -250,5 +252,5 @@ def _straight_through(chosen: Sequence[Tensor | None], weights: Blocks, masks: M
             outputs.append(block)
             continue
         one_hot = _where_visible(F.one_hot(keys, block.shape[1]).to(block), mask)
-        outputs.append(one_hot + (block - block.detach()))  # which adds 0
+        outputs.append(one_hot + (block - block.detach()))  # adds 0, with the gradient of the weights
     return tuple(outputs)

@@ -9,7 +9,7 @@ import torch
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import TooLongError
-from heedful.model.trace import Part, Trace, check_numbers
+from heedful.model.trace import Part, Trace, check_indices
 from heedful.packed import Packed
 from heedful.tasks.generation import decoder_prompts
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
@@ -52,8 +52,8 @@ def attention_response(
     if not stacks:
         raise HeedfulError("this model has no layers of self-attention to look into")
     parts: list[Part] = ["encoder"] if loaded.needs_target else ["encoder", "decoder", "cross"]
-    check_numbers("layers", layers, max(stack.layers for stack in stacks))
-    check_numbers("heads", heads, min(stack.heads for stack in stacks))
+    check_indices("layers", layers, max(stack.layers for stack in stacks))
+    check_indices("heads", heads, min(stack.heads for stack in stacks))
     layer_count = sum(len(set(layers)) if layers is not None else stack.layers for stack in stacks)
     head_count = len(heads) if heads is not None else max(stack.heads for stack in stacks)
     count = layer_count * head_count * len(encoded) ** 2

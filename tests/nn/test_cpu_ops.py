@@ -144,7 +144,7 @@ def test_disentangled_attention(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"causal": True}, "sees its whole sequence"),
+        ({"causal": True}, "attends to its whole sequence"),
         ({"dropout": 0.1}, "without dropout"),
         ({"indexes": torch.arange(9)}, "9 distances have indexes, and a sequence of 6 rows has 11"),
         ({"indexes": torch.arange(0)}, "0 distances have indexes, and a sequence of 6 rows has 11"),
@@ -153,7 +153,7 @@ def test_disentangled_attention(
         ({"indexes": torch.arange(11) - 1}, "must start at 0 or more"),
         ({"indexes": torch.arange(11) + 11}, "(21, 2, 32) and (21, 2, 32); expected at least 22 of (2, 32)"),
         ({"position_q": torch.zeros(20, 2, 32)}, "(20, 2, 32) and (21, 2, 32); expected at least 21 of (2, 32)"),
-        ({"keys": ((0, 2), (2, 5))}, "sees its whole sequence"),
+        ({"keys": ((0, 2), (2, 5))}, "attends to its whole sequence"),
     ],
     ids=str,
 )
