@@ -23,7 +23,7 @@ from heedful.tokenizer import Tokenizer
 
 
 class ModelBundle(nn.Module):
-    """A model, its head and its tokenizer.
+    """A model, its head and its tokenizer. `load` returns one.
 
     While the model is trained, `flush` applies pending updates of embeddings that are updated lazily.
     """
@@ -38,7 +38,7 @@ class ModelBundle(nn.Module):
         self.label_scaling: dict[str, float] = {}  # "mean" and "std" of regression labels, "low" and "high" of scores
         self.calibration: tuple[float, ...] = ()  # probabilities of gold labels on dev, for prediction sets
         self.text_suffix = ""  # text appended to a text that a decoder continues
-        self.pairs: bool | None = None  # whether a classifier was trained on pairs of texts; None: unknown
+        self.pairs: bool | None = None  # whether a classifier was trained on pairs of texts, or None if unknown
         self.early_stages: tuple[EarlyStage, ...] = ()  # earlier stages of a cascade that ends with this model
         self.model = make_model(config.model)
         self.head = None if config.head is None else make_head(config.head, self.model)
@@ -50,7 +50,7 @@ class ModelBundle(nn.Module):
         return self.__dict__.copy()
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> HeadOutputs:
-        """Return the outputs of the head; without a head, the last hidden states."""
+        """Return the outputs of the head, or the last hidden states if there is no head."""
         if self.head is None:
             return self.hidden_states(batch, target, trace=trace)
         return self.head_outputs(batch, target, trace=trace)
@@ -66,7 +66,7 @@ class ModelBundle(nn.Module):
         """Return the outputs of the head, computing only the rows that it reads.
 
         Args:
-            output_rows: Numbers of the rows to score, for a head that scores rows; None: all.
+            output_rows: Indices of the rows to score, for a head that scores rows. If None, all rows.
         """
         assert self.head is not None
         head_batch = batch if target is None else target
@@ -84,7 +84,7 @@ class ModelBundle(nn.Module):
         trace: Trace | None = None,
         output_rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the last hidden states, [rows, width].
+        """Return the last hidden states, [rows, hidden size].
 
         Args:
             output_rows: Indices of the rows to return, in this order. If None, all rows.
@@ -109,18 +109,18 @@ class ModelBundle(nn.Module):
         return has_both and (not has_start or head is None or isinstance(head, NextToken))
 
     def count(self) -> int:
-        """Return the number of parameters; shared parameters count once."""
+        """Return how many parameters there are; shared parameters are counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def max_length(self) -> int | None:
-        """Maximum number of tokens in a text that the model reads; None: unlimited."""
+        """Maximum number of tokens in a text that the model reads, or None if unlimited."""
         limits = (self.max_target_length, self.config.model.max_source_positions)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def max_target_length(self) -> int | None:
-        """Maximum number of tokens in a text that the model generates or learns to generate; None: unlimited."""
+        """Maximum number of tokens in a text that the model generates or learns to generate, or None if unlimited."""
         positions, head = self.config.model.embedding.positions, self.config.head
         limits = [
             self.tokenizer.max_length if self.tokenizer else None,
@@ -131,15 +131,14 @@ class ModelBundle(nn.Module):
 
     @property
     def default_prompt(self) -> str:
-        """Text before each text to embed, unless another prompt is named; "": none."""
+        """Text that is put before each text to embed, unless the caller names another prompt; it may be empty."""
         head = self.config.head
         return head.prompt() if isinstance(head, SentenceEmbedding) else ""
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters by our names, as in the tables of families; shared parameters occur once.
 
-        Weights of linear layers that were replaced for inference are those that were loaded, or int8 numbers and their
-        scales.
+        Linear layers that were replaced for inference have their loaded weights, or int8 weights and their scales.
         """
         self.flush()
         layer_types = OneDnnLinear | NativeLinear | Int8Linear
@@ -157,7 +156,7 @@ class ModelBundle(nn.Module):
 
 
 def _do_nothing() -> None:
-    """Apply no updates; this is the `flush` of a model that is not in training."""
+    """Apply no updates: the `flush` of a model that is not in training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -177,7 +176,7 @@ def cascade_refusal(source: str | Path, action: str) -> ModelError:
     """Return the error for a cascade where a single model is needed.
 
     Args:
-        action: What cannot be done with a cascade, such as "exported".
+        action: Participle that names what cannot be done with a cascade, such as "exported".
     """
     return ModelError(
         f"{source} is a cascade of models, and cannot be {action}: give one of its stages instead, such as "
@@ -232,4 +231,4 @@ def assign(bundle: ModelBundle, tensors: Mapping[str, Tensor], device: torch.dev
     for module in bundle.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                setattr(module, name, fresh[id(parameter)])  # which updates the weight lists of nn.LSTM and nn.GRU too
+                setattr(module, name, fresh[id(parameter)])  # also updates the weight lists of nn.LSTM and nn.GRU

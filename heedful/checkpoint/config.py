@@ -1,4 +1,4 @@
-"""config.json of a model folder: strict reading, and writing."""
+"""config.json of a model folder: `read_config` and `write_config`, which ask the family of its model_type."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class BundleConfig:
 
     family: str  # model_type
     model: ModelConfig
-    head: Head | None = None  # None: no head
+    head: Head | None = None
     hf_config: Mapping[str, object] = field(default_factory=dict)  # values of config.json; empty for a new model
-    generation: Mapping[str, object] | None = None  # values of generation_config.json; None: the folder has none
+    generation: Mapping[str, object] | None = None  # values of generation_config.json, if the folder has this file
 
 
 def read_config(
@@ -33,7 +33,7 @@ def read_config(
 
     Args:
         source: Name of the file, for error messages.
-        head: Kind of head to read instead of the one that `architectures` names; None: that one.
+        head: Kind of head to read. If None, the one that `architectures` names.
         ignore: Unknown keys to ignore.
 
     Raises:
@@ -67,7 +67,7 @@ def _architecture(family: Family, values: Mapping[str, object], source: str, hea
 
 
 def write_config(config: BundleConfig) -> dict[str, object]:
-    """Return the values of a config.json; if nothing changed since reading, they are the values that were read."""
+    """Return the values of a config.json. If nothing changed since reading, they are the values that were read."""
     family = FAMILIES[config.family]
     dropped = ("torch_dtype", "auto_map")  # the old name of dtype; names of code that is not saved
     read_values = {name: value for name, value in config.hf_config.items() if name not in dropped}

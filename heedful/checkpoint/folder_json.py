@@ -14,7 +14,7 @@ class UnfinishedError(RunError):
 
 
 def read_folder_json(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> dict[str, Any]:
-    """Read a JSON file that holds an object; raises ModelError for another value. Arguments as in `read_value`."""
+    """Read a JSON file that holds an object; raises ModelError for another value. `read_value` has the arguments."""
     value = read_value(path, folder=folder, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}; expected an object")
@@ -25,8 +25,8 @@ def read_value(path: Path, *, folder: Path | None = None, max_bytes: int | None 
     """Read a JSON file; duplicate keys, NaN and endless nesting are errors.
 
     Args:
-        folder: Folder that the file, with links followed, must be in; None: its parent folder.
-        max_bytes: Size limit; None: the limit for files with this name, see untrusted_files.LIMITS.
+        folder: Folder that the file, with links followed, must be in. If None, its parent folder.
+        max_bytes: Size limit. If None, the limit in untrusted_files.LIMITS for files with this name.
 
     Raises:
         UnfinishedError: If the file is missing in the folder of an unfinished run.

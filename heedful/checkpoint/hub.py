@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: OWNER/NAME, or OWNER/NAME@REVISION."""
+"""Models on the Hugging Face hub: OWNER/NAME, or OWNER/NAME@REVISION. `load` calls `fetch` for these names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pinned(name: str) -> str:
 def fetch(name: str, revision: str | None) -> Path:
     """Return the local folder of a revision, from the cache or the network; HF_HUB_OFFLINE=1 is respected.
 
-    Without a revision, it is `main`. Its commit is reported in a warning, and used until the process ends.
+    If no revision is given, it is `main`. A warning reports the commit of `main`, which is used until the process ends.
 
     Raises:
         ModelError: If the name is not a name on the hub, or the revision cannot be fetched.

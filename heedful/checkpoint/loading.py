@@ -60,12 +60,12 @@ def load(
 
     Args:
         name: Folder or name of the model.
-        revision: Revision on the hub; None: the one in the name, or `main`.
+        revision: Revision on the hub. If None, the one in the name, or `main`.
         head: Kind of head to load instead of the one in config.json: "masked_lm", "sequence_classification", ...
         dtype: Dtype of the weights.
         device: Device of the weights.
         ignore: Unknown keys of config.json to ignore.
-        base: Base model of an adapter; None: the one that the adapter names.
+        base: Base model of an adapter. If None, the one that the adapter names.
 
     Raises:
         HeedfulError: On unknown config keys, on missing, unexpected or misshapen tensors, on pickles, and on a
@@ -103,7 +103,7 @@ def load(
 
 
 def _apply_notes(notes: Notes, bundle: ModelBundle) -> None:
-    """Set the attributes of a model that heedful.json has, except the tokenizer and the stages of a cascade."""
+    """Set attributes of a bundle to the values of heedful.json, except the tokenizer and the stages of a cascade."""
     bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
     bundle.calibration, bundle.text_suffix, bundle.pairs = notes.calibration, notes.text_suffix, notes.pairs
 
@@ -113,9 +113,9 @@ def _load_early_stages(
 ) -> tuple[EarlyStage, ...]:
     """Load the early stages of the cascade in a folder; returns () for a single model."""
     stages = []
-    for number, threshold in enumerate(notes.stage_thresholds, start=1):
-        check_name(folder, stage_folder(number))
-        path = folder / stage_folder(number)
+    for index, threshold in enumerate(notes.stage_thresholds, start=1):
+        check_name(folder, stage_folder(index))
+        path = folder / stage_folder(index)
         if not (path / "config.json").is_file():
             raise ModelError(
                 f"{folder} is a cascade whose {NOTES} names {len(notes.stage_thresholds)} early stages, but {path} is "
@@ -128,7 +128,7 @@ def _load_early_stages(
 
 
 def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_chosen: bool) -> None:
-    """Warn of a model that transformers computes differently, that may overflow, or whose folder has other heads."""
+    """Warn if transformers computes the model differently, if it may overflow, or if the folder has unused heads."""
     config = bundle.config
     warn_if_padding_ends_texts(config.head, bundle.tokenizer, config.hf_config, folder)
     warn_if_pooled_token_is_missing(config.head, bundle.tokenizer, folder)
@@ -181,7 +181,7 @@ def base_folder(adapter: Adapter, base: str | Path | None = None) -> Path:
     """Return the folder of an adapter's base model.
 
     Args:
-        base: Folder or name of the base model; None: the one that the adapter names.
+        base: Folder or name of the base model. If None, the one that the adapter names.
     """
     named = base if base is not None else adapter.base
     if not named:
@@ -198,12 +198,12 @@ def base_folder(adapter: Adapter, base: str | Path | None = None) -> Path:
 
 
 def _give_base(adapter: Adapter) -> str:
-    """Return the end of an error message: how to give the base model."""
+    """Return the end of an error message, which says how to name the base model."""
     return f"give it, heedful convert {adapter.folder} OUT --base MODEL, or in Python load(..., base=...)"
 
 
 def folder_of(name: str | Path, revision: str | None) -> Path:
-    """Return the folder of a model, fetched from the hub if necessary; arguments are those of `load`."""
+    """Return the folder of a model, fetched from the hub if necessary; `load` has the same arguments."""
     folder = Path(name)
     if os.path.isfile(name):
         raise ModelError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
@@ -304,7 +304,7 @@ class _FolderContents:
         return tuple(sorted(self.other_heads))
 
     def read_other_heads(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Read the tensors of other heads, without tensors of the body that only these heads use."""
+        """Read the tensors of other heads, but not tensors of the body, even if only these heads use them."""
         if not self.other_heads:
             return {}
         head_rows = {row for table in self.other_tables for row in table.rows if row.name.startswith("head.")}
@@ -342,12 +342,16 @@ def _without_weights(config: BundleConfig, folder: Path) -> ModelBundle:
 
 
 def _differ(entries: Sequence[TensorEntry], dtype: torch.dtype) -> bool:
-    """Return whether these are two different tensors."""
+    """Return whether there are two entries, and their tensors differ."""
     return len(entries) == 2 and not torch.equal(*read_tensors({entry.key: entry for entry in entries}, dtype).values())
 
 
 def _load_tensors(contents: _FolderContents, dtype: torch.dtype, zeros: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of the model with its head by our names; `zeros` are those that are missing in the folder."""
+    """Return the tensors of the model and its head, by our names.
+
+    Args:
+        zeros: Tensors for names that the folder may lack.
+    """
     table, entries, folder = contents.table, contents.entries, contents.folder
     merged = {} if contents.adapter is None else contents.adapter.merge(entries, dtype)
     unchanged = {name: entry for name, entry in entries.items() if not table.skips(name) and name not in merged}
@@ -368,7 +372,7 @@ def _load_tensors(contents: _FolderContents, dtype: torch.dtype, zeros: dict[str
 
 
 def _load_tokenizer(folder: Path, family: Family, model: ModelConfig, notes: Notes) -> Tokenizer | None:
-    """Load the tokenizer of a folder; None: it has none.
+    """Load the tokenizer of a folder, or return None if the folder has none.
 
     Raises:
         TokenizerError: If the tokenizer does not fit the model, or is not the one that the model was saved with.

@@ -50,7 +50,7 @@ _IGNORED = frozenset(  # keys about training, or whose values follow from the na
         *("peft_version", "qalora_group_size", "runtime_config", "target_modules"),
     }
 )
-# end of a tensor's name -> factor: A and B of a linear layer, A and B of an embedding
+# end of a tensor's name -> index of the factor: A and B of a linear layer, A and B of an embedding
 _FACTORS = {"lora_A.weight": 0, "lora_B.weight": 1, "lora_embedding_A": 2, "lora_embedding_B": 3}
 _MAX_RANK = 1 << 14
 _MAX_ALPHA = 1e6
@@ -63,7 +63,7 @@ class Adapter:
     folder: Path
     base: str | None  # base_model_name_or_path
     revision: str | None  # revision of the base model
-    kind: str | None  # kind of head; None: that of the base model
+    kind: str | None  # kind of head (default: that of the base model)
     bare: bool  # whether the adapter is for a model without a head
     factors: Mapping[str, tuple[TensorEntry, TensorEntry, float]]  # A, B and s of each changed tensor
     transposed: frozenset[str]  # names of changed tensors that are transposed, such as embeddings
@@ -84,9 +84,9 @@ class Adapter:
         entries = [entry for name in last_layer if (entry := self.replacements.get(f"{name}.weight"))]
         count = entries[0].shape[0] if entries else None
         if count is not None and isinstance(config.head, Classes | TokenClasses) and count != len(config.head.labels):
-            labels = [f"LABEL_{number}" for number in range(count)]
-            new_values["id2label"] = {str(number): label for number, label in enumerate(labels)}
-            new_values["label2id"] = {label: number for number, label in enumerate(labels)}
+            labels = [f"LABEL_{index}" for index in range(count)]
+            new_values["id2label"] = {str(index): label for index, label in enumerate(labels)}
+            new_values["label2id"] = {label: index for index, label in enumerate(labels)}
         return new_values
 
     def with_table_names(self, family: Family) -> Adapter:
@@ -100,7 +100,7 @@ class Adapter:
         )
 
     def check(self, entries: Mapping[str, TensorEntry], table: NameTable) -> None:
-        """Raise ModelError unless every pair of factors fits a tensor of the model that is used only once.
+        """Raise ModelError unless each pair of factors has the shape of a tensor that the model uses only once.
 
         Args:
             entries: Tensors of the model, by the names of its table.
@@ -152,9 +152,12 @@ def read_adapter(folder: Path) -> Adapter | None:
     reader = ConfigReader(read_folder_json(folder / CONFIG), str(folder / CONFIG))
     for key, accepted in _PLAIN_VALUES.items():
         reader.only(key, *accepted, why=_NOT_PLAIN)
-    rank, alpha = reader.integer("r", 8, maximum=_MAX_RANK), reader.number("lora_alpha", 8.0, maximum=_MAX_ALPHA)
-    ranks, alphas = _read_pattern(reader, "rank_pattern", int), _read_pattern(reader, "alpha_pattern", int, float)
-    use_root, is_transposed = reader.flag("use_rslora", False), reader.flag("fan_in_fan_out", False)
+    default_rank = reader.integer("r", 8, maximum=_MAX_RANK)
+    default_alpha = reader.number("lora_alpha", 8.0, maximum=_MAX_ALPHA)
+    ranks = _read_pattern(reader, "rank_pattern", int)
+    alphas = _read_pattern(reader, "alpha_pattern", int, float)
+    use_root = reader.flag("use_rslora", False)
+    is_transposed = reader.flag("fan_in_fan_out", False)
     base, revision, task = (reader.text(key, None) for key in ("base_model_name_or_path", "revision", "task_type"))
     if task not in (None, "FEATURE_EXTRACTION", *_KINDS):
         raise ModelError(f"{reader.source}: task_type is {quoted(task)}; expected one of {', '.join(_KINDS)}")
@@ -166,10 +169,11 @@ def read_adapter(folder: Path) -> Adapter | None:
         if not is_embedding and pair.keys() != {0, 1}:
             raise ModelError(f"{folder}: {module} has one factor of two: the adapter is damaged")
         a, b = (pair[part] for part in sorted(pair))
-        r = int(_match_pattern(ranks, module, rank))
+        r = int(_match_pattern(ranks, module, default_rank))
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == r:
             raise ModelError(f"{folder}: {module} has factors {list(a.shape)} and {list(b.shape)}, but r is {r}")
-        factors[f"{module}.weight"] = (a, b, _match_pattern(alphas, module, alpha) / (math.sqrt(r) if use_root else r))
+        alpha = _match_pattern(alphas, module, default_alpha)
+        factors[f"{module}.weight"] = (a, b, alpha / (math.sqrt(r) if use_root else r))
         if is_embedding or is_transposed:
             transposed.add(f"{module}.weight")
     return Adapter(
@@ -185,7 +189,7 @@ def read_adapter(folder: Path) -> Adapter | None:
 
 
 def _read_tensors(folder: Path) -> tuple[dict[str, dict[int, TensorEntry]], dict[str, TensorEntry]]:
-    """Return the factors of each module by their numbers in _FACTORS, and the tensors that replace the model's."""
+    """Return the factors of each module, by their index in _FACTORS, and the tensors that replace the model's."""
     pairs: dict[str, dict[int, TensorEntry]] = {}
     replacements: dict[str, TensorEntry] = {}
     for key, entry in find_file_tensors(folder, WEIGHTS).items():
@@ -201,17 +205,17 @@ def _read_tensors(folder: Path) -> tuple[dict[str, dict[int, TensorEntry]], dict
 
 
 def _read_pattern(reader: ConfigReader, key: str, *types: type) -> dict[str, float]:
-    """Read an object of numbers of these types whose keys are the last parts of module names."""
+    """Read an object whose keys are the last parts of module names, and whose values have one of these types."""
     reader.only(key, *([reader.values[key]] if isinstance(reader.values.get(key), dict) else [None]), why=_NOT_PLAIN)
     values = reader.values.get(key) or {}
     assert isinstance(values, dict)
-    most = _MAX_ALPHA if float in types else _MAX_RANK
+    maximum = _MAX_ALPHA if float in types else _MAX_RANK
     for name, value in values.items():
-        if not re.fullmatch(r"[\w.]+", name) or type(value) not in types or not 0 < value <= most:
+        if not re.fullmatch(r"[\w.]+", name) or type(value) not in types or not 0 < value <= maximum:
             raise ModelError(f"{reader.source}: {key} has {quoted(name)}: {quoted(value)}; expected names and numbers")
     return values
 
 
 def _match_pattern(pattern: Mapping[str, float], module: str, default: float) -> float:
-    """Return the number of the first key that a module's name ends with, or the default."""
+    """Return the value of the first key that a module's name ends with, or the default."""
     return next((value for name, value in pattern.items() if f".{module}".endswith(f".{name}")), default)

@@ -1,4 +1,4 @@
-"""New heads for a model: weights that both heads have are kept, the others are initialised from a seed."""
+"""New heads for a model, for fine-tuning and distillation: shared weights are kept, others initialised from a seed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def with_head(
         labels: Labels of a classifier.
         problem_type: Problem type of a sequence classifier.
         seed: Seed of the initialisation.
-        reinit_layers: Number of upper blocks to initialise again, with the whole head (Zhang et al. 2021, section 5).
+        reinit_layers: How many upper blocks to initialise again, with the whole head (Zhang et al. 2021, section 5).
 
     Raises:
         ModelError: If the family publishes no such head, or the head needs a decoder that the model lacks.
@@ -90,7 +90,7 @@ def with_head(
 
 
 def rescaled(bundle: ModelBundle, scale: float, shift: float) -> ModelBundle:
-    """Return the model with a head that outputs scale · number + shift; all but its last layer is shared."""
+    """Return the model with a head that outputs scale · score + shift; all but its last layer is shared."""
     if (scale, shift) == (1.0, 0.0):
         return bundle
     new, head = copy(bundle), copy(bundle.head)
@@ -124,7 +124,7 @@ def make_head_config(
 
     Raises:
         ModelError: If the family publishes no head of this kind.
-        SettingError: If a classifier gets no labels, or one of them twice.
+        SettingError: If the labels of a classifier are missing, or one occurs twice.
     """
     family = FAMILIES[config.family]
     is_decoder = config.model.encoder is None and config.model.decoder is not None
@@ -133,7 +133,7 @@ def make_head_config(
             return config.head
         publishes_pooler = family.heads[family.bare].head is Pooled
         return SentenceEmbedding(
-            pooling=("last" if is_decoder else "mean",),  # in a decoder, only the last token sees all others
+            pooling=("last" if is_decoder else "mean",),  # in a decoder, only the last token attends to all others
             keeps_pooler=publishes_pooler and isinstance(config.head, Pooled),
         )
     kinds = {name: hf_name for name, hf_name in family.kinds().items() if family.heads[hf_name].head is not type(None)}
@@ -148,8 +148,8 @@ def make_head_config(
     for key in CROSS_ENCODER_KEYS & values.keys():  # keys of the old head
         del values[key]
     values |= {
-        "id2label": {str(number): label for number, label in enumerate(labels)},
-        "label2id": {label: number for number, label in enumerate(labels)},
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
         "num_labels": len(labels) or 2,
         "problem_type": problem_type,
     }
@@ -184,9 +184,9 @@ def _top_blocks(bundle: ModelBundle, count: int) -> list[nn.Module]:
 
 
 def _shared_head_tensors(bundle: ModelBundle, new: ModelBundle) -> dict[str, Tensor]:
-    """Return tensors of the new head that the old head or another head in the folder has under the same HF name.
+    """Return the tensors, by our names, of the new head that can be kept.
 
-    The result has our names.
+    The old head, or another head in the folder, has them under the same HF name.
     """
     old_table, new_table = (
         FAMILIES[config.family].table(config.model, config.head) for config in (bundle.config, new.config)
@@ -221,6 +221,6 @@ def _predictions(head: Head | None) -> tuple[object, ...]:
 
 
 def _hf_tensors(table: NameTable, bundle: ModelBundle, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors for which our names begin with the prefix, by their HF names."""
+    """Return the tensors whose names (ours) begin with the prefix, by their HF names."""
     tensors = {name: tensor for name, tensor in bundle.named_tensors().items() if name.startswith(prefix)}
     return to_hf_names(replace(table, copied={}), tensors)

@@ -1,4 +1,4 @@
-"""heedful.json of a model folder: values for which Hugging Face's files have no key."""
+"""heedful.json of a model folder: values for which Hugging Face's files have no key. `load` and `save` use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTES = "heedful.json"
 class Notes:
     """The values of heedful.json; `ModelBundle` explains those that are its attributes."""
 
-    tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with; None: no tokenizer
+    tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with, if there was one
     thresholds: dict[str, float] = field(default_factory=dict)
     label_scaling: dict[str, float] = field(default_factory=dict)
     calibration: tuple[float, ...] = ()
@@ -53,13 +53,13 @@ def read_notes(folder: Path) -> Notes:
     )
 
 
-def stage_folder(number: int) -> str:
-    """Return the name of the subfolder of an early stage of a cascade; stages are counted from 1."""
-    return f"stage-{number}"
+def stage_folder(index: int) -> str:
+    """Return the name of the subfolder of an early stage of a cascade; the index counts from 1."""
+    return f"stage-{index}"
 
 
 def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, float]:
-    """Return an object of numbers; {} if it is missing."""
+    """Return an object whose values are numbers, or {} if it is missing."""
     numbers = values.get(name, {})
     if not isinstance(numbers, dict) or not all(type(value) in (int, float) for value in numbers.values()):
         raise _wrong_type(path, name, numbers, "names with a number each")
@@ -67,7 +67,7 @@ def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, f
 
 
 def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple[float, ...]:
-    """Return a list of probabilities, sorted; () if it is missing."""
+    """Return a list of probabilities, sorted, or () if it is missing."""
     listed = values.get(name, [])
     if not isinstance(listed, list) or not all(type(value) in (int, float) and 0 <= value <= 1 for value in listed):
         raise _wrong_type(path, name, listed, "a list of probabilities")
@@ -75,7 +75,7 @@ def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple
 
 
 def _stage_thresholds(path: Path, values: Mapping[str, object]) -> tuple[float, ...]:
-    """Return the thresholds of a cascade's early stages; () if they are missing."""
+    """Return the thresholds of a cascade's early stages, or () if they are missing."""
     listed = values.get("stage_thresholds", [])
     if not isinstance(listed, list) or not all(type(value) in (int, float) and value >= 0 for value in listed):
         raise _wrong_type(path, "stage_thresholds", listed, "a list of probabilities")

@@ -1,4 +1,4 @@
-"""Published sizes of families, and numbers of parameters, counted without memory for weights."""
+"""Published sizes of families, for `heedful models`, and parameter counts, computed without memory for weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heedful.model.initialise import skip_init
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedSize:
-    """A published configuration and the number of parameters of its bare model."""
+    """A published configuration and the parameter count of its bare model."""
 
     family: str
     name: str
@@ -30,11 +30,11 @@ def published() -> Iterator[PublishedSize]:
 
 
 def count_parameters(model_type: str, values: Mapping[str, object], head: str | None = None) -> int:
-    """Return the exact number of parameters for a config.json; shared parameters count once.
+    """Return how many parameters the model of a config.json has; shared parameters are counted once.
 
     Args:
         values: Values of config.json.
-        head: Kind of head; None: the bare model.
+        head: Kind of head. If None, the bare model is counted.
     """
     return _count(_config(model_type, values, head))
 
@@ -46,6 +46,6 @@ def _config(model_type: str, values: Mapping[str, object], head: str | None) -> 
 
 
 def _count(config: BundleConfig) -> int:
-    """Return the number of parameters of a configuration."""
+    """Return the parameter count of a configuration."""
     with skip_init():
         return ModelBundle(config).count()

@@ -29,7 +29,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """A tensor in a safetensors file, as the header describes it; its numbers have not been read."""
+    """A tensor in a safetensors file, as the header describes it; its elements have not been read."""
 
     file: Path
     key: str  # name in the file
@@ -109,7 +109,7 @@ def read_index(folder: Path, index: str) -> dict[str, set[str]]:
     return {file: shards[file] for file in sorted(shards)}
 
 
-# dtype of safetensors -> bytes of a number
+# dtype of safetensors -> bytes of an element
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2}
 _BYTES |= {"U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
@@ -147,7 +147,7 @@ def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, t
         raise _broken(path, f"it names a tensor {quoted(name)}")
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop], **rest} if not rest:
-            if len(shape) <= 8 and all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+            if len(shape) <= 8 and all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
                 if dtype not in _BYTES:
                     raise _broken(path, f"{quoted(name)} has the unknown type {quoted(dtype)}")
                 if math.prod(shape) * _BYTES[dtype] != stop - start:
@@ -178,7 +178,7 @@ def read_tensors(entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> dict
     """Read tensors and convert them to a dtype.
 
     Raises:
-        ModelError: If a tensor is not of floating point, or has NaN or infinite numbers.
+        ModelError: If a tensor is not of floating point, or has NaN or infinite elements.
     """
     by_file: dict[Path, list[str]] = defaultdict(list)
     for name, entry in entries.items():
@@ -211,12 +211,12 @@ def _read(file: BufferedReader, entry: TensorEntry) -> Tensor:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Return whether a tensor has neither NaN nor infinite numbers, without a second tensor of its size."""
+    """Return whether a tensor has neither NaN nor infinite elements, without a second tensor of its size."""
     # if there is a NaN, minimum and maximum are NaN
     return not tensor.numel() or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
-def _shortened(names: Iterable[str], most: int = 5) -> str:
-    """List the first `most` names, for error messages."""
+def _shortened(names: Iterable[str], limit: int = 5) -> str:
+    """List the first `limit` names, for error messages."""
     listed = sorted(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "") or "nothing"
+    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "") or "nothing"

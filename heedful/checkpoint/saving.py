@@ -74,8 +74,8 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, po
             pairs=bundle.pairs,
             stage_thresholds=tuple(stage.threshold for stage in bundle.early_stages),
         )
-        for number, stage in enumerate(bundle.early_stages, start=1):
-            save(stage.bundle, temporary / stage_folder(number))
+        for index, stage in enumerate(bundle.early_stages, start=1):
+            save(stage.bundle, temporary / stage_folder(index))
         _write_json(temporary / NOTES, notes.to_dict())
 
 

@@ -55,7 +55,7 @@ _VECTOR = "sentence_embedding"
 class _Modules:
     """The modules that modules.json lists; folders are relative to it."""
 
-    pooling: str | None = None  # folder of the Pooling module; None: the model has no such module
+    pooling: str | None = None  # folder of the Pooling module, if there is one
     dense: tuple[str, ...] = ()  # folders of the Dense modules
     normalise: bool = False  # whether there is a Normalize module
 
@@ -117,11 +117,11 @@ def read_modules(folder: Path, head: object, *, keeps_pooler: bool) -> SentenceE
 def dense_tensors(folder: Path) -> dict[str, TensorEntry]:
     """Return the tensors of the Dense modules by our names."""
     entries = {}
-    for number, name in enumerate(_read_module_list(folder).dense):
+    for index, name in enumerate(_read_module_list(folder).dense):
         for key, entry in find_module_tensors(folder, name).items():
             if key not in ("linear.weight", "linear.bias"):
                 raise ModelError(f"{entry.file} holds {quoted(key)}; expected linear.weight and linear.bias")
-            entries[f"{DENSE}{number}.{key.removeprefix('linear.')}"] = entry
+            entries[f"{DENSE}{index}.{key.removeprefix('linear.')}"] = entry
     return entries
 
 
@@ -154,7 +154,11 @@ def _read_cross_encoder(folder: Path, head: Classes) -> Classes:
 
 
 def _read_pooling(folder: Path, name: str) -> tuple[tuple[Pooling, ...], bool]:
-    """Read the config.json of a Pooling module, `name` in the folder: poolings, and whether they include prompts."""
+    """Read the config.json of a Pooling module, `name` in the folder.
+
+    Returns:
+        The poolings, and whether they include the tokens of prompts.
+    """
     path = folder / name
     values = read_folder_json(path, folder=folder)
     pools_prompt = values.get("include_prompt", True)
@@ -179,7 +183,7 @@ def _read_pooling(folder: Path, name: str) -> tuple[tuple[Pooling, ...], bool]:
 
 
 def _read_prompts(head: SentenceEmbedding, path: Path) -> SentenceEmbedding:
-    """Read prompts, the name of the default prompt, the similarity, and the number of dimensions to return."""
+    """Return the head with prompts, the name of the default prompt, the similarity, and the dimensions to return."""
     values = read_folder_json(path) if path.exists() else {}
     prompts, similarity = values.get("prompts") or {}, values.get("similarity_fn_name")
     if isinstance(prompts, dict):
@@ -213,7 +217,7 @@ def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
 
 
 def _max_length(folder: Path) -> int | None:
-    """Read the maximum number of tokens in a text; None: no file has it."""
+    """Read the maximum number of tokens in a text, or return None if no file has it."""
     for file, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         if (folder / file).exists():
             value = read_folder_json(folder / file).get(key)
@@ -230,7 +234,7 @@ def write_modules(
     Only version 6 reads several poolings in another order than that of the flags.
 
     Args:
-        width: Width of the model's rows.
+        width: Hidden size of the model.
         tensors: Tensors of the dense layers, by our names.
     """
     pooling: dict[str, object] = {_FLAG + name: mode in head.pooling for name, mode in _FLAGS.items()}
@@ -242,8 +246,13 @@ def write_modules(
     dense = ["Dense"] * len(head.dense)
     kinds = ["Transformer", "Pooling", *dense, *(["Normalize"] if head.normalise else [])]
     modules = [
-        {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"{_PACKAGE}.{kind}"}
-        for number, kind in enumerate(kinds)
+        {
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{kind}" if index else "",
+            "type": f"{_PACKAGE}.{kind}",
+        }
+        for index, kind in enumerate(kinds)
     ]
     _write(folder / MODULES, modules)
     for module in modules[1:]:
@@ -263,10 +272,10 @@ def write_modules(
 
 
 def _write_dense(folder: Path, head: SentenceEmbedding, width: int, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write the folders of the Dense modules; `width` is the width of the pooled vectors."""
+    """Write the folders of the Dense modules; `width` is the dimension of the pooled vectors."""
     words = {activation: word for word, activation in _ACTIVATIONS.items()}
-    for number, layer in enumerate(head.dense):
-        path, prefix = folder / f"{number + 2}_Dense", f"{DENSE}{number}."
+    for index, layer in enumerate(head.dense):
+        path, prefix = folder / f"{index + 2}_Dense", f"{DENSE}{index}."
         values = {"in_features": width, "out_features": layer.width, "bias": layer.bias}
         _write(path / "config.json", {**values, "activation_function": words[layer.activation]})
         layer_tensors = {

@@ -32,8 +32,8 @@ _CHILD = Path(__file__).with_name("unpickle_child.py")
 class Unpickled:
     """The result of a conversion."""
 
-    tensors: int  # number of tensors
-    network: str  # why the child process could not be cut off from the network; "": it had no network
+    tensors: int  # how many tensors were converted
+    network: str  # why the child process could not be cut off from the network, or "" if it was
 
     def __str__(self) -> str:
         network = f"with the network in reach ({self.network})" if self.network else "without network"
@@ -93,7 +93,7 @@ def _safe_names(files: Iterable[str]) -> dict[str, str]:
     if pickles == [PICKLE]:
         return {PICKLE: WEIGHTS}
     count = len(pickles)
-    return {file: f"model-{number:05}-of-{count:05}.safetensors" for number, file in enumerate(pickles, 1)}
+    return {file: f"model-{index:05}-of-{count:05}.safetensors" for index, file in enumerate(pickles, 1)}
 
 
 def _read_in_child(files: list[tuple[Path, Path]]) -> Unpickled:
@@ -138,7 +138,7 @@ def _read_in_child(files: list[tuple[Path, Path]]) -> Unpickled:
 
 
 def _parse_answer(line: bytes) -> dict[str, Any]:
-    """Return the JSON object that the child process printed; {} for anything else."""
+    """Return the JSON object that the child process printed, or {} if it printed anything else."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -147,7 +147,7 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
 
 
 def _copy(folder: Path, target: Path, patterns: tuple[str, ...], max_bytes: int | None) -> None:
-    """Copy files of a folder; raises ModelError for links out of it, and for files above the limit (None: no limit)."""
+    """Copy files of a folder; raises ModelError for links out of it, and for files of more than `max_bytes`."""
     for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
         if path.name == PICKLE_INDEX or not path.is_file():
             continue

@@ -2,8 +2,8 @@
 
     python -I unpickle_child.py '{"files": [[input, output], ...], "max_bytes": ..., "seconds": ...}'
 
-It prints one line of JSON: {"network": ..., "tensors": ...}, and "error" and "file" if it failed. "network" is why the
-process could not be cut off from the network, or "".
+It prints one line of JSON: {"network": ..., "tensors": ...}, and "error" and "file" if it failed. "network" is the
+reason why the process could not be cut off from the network, or "" if it was.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def limit(max_bytes: int, seconds: int) -> None:
 
 
 def convert(source: str, target: str, max_bytes: int) -> int:
-    """Read one pickled file and write it as safetensors; returns the number of tensors."""
+    """Read one pickled file and write it as safetensors; returns how many tensors it has."""
     import torch
     from safetensors.torch import save_file
 

@@ -20,7 +20,7 @@ from heedful.tokenizer import Tokenizer
 def check_depth(
     model: ModelConfig, entries: Mapping[str, TensorEntry], values: Mapping[str, object], folder: Path
 ) -> None:
-    """Raise ModelError if the numbers of layers and tensors cannot fit; called before anything is built."""
+    """Raise ModelError if there are too few or too many tensors for the layers; called before anything is built."""
     layers = sum(stack.blocks or stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
     too_few = layers > len(entries)
     if too_few or len(entries) > 64 * (layers + 4):
@@ -70,24 +70,24 @@ def check_names(
 
 
 def _depth(names: Iterable[str]) -> int:
-    """Return the number of layers that tensor names count."""
-    return 1 + max((int(number) for name in names for number in re.findall(r"\.(\d+)\.", name)), default=-1)
+    """Return the count of layers: 1 + the greatest index in the names of tensors."""
+    return 1 + max((int(index) for name in names for index in re.findall(r"\.(\d+)\.", name)), default=-1)
 
 
 def _keys_with(values: Mapping[str, object], sizes: set[int | None]) -> str:
     """Name the keys of config.json whose value is one of these sizes."""
-    numbers = {key: len(value) if isinstance(value, dict) else value for key, value in values.items()}
-    keys = [key for key, value in numbers.items() if type(value) is int and value in sizes]
+    actual_sizes = {key: len(value) if isinstance(value, dict) else value for key, value in values.items()}
+    keys = [key for key, size in actual_sizes.items() if type(size) is int and size in sizes]
     return f" (see {', '.join(keys)})" if keys else ""
 
 
 def _is_unexpected(name: str, expected: Mapping[str, Tensor], table: NameTable) -> bool:
-    """Return whether a tensor is no part of the model, such as one of a layer or a bias that the model lacks."""
+    """Return whether a tensor does not belong to the model, such as a bias that the model lacks."""
     return not (name in expected or name in table.tied or table.skips(name))
 
 
 def warn_if_pooled_token_is_missing(head: Head | None, tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Warn if the classifier reads the row of a token that texts do not have, so that transformers classifies none."""
+    """Warn if the classifier reads the hidden state of a token that texts lack: transformers could classify no text."""
     token = head.pooled_token if isinstance(head, Classes) else None
     if token is not None and tokenizer is not None and token not in tokenizer.encode("a").ids:
         warnings.warn(
@@ -101,7 +101,7 @@ def warn_if_pooled_token_is_missing(head: Head | None, tokenizer: Tokenizer | No
 def warn_if_padding_ends_texts(
     head: Head | None, tokenizer: Tokenizer | None, values: Mapping[str, object], folder: Path
 ) -> None:
-    """Warn if texts end with `pad_token_id`: transformers classifies by the last row of another token."""
+    """Warn if texts end with `pad_token_id`: transformers classifies by the last hidden state of another token."""
     pad = values.get("pad_token_id")
     if not isinstance(head, Classes) or head.pooling != "last" or tokenizer is None or not isinstance(pad, int):
         return

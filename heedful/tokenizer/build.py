@@ -39,11 +39,11 @@ def build_wordpiece(
     A word of more than 100 characters is unknown, as in the library (200 in google-research/bert).
 
     Args:
-        vocabulary: ids of the tokens.
-        config: tokenizer_config.json; keys that it lacks are added.
-        path: file of the vocabulary, for messages.
-        notes: sentences for the user, to which some may be added.
-        defaults: names of special tokens ("special") and templates ("single", "pair") of the model's family; None:
+        vocabulary: Ids of the tokens.
+        config: Values of tokenizer_config.json; keys that it lacks are added.
+        path: File of the vocabulary, for messages.
+        notes: Sentences for the user, to which some may be added.
+        defaults: Names of special tokens ("special") and templates ("single", "pair") of the model's family; None:
             those of BERT.
 
     Raises:
@@ -87,9 +87,9 @@ def add_family_template(backend: tokenizers.Tokenizer, defaults: Mapping[str, ob
     """Set the special tokens around texts from the templates "single" and "pair" of a family.
 
     Args:
-        backend: the tokenizer, which is changed.
-        defaults: values of the family.
-        path: file of the vocabulary, for messages.
+        backend: The tokenizer, which is changed.
+        defaults: Values of the family.
+        path: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: If a special token of the templates is missing.
@@ -130,11 +130,11 @@ def build_byte_level_bpe(
     are added.
 
     Args:
-        vocabulary: ids of the tokens.
-        merges: pairs of tokens, the first to be merged first.
-        config: tokenizer_config.json; keys that it lacks are added.
-        path: file of the vocabulary, for messages.
-        notes: sentences for the user, to which some may be added.
+        vocabulary: Ids of the tokens.
+        merges: Pairs of tokens, the first to be merged first.
+        config: Values of tokenizer_config.json; keys that it lacks are added.
+        path: File of the vocabulary, for messages.
+        notes: Sentences for the user, to which some may be added.
 
     Raises:
         TokenizerError: If the vocabulary is not byte-level or cannot be used.

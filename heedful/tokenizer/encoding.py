@@ -129,10 +129,10 @@ def tokens_to_keep(lengths: tuple[int, int, int], *, max_length: int, truncate: 
     """Return the numbers of tokens of the first and second text that fit in max_length beside all special tokens.
 
     Args:
-        lengths: numbers of tokens of the first text, of the second text, and of special tokens.
-        max_length: maximum number of tokens.
-        truncate: which text is cut.
-        what: name of the item in messages.
+        lengths: Numbers of tokens of the first text, of the second text, and of special tokens.
+        max_length: Maximum number of tokens.
+        truncate: Which text is cut.
+        what: Name of the item in messages.
 
     Raises:
         TokenizerError: If tokens may not be cut, or no token of a text would stay.
@@ -180,10 +180,10 @@ def cut_windows(encoding: Encoding, *, segment: int, max_length: int, stride: in
     """Cut one text of an encoding into windows; all other tokens are in each window.
 
     Args:
-        encoding: the encoding.
-        segment: number of the text that is cut, 0 or 1.
-        max_length: maximum number of tokens in a window.
-        stride: tokens of the text between the starts of two windows; None: half of the tokens that a window has of it.
+        encoding: The encoding.
+        segment: Number of the text that is cut, 0 or 1.
+        max_length: Maximum number of tokens in a window.
+        stride: Tokens of the text between the starts of two windows; None: half of the tokens that a window has of it.
 
     Raises:
         TokenizerError: If the other tokens leave no space for the text.
@@ -260,9 +260,9 @@ def from_library(encoding: LibraryEncoding, positions: list[int] | None = None, 
     """Return the tokens of a library's encoding at some positions (None: all).
 
     Args:
-        encoding: the encoding of the `tokenizers` library.
-        positions: positions of the tokens that are kept.
-        dropped: number of tokens of the texts that are not kept.
+        encoding: The encoding of the `tokenizers` library.
+        positions: Positions of the tokens that are kept.
+        dropped: Number of tokens of the texts that are not kept.
     """
     if positions is None:
         return Encoding.lazy(encoding)

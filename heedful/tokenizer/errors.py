@@ -20,8 +20,8 @@ def translate_errors(problem: str, remedy: str) -> Iterator[None]:
     KeyboardInterrupt, SystemExit, MemoryError and HeedfulErrors pass through.
 
     Args:
-        problem: what is wrong, as a clause.
-        remedy: what the user can do, as a clause.
+        problem: What is wrong, as a clause.
+        remedy: What the user can do, as a clause.
     """
     try:
         yield

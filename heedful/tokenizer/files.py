@@ -44,8 +44,8 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
     """Read tokenizer.json, else vocab.txt, source.spm, vocab.json with merges.txt, or a SentencePiece model.
 
     Args:
-        folder: the folder.
-        defaults: values of the model's family that vocab.txt and SentencePiece models lack, as of `build_wordpiece` and
+        folder: The folder.
+        defaults: Values of the model's family that vocab.txt and SentencePiece models lack, as of `build_wordpiece` and
             `build_sentencepiece`; None: unknown.
 
     Raises:
@@ -201,10 +201,10 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig, f
     """Add the tokens of tokenizer_config.json to a tokenizer, and make its special tokens special, as in transformers.
 
     Args:
-        backend: the tokenizer, which is changed.
-        config: tokenizer_config.json; a special token that the vocabulary lacks is set to None.
-        folder: folder of the file, for messages.
-        notes: sentences for the user, to which some may be added.
+        backend: The tokenizer, which is changed.
+        config: Values of tokenizer_config.json; a special token that the vocabulary lacks is set to None.
+        folder: Folder of the file, for messages.
+        notes: Sentences for the user, to which some may be added.
 
     Raises:
         TokenizerError: If an added token does not get the id that the file has for it.

@@ -52,10 +52,10 @@ class JointVocabulary:
         """Make the tokenizer of source or target texts.
 
         Args:
-            vocabulary: tokenizer with the ids of all pieces.
-            segmenters: tokenizers that split source and target texts, by the names of their files.
-            files: contents of the files, for saving.
-            side: which texts it splits, SOURCE or TARGET.
+            vocabulary: Tokenizer with the ids of all pieces.
+            segmenters: Tokenizers that split source and target texts, by the names of their files.
+            files: Contents of the files, for saving.
+            side: Which texts it splits, SOURCE or TARGET.
         """
         self._vocabulary, self._segmenters, self.files, self._side = vocabulary, segmenters, files, side
         self._ids = vocabulary.get_vocab(with_added_tokens=True)
@@ -130,10 +130,10 @@ def read_joint_vocabulary(
     """Read the tokenizer of a folder with source.spm, target.spm and vocab.json.
 
     Args:
-        folder: the folder.
-        vocabulary: contents of vocab.json.
-        config: tokenizer_config.json; keys that it lacks are added.
-        defaults: values of the model's family: "tokenizer_class", which transformers needs for such files.
+        folder: The folder.
+        vocabulary: Contents of vocab.json.
+        config: Values of tokenizer_config.json; keys that it lacks are added.
+        defaults: Values of the model's family: "tokenizer_class", which transformers needs for such files.
 
     Raises:
         TokenizerError: If a file cannot be used, or source and target have vocabularies of their own.

@@ -87,7 +87,7 @@ class _Node:
         """Return the number of ways to match.
 
         Args:
-            can_fail_later: whether the rest of the pattern can fail, so that all ways are tried.
+            can_fail_later: Whether the rest of the pattern can fail, so that all ways are tried.
         """
         match self.kind:
             case "one" | "anchor":
@@ -159,7 +159,7 @@ class _Parser:
         """Consume the next character; raise UnsupportedError at the end."""
         character = self.peek()
         if not character:
-            raise UnsupportedError("it length too early")
+            raise UnsupportedError("it ends too early")
         self.position += 1
         return character
 

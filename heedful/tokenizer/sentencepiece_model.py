@@ -175,13 +175,13 @@ def build_sentencepiece(
     """Build the library's Unigram or BPE tokenizer of a model.
 
     Args:
-        model: the model.
-        defaults: values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
+        model: The model.
+        defaults: Values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
             ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
             instead of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"),
             "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
-        config: tokenizer_config.json; names of special tokens are added.
-        path: file of the model, for messages.
+        config: Values of tokenizer_config.json; names of special tokens are added.
+        path: File of the model, for messages.
 
     Raises:
         TokenizerError: If the model is not that of the family, or cannot be used.

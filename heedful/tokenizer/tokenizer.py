@@ -78,8 +78,8 @@ class Tokenizer:
         """Wrap a tokenizer of the `tokenizers` library, which must not be changed afterwards.
 
         Args:
-            backend: the library's tokenizer.
-            config: contents of tokenizer_config.json; None: empty.
+            backend: The library's tokenizer.
+            config: Contents of tokenizer_config.json; None: empty.
 
         Raises:
             TokenizerError: If the vocabulary is empty, or ids are shared or unknown.
@@ -121,8 +121,8 @@ class Tokenizer:
         spiece.model (SentencePiece). tokenizer_config.json is read too. Stored truncation and padding are ignored.
 
         Args:
-            folder: the folder.
-            defaults: values of the model's family that vocab.txt and spiece.model lack; loading a model passes them.
+            folder: The folder.
+            defaults: Values of the model's family that vocab.txt and spiece.model lack; loading a model passes them.
 
         Warns:
             HeedfulWarning: About damage that does not prevent the use of the tokenizer.
@@ -237,7 +237,7 @@ class Tokenizer:
         """Return whether each token of a text begins a word, [tokens]; any token after a line end begins one.
 
         Args:
-            tokens: ids of the text's tokens, [tokens].
+            tokens: Ids of the text's tokens, [tokens].
         """
         continues, ends_line = self._word_marks
         starts: NDArray[np.bool_] = ~continues[tokens]
@@ -274,9 +274,9 @@ class Tokenizer:
         """Encode a text, a pair (a tuple of two texts) or PreTokenized words.
 
         Args:
-            item: the text, pair or words.
-            max_length: maximum number of tokens; None: any number.
-            truncate: what happens to more tokens: "error" raises TokenizerError, "longest_first" cuts the longer text
+            item: The text, pair or words.
+            max_length: Maximum number of tokens; None: any number.
+            truncate: What happens to more tokens: "error" raises TokenizerError, "longest_first" cuts the longer text
                 of a pair, "only_second" the second text. Special tokens are always kept; `dropped` counts cut tokens.
         """
         return self.encode_batch([item], max_length=max_length, truncate=truncate)[0]
@@ -307,9 +307,9 @@ class Tokenizer:
         """Cut a text, or the second text of a pair, into windows; the first text of a pair is complete in each window.
 
         Args:
-            item: the text, pair or words.
-            max_length: maximum number of tokens in a window.
-            stride: tokens of the text between the starts of two windows (Google's doc_stride), from 1; in transformers
+            item: The text, pair or words.
+            max_length: Maximum number of tokens in a window.
+            stride: Tokens of the text between the starts of two windows (Google's doc_stride), from 1; in transformers
                 the stride is the overlap of two windows.
         """
         check_limits(max_length=max_length, truncate="error")
@@ -339,8 +339,8 @@ class Tokenizer:
         """Return the text of token ids; it differs from the original if the tokenizer normalises texts.
 
         Args:
-            ids: the token ids.
-            skip_special: whether special tokens are left out.
+            ids: The token ids.
+            skip_special: Whether special tokens are left out.
         """
         int_ids = [int(id) for id in ids]
         if unknown := [id for id in int_ids if not 0 <= id < self.size]:
@@ -358,8 +358,8 @@ class Tokenizer:
         appears complete or not at all.
 
         Args:
-            folder: the folder, which is made if it is missing.
-            types: whether the model reads token types, which transformers' tokenizer then returns; None: unknown.
+            folder: The folder, which is made if it is missing.
+            types: Whether the model reads token types, which transformers' tokenizer then returns; None: unknown.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -492,8 +492,8 @@ def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Speci
     """Find the special tokens: those that tokenizer_config.json names, else those around a text, else published ones.
 
     Args:
-        tokenizer: the tokenizer.
-        probe: the library's encoding of a text.
+        tokenizer: The tokenizer.
+        probe: The library's encoding of a text.
     """
     config, state = tokenizer._config, tokenizer._state
     added_tokens = {token["content"] for token in state["added_tokens"]}

@@ -38,9 +38,9 @@ def train_tokenizer(sources: Iterable[str | Path], settings: TokenizerSettings) 
     that ids do not.
 
     Args:
-        sources: a str is a text, a Path a UTF-8 file with one text on each line, perhaps compressed (.gz, .xz, .bz2).
+        sources: A str is a text, a Path a UTF-8 file with one text on each line, perhaps compressed (.gz, .xz, .bz2).
             WordPiece reads the sources twice, so that a generator is refused.
-        settings: algorithm, size and normalisation.
+        settings: Algorithm, size and normalisation.
 
     Raises:
         TokenizerError: If a source cannot be read, or the vocabulary is too small for special tokens and characters.
@@ -192,9 +192,9 @@ def _accent_and_case_steps(
     """Return the normalizers that remove accents and lower-case texts, if the settings ask for it.
 
     Args:
-        settings: the settings.
-        first: normalizer that separates accents from letters.
-        last: normalizer after the removal of accents; None: none.
+        settings: The settings.
+        first: Normalizer that separates accents from letters.
+        last: Normalizer after the removal of accents; None: none.
     """
     steps: list[normalizers.Normalizer] = []
     if settings.strips_accents:
