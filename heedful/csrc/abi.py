@@ -1,4 +1,7 @@
-"""The functions of the C++ library: their names, and the types of their arguments and results."""
+"""The functions of the C++ library: their names, and the types of their arguments and results.
+
+`library.py` loads them into `Kernels`. A new C++ function needs a line in `SIGNATURES` and an attribute of `Kernels`.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class Kernels:
     has_bfloat16: bool  # whether the library multiplies bfloat16
     has_int8: bool  # whether the library multiplies int8
     has_tiles: bool  # whether the library multiplies by the tile registers of AMX
-    lanes: int  # numbers in a vector register; widths of tensors must be multiples of it
+    lanes: int  # float32 values in a vector register; the last dimension of tensors must be a multiple of it
     compiler: str  # name and version of the compiler
     pack: Function
     packed_words: Function

@@ -1,6 +1,7 @@
 """Comparison of a library's results with PyTorch's operators, on small examples, before the library is used.
 
-All examples are computed by one thread: on a busy machine, starting another one takes longer than all of them.
+`library.py` calls `find_error` when it compiles or loads a library. All examples are computed by one thread: on a busy
+machine, starting another thread takes longer than all examples.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from heedful.csrc.abi import Kernels
 WIDTH, ROWS, HEADS, EPS = 64, 21, 2, 1e-5
 SPANS = ((0, 8, 0, 8), (8, ROWS, 8, ROWS))  # start and stop of the query rows, then of the key rows, of each sequence
 SCALE = 0.2  # factor of the scores of attention
-FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2  # allowed errors, relative to the largest number
+FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2  # allowed errors, relative to the largest element
 
 Result = tuple[str, Tensor, Tensor]  # name, the library's result, PyTorch's result
-Case = tuple[str, Tensor, Tensor, float]  # the same, and the allowed error
+Case = tuple[str, Tensor, Tensor, float]  # a Result, and the allowed error
 
 
 def find_error(library: Kernels) -> str:
@@ -53,7 +54,7 @@ def _cases(library: Kernels) -> Iterator[Case]:
 
 
 class _Sampler:
-    """Samples random numbers in one dtype, always the same sequence of numbers."""
+    """Samples random tensors in one dtype, with a fixed seed."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.generator, self.dtype = torch.Generator().manual_seed(1), dtype
@@ -62,17 +63,17 @@ class _Sampler:
         return self.float32(*shape).to(self.dtype)
 
     def float32(self, *shape: int) -> Tensor:
-        """Sample numbers in float32."""
+        """Sample a tensor in float32."""
         return torch.randn(shape, generator=self.generator, dtype=torch.float32)
 
 
 def _is_bfloat16(x: Tensor) -> int:
-    """Return the number of a tensor's dtype in arguments of the library: 0 for float32, 1 for bfloat16."""
+    """Return the code of a tensor's dtype in arguments of the library: 0 for float32, 1 for bfloat16."""
     return int(x.dtype == torch.bfloat16)
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Allocate an output filled with NaN, so that unwritten numbers are found."""
+    """Allocate an output filled with NaN, so that unwritten elements are detected."""
     return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 
@@ -232,7 +233,7 @@ def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dropout_rate(is_kept: Tensor, p: float) -> Iterator[Result]:
-    """Compare the share of dropped numbers, rounded to quarters, with the probability p."""
+    """Compare the share of dropped elements, rounded to quarters, with the probability p."""
     yield "dropout", 1 + (4 * (1 - is_kept.mean())).round(), torch.full((), 1 + 4 * p)
 
 
@@ -263,7 +264,7 @@ def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
         allowed = (distance <= 0) & (distance >= -window) if causal else True
         visible = (same_sequence & allowed)[..., None]  # queries, keys, heads
         options = (causal, window, p, 7, _is_bfloat16(q))
-        # with unit vectors as values, the result is the weights
+        # with unit vectors as values, the result of attention is its weights
         unit_vectors = torch.eye(ROWS, width, dtype=q.dtype)[:, None].expand(-1, kv_heads, -1).contiguous()
         is_kept = _attention(library, q, k, unit_vectors, spans, options)[0][..., :ROWS].transpose(1, 2) > 0
         yield from _dropout_rate(is_kept[visible.expand_as(is_kept)].float(), p)
@@ -309,10 +310,11 @@ def _attention(
 
 def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Result]:
     """Compare attention with terms of relative positions, where far positions share an embedding."""
-    width, margin, reach, near = WIDTH // HEADS, 2 * library.lanes, ROWS - 1, 5
+    width, margin = WIDTH // HEADS, 2 * library.lanes
+    max_distance, near = ROWS - 1, 5
     q, k, v = sample(ROWS, 3 * HEADS, width).split(HEADS, 1)
     vectors = sample(2, 2 * near + 1, HEADS, width)
-    distances = torch.arange(-reach - margin, reach + margin + 1)
+    distances = torch.arange(-max_distance - margin, max_distance + margin + 1)
     indexes = distances.clamp(-near, near) + near
     both_ways, out = torch.stack([indexes, indexes.flip(0)]).int(), _empty(*q.shape, dtype=q.dtype)
     spans = torch.tensor(SPANS)
@@ -329,7 +331,7 @@ def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Resu
         vectors[1].data_ptr(),
         vectors.shape[1],
         both_ways.data_ptr(),
-        reach,
+        max_distance,
         out.data_ptr(),
         out.stride(0),
         1,
@@ -353,8 +355,8 @@ def _block(library: Kernels, sample: _Sampler) -> Case:
     biases, gains = [sample.float32(columns) for _, columns in shapes], sample.float32(2, 2, WIDTH)
     panels = [_pack(library, weight) for weight in weights]
     parts = [
-        struct.pack("7q", packed.data_ptr(), bias.data_ptr(), 0, 0, *shape, number == 2)
-        for number, (packed, bias, shape) in enumerate(zip(panels, biases, shapes, strict=True))
+        struct.pack("7q", packed.data_ptr(), bias.data_ptr(), 0, 0, *shape, index == 2)  # the third one applies GELU
+        for index, (packed, bias, shape) in enumerate(zip(panels, biases, shapes, strict=True))
     ]
     parts += [struct.pack("2qd", gain.data_ptr(), bias.data_ptr(), EPS) for gain, bias in gains]
     descriptor = torch.frombuffer(bytearray(b"".join(parts) + struct.pack("2qd", HEADS, 0, SCALE)), dtype=torch.uint8)
@@ -393,9 +395,9 @@ def _optimizer_steps(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     dense_gradient, old_p = torch.zeros(6, width, dtype=torch.float64), p.clone()
     dense_gradient[rows] = gradient.double() / 2
     expected = [x.double() for x in (p, m, v)]
-    for number, step in enumerate(STEPS):
-        updated = _update(expected, dense_gradient if number == 2 else torch.zeros_like(dense_gradient), step)
-        is_pending = (applied <= number)[:, None]
+    for index, step in enumerate(STEPS):
+        updated = _update(expected, dense_gradient if index == 2 else torch.zeros_like(dense_gradient), step)
+        is_pending = (applied <= index)[:, None]
         expected = [new.where(is_pending, old) for new, old in zip(updated, expected, strict=True)]
     matrix = (p.data_ptr(), m.data_ptr(), v.data_ptr(), applied.data_ptr(), width)
     for row_address, count, gradient_address in ((rows.data_ptr(), len(rows), gradient.data_ptr()), (0, len(p), 0)):
@@ -425,6 +427,6 @@ def _update(old: list[Tensor], g: Tensor, step: tuple[float, float, float]) -> l
 
 def _compare_update(name: str, ours: list[Tensor], expected: list[Tensor], old_p: Tensor) -> Iterator[Case]:
     """Compare the change of a parameter and both moments."""
-    yield name, ours[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated number
-    for number in (1, 2):
-        yield f"{name}' moments", ours[number], expected[number], FLOAT32_TOLERANCE
+    yield name, ours[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated parameter
+    for index in (1, 2):
+        yield f"{name}' moments", ours[index], expected[index], FLOAT32_TOLERANCE

@@ -41,7 +41,7 @@ DIGEST_BYTES = 32  # bytes of the digest at the end of a library
 
 
 def kernels() -> Kernels | None:
-    """Return the library, compiled first if it is not cached; None: `unavailable_reason` returns why."""
+    """Return the library, compiled first if it is not cached, or None; `unavailable_reason` then returns why."""
     library = _library_or_reason()
     return library if isinstance(library, Kernels) else None
 
@@ -72,7 +72,7 @@ def _library_or_reason() -> Kernels | str:
 
 
 def unused_note() -> str:
-    """Return a note that the kernels are not used, and why; "" if they are used or turned off."""
+    """Return a note that the kernels are not used, and why, or "" if they are used or turned off."""
     reason = unavailable_reason()
     return f"the C++ kernels are not used: {reason}" if reason and os.environ.get(KERNELS_VARIABLE) != "off" else ""
 
@@ -118,7 +118,7 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) 
 
 
 def compiler() -> list[str]:
-    """Return the command of the C++ compiler and its first arguments: CXX, otherwise the first of COMPILERS installed.
+    """Return the command of the C++ compiler, with its first arguments: CXX, or the first installed one of COMPILERS.
 
     Raises:
         HeedfulError: If there is no compiler, or the system is not Linux.
@@ -207,7 +207,7 @@ def _run_all(command: list[str], argument_lists: list[list[str]], start: Start) 
 def load_library(path: Path) -> Kernels:
     """Load a compiled library.
 
-    It is loaded by the file descriptor that was checked, so that nobody can exchange the file in between.
+    The library is loaded by the file descriptor that was checked, so that nobody can exchange the file in between.
 
     Raises:
         CacheError: If others than this user and root may have written the file.

@@ -51,7 +51,7 @@ def scratch_folder(folder: Path) -> Iterator[Start]:
         yield start
     finally:
         # The guard is ended after the commands. The leader is waited for last, since until then no other process group
-        # can get its number.
+        # can get its id.
         if started:
             with suppress(ProcessLookupError):
                 os.killpg(started[0].pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Texts to token ids and back, over the `tokenizers` library: load, train, pairs, windows, offsets, word numbers.
+"""Texts to token ids and back, over the `tokenizers` library: load, train, pairs, windows, offsets, word indices.
 
-Names are loaded when they are first used: settings need neither torch nor the library.
+Names are imported when they are first used: settings need neither torch nor the library.
 """
 
 from importlib import import_module

@@ -1,4 +1,7 @@
-"""Build tokenizers of the `tokenizers` library from a vocabulary: WordPiece and byte-level BPE; their templates."""
+"""Build tokenizers of the `tokenizers` library from a vocabulary: WordPiece and byte-level BPE; their templates.
+
+`files.py` calls these functions for a folder without tokenizer.json, and `training.py` after training.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def build_wordpiece(
         config: Values of tokenizer_config.json; keys that it lacks are added.
         path: File of the vocabulary, for messages.
         notes: Sentences for the user, to which some may be added.
-        defaults: Names of special tokens ("special") and templates ("single", "pair") of the model's family; None:
+        defaults: Names of special tokens ("special") and templates ("single", "pair") of the model's family. If None,
             those of BERT.
 
     Raises:
@@ -108,7 +111,7 @@ def add_template(backend: tokenizers.Tokenizer, cls_token: str, sep_token: str) 
     A special token that the vocabulary lacks is left out.
     """
     ids = {token: backend.token_to_id(token) for token in (cls_token, sep_token)}
-    special_tokens = [(token, number) for token, number in ids.items() if number is not None]
+    special_tokens = [(token, id) for token, id in ids.items() if id is not None]
     begin = [cls_token] if ids[cls_token] is not None else []
     has_sep = ids[sep_token] is not None
     single = [*begin, "$A:0", *([f"{sep_token}:0"] if has_sep else [])]
@@ -180,5 +183,5 @@ def _token_text(token: object) -> str:
 
 
 def _has_upper_case(token: str) -> bool:
-    """Whether an ordinary token has an ASCII upper-case letter; `[unused1]` and `<mask>` are not ordinary."""
+    """Return whether an ordinary token has an ASCII upper-case letter; `[unused1]` and `<mask>` are not ordinary."""
     return re.search("[A-Z]", token) is not None and re.fullmatch(r"\[.*\]|<.*>", token) is None

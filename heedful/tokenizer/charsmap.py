@@ -1,7 +1,7 @@
-"""Check the compiled character map of a SentencePiece normalizer, so that following it cannot read outside of it.
+"""Check the compiled character map of a SentencePiece normalizer, so that a lookup cannot read outside of the map.
 
-A map has the size of a double array in bytes, the double array (Yata's, as in Darts), and the replacements, texts that
-each end in NUL.
+A map consists of the size of its double array in bytes, the double array (Yata's, as in Darts), and the replacements,
+which are texts that each end in NUL. `limits.py` calls `max_replacement_chars`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ KEY_END_BIT = 1 << 8  # a key ends at the unit, and its value follows
 
 
 def max_expanded_chars(text: str) -> int:
-    """Return the number of characters of a text after the longest of Unicode's normal forms and lower-casing."""
+    """Return how many characters a text has in the longest of Unicode's normal forms, lower-cased."""
     return len(unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).lower()))
 
 
 def max_replacement_chars(data: bytes) -> int:
-    """Check a map, and return the number of characters of its longest replacement, expanded by Unicode's normal forms.
+    """Check a map, and return how many characters its longest replacement has, expanded by Unicode's normal forms.
 
     Raises:
         ValueError: If the map is damaged or too large.

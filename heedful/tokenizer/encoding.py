@@ -1,4 +1,7 @@
-"""Encodings, their truncation and windows: arithmetic on tokens, without calls of the `tokenizers` library."""
+"""Encodings, their truncation and windows: arithmetic on tokens, without calls of the `tokenizers` library.
+
+`Tokenizer` makes an `Encoding` of each text, and truncates it or cuts it into windows with these functions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Encoding:
     types: tuple[int, ...]  # ids of the token-type embedding
     segments: tuple[int | None, ...]  # 0: the first text, 1: the second
     offsets: tuple[tuple[int, int], ...]  # start and stop in characters of the original text, or of the word
-    words: tuple[int | None, ...]  # number of the word in its text, as PreTokenized or the tokenizer splits it
+    words: tuple[int | None, ...]  # index of the word in its text, as PreTokenized or the tokenizer splits it
     dropped: int = 0  # tokens of the texts that were cut off
     start: int = 0  # tokens before this window in the windowed text, which is the second text of a pair
     first_text_start: int = 0  # tokens before this window in the first text of a pair, if that is windowed too
@@ -78,7 +81,7 @@ class Encoding:
         return result
 
     def __len__(self) -> int:
-        """Number of tokens, special ones included."""
+        """Return how many tokens there are, special ones included."""
         return len(self.ids)
 
     @property
@@ -99,14 +102,14 @@ class Encoding:
 
 
 def count_tokens(encoding: LibraryEncoding) -> tuple[int, int, int]:
-    """Return the numbers of tokens of the first text, of the second text, and of special tokens."""
+    """Return how many tokens the first text has, how many the second text has, and how many are special."""
     segments = encoding.sequence_ids
     first, second = segments.count(0), segments.count(1)
     return first, second, len(segments) - first - second
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the number of tokens of each text that stay if the longer text always loses the next token.
+    """Return how many tokens of each text remain if the longer text always loses the next token.
 
     The result is that of the `tokenizers` library: if both texts are cut and `room` is odd, the text that was longer
     has one token more, or the second text if they were equally long. Google's BERT cuts token by token and leaves the
@@ -126,16 +129,16 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def tokens_to_keep(lengths: tuple[int, int, int], *, max_length: int, truncate: Truncate, what: str) -> tuple[int, int]:
-    """Return the numbers of tokens of the first and second text that fit in max_length beside all special tokens.
+    """Return how many tokens of the first and of the second text fit in max_length beside all special tokens.
 
     Args:
-        lengths: Numbers of tokens of the first text, of the second text, and of special tokens.
+        lengths: Token counts of the first text, of the second text, and of special tokens.
         max_length: Maximum number of tokens.
         truncate: Which text is cut.
         what: Name of the item in messages.
 
     Raises:
-        TokenizerError: If tokens may not be cut, or no token of a text would stay.
+        TokenizerError: If tokens may not be cut, or no token of a text would remain.
     """
     first, second, special = lengths
     room = max_length - special
@@ -181,9 +184,9 @@ def cut_windows(encoding: Encoding, *, segment: int, max_length: int, stride: in
 
     Args:
         encoding: The encoding.
-        segment: Number of the text that is cut, 0 or 1.
+        segment: Index of the text that is cut, 0 or 1.
         max_length: Maximum number of tokens in a window.
-        stride: Tokens of the text between the starts of two windows; None: half of the tokens that a window has of it.
+        stride: Tokens of the text between the starts of two windows. If None, half of the text's tokens in a window.
 
     Raises:
         TokenizerError: If the other tokens leave no space for the text.
@@ -252,17 +255,17 @@ def kept_positions(encoding: LibraryEncoding, stops: tuple[int, int]) -> list[in
 
 
 def select_entries(entries: list[T], positions: list[int] | None) -> tuple[T, ...]:
-    """Return the entries at some positions; None: all."""
+    """Return the entries at some positions, or all entries if `positions` is None."""
     return tuple(entries) if positions is None else tuple([entries[position] for position in positions])
 
 
 def from_library(encoding: LibraryEncoding, positions: list[int] | None = None, *, dropped: int = 0) -> Encoding:
-    """Return the tokens of a library's encoding at some positions (None: all).
+    """Return the tokens of a library's encoding at some positions.
 
     Args:
         encoding: The encoding of the `tokenizers` library.
-        positions: Positions of the tokens that are kept.
-        dropped: Number of tokens of the texts that are not kept.
+        positions: Positions of the tokens to keep. If None, all.
+        dropped: How many tokens of the texts are cut off.
     """
     if positions is None:
         return Encoding.lazy(encoding)

@@ -1,4 +1,4 @@
-"""Context managers for calls of the `tokenizers` library: its errors become HeedfulErrors, its panics print nothing."""
+"""Context managers for calls of the `tokenizers` library: errors become HeedfulErrors, and panics print nothing."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _stderr_lock = threading.Lock()
 def silence_stderr() -> Iterator[None]:
     """Keep the library's message about a panic off standard error, in calls that may panic.
 
-    The library writes to file descriptor 2, which is redirected to a temporary file for all threads. Afterwards what
-    was written before a panic is passed on.
+    The library writes to file descriptor 2, which is redirected to a temporary file for all threads. Afterwards, text
+    that was written before a panic is passed on to standard error.
     """
     with _stderr_lock, ExitStack() as stack:
         with suppress(OSError):  # without standard error, or space for a file, nothing is redirected
@@ -53,7 +53,7 @@ def silence_stderr() -> Iterator[None]:
 
 
 def _restore_stderr(original: int, output: BinaryIO) -> None:
-    """Restore standard error from a duplicate, and write what was redirected, up to a panic's message."""
+    """Restore standard error from a duplicate, and write the redirected text to it, up to a panic's message."""
     os.dup2(original, 2)
     with suppress(OSError), open(original, "wb", buffering=0) as file:
         output.seek(0)

@@ -45,8 +45,8 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
 
     Args:
         folder: The folder.
-        defaults: Values of the model's family that vocab.txt and SentencePiece models lack, as of `build_wordpiece` and
-            `build_sentencepiece`; None: unknown.
+        defaults: Values of the model's family that vocab.txt and SentencePiece models lack, as `build_wordpiece` and
+            `build_sentencepiece` take them. None if the family is unknown.
 
     Raises:
         TokenizerError: If there is no tokenizer, or a file is damaged or exceeds a limit.
@@ -253,7 +253,7 @@ def _added_token(token: str | dict[str, Any], *, special: bool) -> tokenizers.Ad
 
 
 def _read_lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text) of each line, without a byte order mark and line ends.
+    """Yield (line number from 1, text) of each line, without a byte order mark and line ends.
 
     Raises:
         TokenizerError: If there are too many lines, or one is too long or not UTF-8.

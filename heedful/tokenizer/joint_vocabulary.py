@@ -1,6 +1,7 @@
 """Tokenizers of two SentencePiece models, for source and target texts, with one vocabulary of ids (vocab.json).
 
-The library's tokenizers have ids of their own, so a wrapper looks up the id of each piece by its text.
+The library's tokenizer of each SentencePiece model has other ids, so a wrapper looks up the id of each piece by its
+text. `files.py` calls `read_joint_vocabulary` for folders of translation models.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RenumberedEncoding:
 
 
 class JointVocabulary:
-    """A tokenizer with the methods of the library's: a segmenter splits texts, another tokenizer has the vocabulary."""
+    """A tokenizer with the library's methods: a segmenter splits texts, and another tokenizer has the vocabulary."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class JointVocabulary:
             vocabulary: Tokenizer with the ids of all pieces.
             segmenters: Tokenizers that split source and target texts, by the names of their files.
             files: Contents of the files, for saving.
-            side: Which texts it splits, SOURCE or TARGET.
+            side: Which texts the tokenizer splits, SOURCE or TARGET.
         """
         self._vocabulary, self._segmenters, self.files, self._side = vocabulary, segmenters, files, side
         self._ids = vocabulary.get_vocab(with_added_tokens=True)
@@ -136,7 +137,7 @@ def read_joint_vocabulary(
         defaults: Values of the model's family: "tokenizer_class", which transformers needs for such files.
 
     Raises:
-        TokenizerError: If a file cannot be used, or source and target have vocabularies of their own.
+        TokenizerError: If a file cannot be used, or source and target have separate vocabularies.
     """
     if config.get("separate_vocabs"):
         raise TokenizerError(f"{folder}: separate_vocabs is true; only one vocabulary for both sides can be loaded")

@@ -1,7 +1,8 @@
 """Limits for tokenizer files, checked before the `tokenizers` library reads them.
 
 The library does not check its input: some files make it grow without end, read past its arrays or abort the process.
-Here each component must have a known type, and all together may make a text at most MAX_GROWTH times as long.
+Here each component must have a known type, and all components together may make a text at most MAX_GROWTH times as
+long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 State = Mapping[str, Any]  # a tokenizer.json, or a part of it, as parsed
 TokenizerConfig = dict[str, Any]  # a tokenizer_config.json, as parsed
 
-MAX_TOKENS = 1_000_000  # tokens of a vocabulary; merges
+MAX_TOKENS = 1_000_000  # tokens of a vocabulary; also the limit of merges
 MAX_ADDED = 100_000  # added tokens
 MAX_ADDED_CHARS = 2 << 20  # characters of all added tokens: the search for them takes some 75 bytes for each
 MAX_TOKEN_CHARS = 4_096  # characters of a token
@@ -32,7 +33,7 @@ MAX_COMPONENTS = 64  # components of a normalizer, pre-tokenizer, post-processor
 MAX_DEPTH = 16  # levels of sequences in sequences
 MAX_TEXT_CHARS = 256  # characters of any other text
 MAX_GROWTH = 16  # factor by which a text may become longer, beyond Unicode's normal forms
-UNICODE_GROWTH = 18  # characters that Unicode's normal forms make of one, at most
+UNICODE_GROWTH = 18  # maximum characters in the normal form of one character
 MAX_TEMPLATE_TOKENS = 32  # special tokens around a text
 
 
@@ -58,7 +59,7 @@ def check_state(state: State, path: Path) -> None:
 
 
 def _check_growth(state: State, *parts: str) -> None:
-    """Check the components of parts that are applied one after the other, and how much longer they make a text."""
+    """Check the components of parts that are applied one after another, and by how much they lengthen a text."""
     growth = 1.0
     for part in parts:
         for step in _components(state, part):
@@ -103,7 +104,7 @@ def _check_model(model: State) -> None:
 
 
 def check_tokens(tokens: Mapping[str, object]) -> None:
-    """Check the number and the lengths of a vocabulary's tokens."""
+    """Check the count and the lengths of a vocabulary's tokens."""
     if len(tokens) > MAX_TOKENS:
         raise BoundsError(f"it has {len(tokens)} tokens, at most {MAX_TOKENS} are read")
     longest = max(tokens, key=len, default="")
@@ -210,7 +211,7 @@ def _split_growth(step: State) -> float:
 
 
 def _min_match_chars(pattern: object) -> int:
-    """Check a pattern, and return the number of characters of a match, at least."""
+    """Check a pattern, and return the minimum number of characters of a match."""
     match pattern:
         case {"String": str(text)} if 0 < len(text) <= MAX_TEXT_CHARS:
             return len(text)
@@ -237,7 +238,7 @@ def _precompiled_growth(step: State) -> float:
 
 
 def check_charsmap(data: bytes) -> int:
-    """Check a compiled character map, and return the number of characters of its longest replacement, 1 or more."""
+    """Check a compiled character map, and return how many characters its longest replacement has, at least 1."""
     try:
         return max(1, max_replacement_chars(data))
     except ValueError as error:
@@ -245,12 +246,12 @@ def check_charsmap(data: bytes) -> int:
 
 
 def _integer_bounds(limits: Mapping[str, tuple[int, int]]) -> Callable[[State], float]:
-    """Return a check of a component that its values are in these ranges; it makes a text no longer."""
+    """Return a check that the values of a component, which does not lengthen a text, are in these ranges."""
 
     def check(step: State) -> float:
-        for key, (least, most) in limits.items():
-            if type(value := step.get(key)) is not int or not least <= value <= most:
-                raise BoundsError(f"{key} of its {step['type']} is {quoted(value)}, expected {least} to {most}")
+        for key, (minimum, maximum) in limits.items():
+            if type(value := step.get(key)) is not int or not minimum <= value <= maximum:
+                raise BoundsError(f"{key} of its {step['type']} is {quoted(value)}, expected {minimum} to {maximum}")
         return 1
 
     return check
@@ -260,7 +261,7 @@ def _check_sep_and_cls(step: State) -> float:
     """Check the two special tokens of a component, each (token, id)."""
     for key in ("sep", "cls"):
         match step.get(key):
-            case [str(token), int(number)] if len(token) <= MAX_TEXT_CHARS and 0 <= number <= MAX_ID:
+            case [str(token), int(id)] if len(token) <= MAX_TEXT_CHARS and 0 <= id <= MAX_ID:
                 continue
         raise BoundsError(f"{key} of its {step['type']} is {quoted(step.get(key))}, expected a token and its id")
     return 1
@@ -274,7 +275,7 @@ def _check_template(step: State) -> float:
     for name, token in special_tokens.items():
         match token:
             case {"id": str(id), "ids": [*ids], "tokens": [*tokens]} if id == name and len(id) <= MAX_TEXT_CHARS:
-                are_ids = all(type(number) is int and 0 <= number <= MAX_ID for number in ids)
+                are_ids = all(type(token_id) is int and 0 <= token_id <= MAX_ID for token_id in ids)
                 are_texts = all(isinstance(text, str) and len(text) <= MAX_TEXT_CHARS for text in tokens)
                 if are_ids and are_texts and len(ids) == len(tokens) <= MAX_TEMPLATE_TOKENS:
                     continue

@@ -1,7 +1,8 @@
 """Bound how much a regular expression of a tokenizer file can backtrack, before the library compiles it.
 
-The grammar is the part of Oniguruma's that published tokenizers use. The cost of a pattern is the number of ways in
-which it can be tried from one position of a text of ASSUMED_REPEATS characters; with cost 1 nothing is tried twice.
+The grammar is the part of Oniguruma's that published tokenizers use. The cost of a pattern is the count of ways in
+which the library can try it from one position of a text of ASSUMED_REPEATS characters; a pattern of cost 1 never
+backtracks. `limits.py` calls `bound_cost`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Literal
 
 ASSUMED_REPEATS = 64  # repeats of an unbounded repeat
 MAX_COST = ASSUMED_REPEATS**2 - 1  # allows one unbounded repeat that can fail later, and some choices; never two
-MAX_PATTERN_CHARS = 8_192  # characters of a pattern, at most
-MAX_DEPTH = 20  # levels of groups in groups, at most
+MAX_PATTERN_CHARS = 8_192  # maximum characters of a pattern
+MAX_DEPTH = 20  # maximum levels of groups in groups
 _COUNT = re.compile(r"\{(\d{0,6})(,?)(\d{0,6})\}")
 _FLAGS = re.compile(r"\?[imx]*(?:-[imx]+)?[:)]")
 _NAME = re.compile(r"\?<[A-Za-z_]\w{0,40}>")
@@ -32,7 +33,7 @@ class Bound:
     """The cost of a pattern, and the length of its matches."""
 
     cost: float
-    min_chars: int  # characters of a match, at least; 0 if unknown
+    min_chars: int  # minimum characters of a match; 0 if unknown
 
 
 @dataclass(slots=True)
@@ -41,13 +42,13 @@ class _Node:
 
     kind: Literal["one", "anchor", "look", "atomic", "sequence", "either", "repeat"]  # one: a single character
     parts: list[_Node] = field(default_factory=list)
-    text: str = ""  # the character that "one" matches; "": one of several
+    text: str = ""  # the character that "one" matches, or "" if it matches several
     min_repeats: int = 1
     max_repeats: float = 1
 
     @property
     def min_chars(self) -> int:
-        """Number of characters of a match, at least."""
+        """Minimum number of characters of a match."""
         match self.kind:
             case "one":
                 return 1
@@ -61,7 +62,7 @@ class _Node:
 
     @property
     def first(self) -> str:
-        """The ASCII character, in lower case, that every match begins with; "": unknown."""
+        """The ASCII character, in lower case, that every match begins with, or "" if there is no such character."""
         match self.kind:
             case "one":
                 return self.text.lower() if self.text.isascii() else ""
@@ -84,7 +85,7 @@ class _Node:
         return True
 
     def cost(self, can_fail_later: bool) -> float:
-        """Return the number of ways to match.
+        """Return in how many ways the part can be tried.
 
         Args:
             can_fail_later: Whether the rest of the pattern can fail, so that all ways are tried.
@@ -152,7 +153,7 @@ class _Parser:
         self.text, self.position, self.ignores_case = text, 0, False
 
     def peek(self) -> str:
-        """Return the next character; "" at the end."""
+        """Return the next character, or "" at the end."""
         return self.text[self.position : self.position + 1]
 
     def take(self) -> str:
@@ -223,7 +224,7 @@ class _Parser:
         return _Node("one", text="" if character == "." else character)
 
     def group(self, depth: int) -> _Node:
-        kind: Literal["atomic", "look"] | None = None  # None: an ordinary group
+        kind: Literal["atomic", "look"] | None = None  # None for an ordinary group
         start = self.position
         if self.peek() == "*":
             raise UnsupportedError("(* is not read")

@@ -47,11 +47,11 @@ class SentencePieceModel:
 
     pieces: tuple[tuple[str, float, int], ...]  # (text, score, type) by id
     unknown_id: int
-    charsmap: bytes  # compiled map by which characters are normalised; b"": none
+    charsmap: bytes  # compiled map by which characters are normalised; may be empty
     adds_prefix: bool  # whether a space is put before each text
     removes_extra_spaces: bool  # whether spaces at the ends, and repeated ones, are removed
     byte_fallback: bool  # whether unknown characters become the pieces of their bytes
-    is_bpe: bool  # BPE: the best two neighbours are merged first; else Unigram: the best segmentation
+    is_bpe: bool  # whether the model is BPE, which merges the best two neighbours first; otherwise it is Unigram
 
 
 def read_model(folder: Path, name: str) -> SentencePieceModel:
@@ -144,7 +144,7 @@ def _parse_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _parse_message(value: int | bytes) -> dict[int, int | bytes]:
-    """Parse a message in a field; of several fields with the same number the last one counts."""
+    """Parse a message in a field. If several fields have the same number, the last one is returned."""
     fields = list(islice(_parse_fields(_as_bytes(value)), MAX_FIELDS + 1))
     if len(fields) > MAX_FIELDS:
         raise ValueError(f"more than {MAX_FIELDS} fields in one message")
@@ -177,7 +177,7 @@ def build_sentencepiece(
     Args:
         model: The model.
         defaults: Values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
-            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
+            ("special"), count of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
             instead of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"),
             "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
         config: Values of tokenizer_config.json; names of special tokens are added.
@@ -209,7 +209,7 @@ def build_sentencepiece(
             raise TokenizerError(
                 f"{path}: extra_ids is {quoted(extra_ids)}; expected a whole number from 0 to {MAX_EXTRA_IDS}"
             )
-        backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra_ids))])
+        backend.add_special_tokens([f"<extra_id_{index}>" for index in reversed(range(extra_ids))])
         appended = defaults.get("appended", [])
         assert isinstance(appended, list)
         backend.add_special_tokens(appended)
@@ -218,7 +218,7 @@ def build_sentencepiece(
 
 
 def _with_family_pieces(model: SentencePieceModel, defaults: Mapping[str, object], path: Path) -> SentencePieceModel:
-    """Return the model with the first pieces that its family has, in place of those of the file."""
+    """Return the model with the first pieces of its family instead of those in the file."""
     leading, replaced = defaults.get("leading", []), defaults.get("replaced", [])
     assert isinstance(leading, list) and isinstance(replaced, list)
     if not leading:
@@ -248,7 +248,9 @@ def _build_unigram(model: SentencePieceModel) -> models.Unigram:
 
 
 def _build_bpe(model: SentencePieceModel, path: Path) -> models.BPE:
-    """Build BPE, whose merges are all ways to make a piece of two others: the best piece first, then the longest left.
+    """Build BPE, whose merges are all ways to join two pieces into a third one.
+
+    Merges are sorted by the score of the result, best first, then by the length of the left piece, longest first.
 
     Raises:
         TokenizerError: If the model has user-defined or unused pieces.
@@ -295,6 +297,6 @@ def _normalizer_steps(
     if model.adds_prefix:
         steps.append(normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
-    if model.removes_extra_spaces:  # at the end also SPACE in the text itself
+    if model.removes_extra_spaces:  # at the end of a text, also a SPACE that the text itself contains
         steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))
     return steps

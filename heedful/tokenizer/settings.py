@@ -1,4 +1,4 @@
-"""Settings of a tokenizer that is trained; the module imports nothing heavy, so that a wrong setting fails at once."""
+"""Settings of a tokenizer to train. The module imports nothing heavy, so that a wrong setting fails at once."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class TokenizerSettings:
     num_sentinels: int = 0  # sentinel tokens <extra_id_0>, ... for span corruption, at the end of the vocabulary
 
     def __post_init__(self) -> None:
-        for name, least in (("min_frequency", 0), ("limit_alphabet", 1), ("max_length", 1), ("num_sentinels", 0)):
+        for name, minimum in (("min_frequency", 0), ("limit_alphabet", 1), ("max_length", 1), ("num_sentinels", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise SettingError(f"{name} is {value}; expected a whole number from {least}")
+            if value is not None and value < minimum:
+                raise SettingError(f"{name} is {value}; expected a whole number from {minimum}")
 
     @property
     def size_without_sentinels(self) -> int:

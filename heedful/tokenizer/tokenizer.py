@@ -48,7 +48,7 @@ UNLIMITED = 1_000_000_000  # a model_max_length from which there is no limit; tr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecialIds:
-    """Ids of the special tokens by their roles; None: the tokenizer has no such token."""
+    """Ids of the special tokens by their roles, or None for a role without a token."""
 
     pad: int | None
     unknown: int | None
@@ -79,7 +79,7 @@ class Tokenizer:
 
         Args:
             backend: The library's tokenizer.
-            config: Contents of tokenizer_config.json; None: empty.
+            config: Values of tokenizer_config.json (default: none).
 
         Raises:
             TokenizerError: If the vocabulary is empty, or ids are shared or unknown.
@@ -99,17 +99,17 @@ class Tokenizer:
             all_ids = list(backend.get_vocab(with_added_tokens=True).values())
             self._state = self.tokenizer_json()
             probes = [backend.encode("a"), backend.encode("a", "a")]
-        for large in ("vocab", "merges"):  # the backend has them: they are not stored twice
-            self._state["model"].pop(large, None)
+        for key in ("vocab", "merges"):  # the backend has these large values too
+            self._state["model"].pop(key, None)
         if not all_ids:
             raise TokenizerError("this tokenizer has an empty vocabulary: give the files that belong to the checkpoint")
         vocabulary_ids = set(all_ids)
         if len(vocabulary_ids) != len(all_ids):
             raise TokenizerError("two tokens of this tokenizer share an id: give each token its own id")
-        self.size: int = 1 + max(vocabulary_ids)  # rows that an embedding needs
-        for number in sorted({number for probe in probes for number in probe.ids} - vocabulary_ids):
+        self.size: int = 1 + max(vocabulary_ids)  # how many rows the embedding table needs
+        if unknown_ids := {id for probe in probes for id in probe.ids} - vocabulary_ids:
             raise TokenizerError(
-                f"the post-processor puts id {number} around texts, but no token has it: correct its id"
+                f"the post-processor puts id {min(unknown_ids)} around texts, but no token has it: correct its id"
             )
         self.special: SpecialIds = _find_special_ids(self, probes[0])
 
@@ -117,8 +117,9 @@ class Tokenizer:
     def load(cls, folder: str | Path, defaults: Mapping[str, object] | None = None) -> Tokenizer:
         """Load the tokenizer of a folder.
 
-        It is read from tokenizer.json, else from vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or
-        spiece.model (SentencePiece). tokenizer_config.json is read too. Stored truncation and padding are ignored.
+        The tokenizer is read from tokenizer.json, else from vocab.txt (WordPiece), vocab.json and merges.txt
+        (byte-level BPE), or spiece.model (SentencePiece). tokenizer_config.json is read too. Stored truncation and
+        padding are ignored.
 
         Args:
             folder: The folder.
@@ -157,7 +158,7 @@ class Tokenizer:
 
     @property
     def max_length(self) -> int | None:
-        """Maximum number of tokens of the model that the tokenizer belongs to; None: unknown or unlimited."""
+        """Maximum number of tokens of the tokenizer's model, or None if it is unknown or unlimited."""
         max_length = self._config.get("model_max_length")
         return int(max_length) if max_length is not None and max_length < UNLIMITED else None
 
@@ -210,7 +211,7 @@ class Tokenizer:
 
     @property
     def lowercases(self) -> bool | None:
-        """Whether texts are lower-cased; None: the normalizer does not say."""
+        """Whether texts are lower-cased, or None if the normalizer does not say."""
         steps = _all_steps(self._state["normalizer"])
         if any(step.get("type") == "Lowercase" for step in steps):
             return True
@@ -225,7 +226,7 @@ class Tokenizer:
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def id(self, token: str) -> int | None:
-        """Return the id of a token, spelt as in the vocabulary ("##ing", "Ġthe"); None: there is no such token."""
+        """Return the id of a token, spelt as in the vocabulary ("##ing", "Ġthe"), or None if it is missing."""
         return self._backend.token_to_id(token)
 
     @property
@@ -275,20 +276,21 @@ class Tokenizer:
 
         Args:
             item: The text, pair or words.
-            max_length: Maximum number of tokens; None: any number.
+            max_length: Maximum number of tokens (default: unlimited).
             truncate: What happens to more tokens: "error" raises TokenizerError, "longest_first" cuts the longer text
-                of a pair, "only_second" the second text. Special tokens are always kept; `dropped` counts cut tokens.
+                of a pair, "only_second" the second text. Special tokens are never cut; `Encoding.dropped` counts cut
+                tokens.
         """
         return self.encode_batch([item], max_length=max_length, truncate=truncate)[0]
 
     def encode_batch(
         self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
     ) -> list[Encoding]:
-        """Encode several items on all processor cores; arguments as of `encode`."""
+        """Encode several items on all processor cores; `encode` has the same options."""
         check_limits(max_length=max_length, truncate=truncate)
         results = []
-        for number, encoding in enumerate(self._encode_with_library(items, fast=False)):
-            positions, dropped = _truncated_positions(encoding, number, max_length=max_length, truncate=truncate)
+        for index, encoding in enumerate(self._encode_with_library(items, fast=False)):
+            positions, dropped = _truncated_positions(encoding, index, max_length=max_length, truncate=truncate)
             results.append(from_library(encoding, positions, dropped=dropped))
         return results
 
@@ -324,13 +326,13 @@ class Tokenizer:
     def pack(
         self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
     ) -> Packed:
-        """Encode items as one batch for a model; arguments as of `encode`."""
+        """Encode items as one batch for a model; `encode` has the same options."""
         from heedful.packed import Packed  # imports torch, which other methods do not need
 
         check_limits(max_length=max_length, truncate=truncate)
         ids, types = [], []
-        for number, encoding in enumerate(self._encode_with_library(items, fast=True)):
-            positions, _ = _truncated_positions(encoding, number, max_length=max_length, truncate=truncate)
+        for index, encoding in enumerate(self._encode_with_library(items, fast=True)):
+            positions, _ = _truncated_positions(encoding, index, max_length=max_length, truncate=truncate)
             ids.append(select_entries(encoding.ids, positions))
             types.append(select_entries(encoding.type_ids, positions))
         return Packed.of(ids, types)
@@ -359,7 +361,7 @@ class Tokenizer:
 
         Args:
             folder: The folder, which is made if it is missing.
-            types: Whether the model reads token types, which transformers' tokenizer then returns; None: unknown.
+            types: Whether the model reads token types, which transformers' tokenizer then returns. None if unknown.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -402,7 +404,7 @@ class Tokenizer:
 
     @cached_property
     def _pretokenized_backend(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer of words: byte-level BPE puts a space before each word, as it was trained."""
+        """The library's tokenizer for PreTokenized words; in byte-level BPE, it puts a space before each word."""
         state, is_changed = self.tokenizer_json(), False
         for step in [*_all_steps(state["pre_tokenizer"]), *_all_steps(state["post_processor"])]:
             if step.get("add_prefix_space") is False:
@@ -415,21 +417,25 @@ class Tokenizer:
         return state
 
     def _encode_with_library(self, items: Sequence[TokenizerInput], *, fast: bool) -> list[tokenizers.Encoding]:
-        """Encode items without limits; `fast`: without offsets."""
+        """Encode items without limits.
+
+        Args:
+            fast: Whether to leave out offsets.
+        """
         if isinstance(items, str | tuple | PreTokenized):
             raise TokenizerError(
                 f"items is one {type(items).__name__}, but a list of texts, pairs or PreTokenized is needed"
             )
         items = list(items)
-        for number, item in enumerate(items):
+        for index, item in enumerate(items):
             if not isinstance(item, str):
-                _check_item(number, item)
+                _check_item(index, item)
         results: dict[int, tokenizers.Encoding] = {}
         for are_words in (False, True):
-            numbers = [number for number, item in enumerate(items) if isinstance(item, PreTokenized) is are_words]
-            if not numbers:
+            indices = [index for index, item in enumerate(items) if isinstance(item, PreTokenized) is are_words]
+            if not indices:
                 continue
-            batch = [items[number] for number in numbers]
+            batch = [items[index] for index in indices]
             inputs = [list(item.words) if isinstance(item, PreTokenized) else item for item in batch]
             try:
                 with translate_errors("the texts cannot be tokenized", "try them one by one to find which"):
@@ -439,27 +445,27 @@ class Tokenizer:
             except HeedfulError:
                 _check_surrogates(items)
                 raise
-            results.update(zip(numbers, encodings, strict=True))
-        return [results[number] for number in range(len(items))]
+            results.update(zip(indices, encodings, strict=True))
+        return [results[index] for index in range(len(items))]
 
 
-def _check_item(number: int, item: object) -> None:
-    """Raise TokenizerError if an item that is not a text is not a pair or words either."""
+def _check_item(index: int, item: object) -> None:
+    """Raise TokenizerError for an item that is neither a text nor a pair nor words."""
     if isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item):
         return
     if isinstance(item, PreTokenized):
         if isinstance(item.words, str) or not all(isinstance(word, str) for word in item.words):
-            raise TokenizerError(f"item {number} is {item!r:.80}: PreTokenized has a list of words, each a str")
+            raise TokenizerError(f"item {index} is {item!r:.80}: PreTokenized has a list of words, each a str")
         return
     raise TokenizerError(
-        f"item {number} is {item!r:.80} ({type(item).__name__}): give a text (str), a pair (a tuple of two texts), "
+        f"item {index} is {item!r:.80} ({type(item).__name__}): give a text (str), a pair (a tuple of two texts), "
         "or PreTokenized([...]) for a text that is already split"
     )
 
 
 def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
     """Raise TokenizerError if an item has a lone surrogate."""
-    for number, item in enumerate(items):
+    for index, item in enumerate(items):
         texts: Sequence[str]
         if isinstance(item, str):
             texts = [item]
@@ -472,24 +478,28 @@ def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise TokenizerError(
-                    f"item {number} has half a character ({text[error.start]!a}, a lone surrogate) at character "
+                    f"item {index} has half a character ({text[error.start]!a}, a lone surrogate) at character "
                     f'{error.start}: read the text as UTF-8, or clean it with text.encode("utf-8", "replace").decode()'
                 ) from None
 
 
 def _truncated_positions(
-    encoding: tokenizers.Encoding, number: int, *, max_length: int | None, truncate: Truncate
+    encoding: tokenizers.Encoding, index: int, *, max_length: int | None, truncate: Truncate
 ) -> tuple[list[int] | None, int]:
-    """Return the positions of the tokens that are kept (None: all), and the number of tokens that are cut."""
+    """Return the positions of the tokens to keep, or None for all, and how many tokens are cut.
+
+    Args:
+        index: Index of the item, for error messages.
+    """
     if max_length is None or len(encoding) <= max_length:
         return None, 0
     lengths = count_tokens(encoding)
-    stops = tokens_to_keep(lengths, max_length=max_length, truncate=truncate, what=f"item {number}")
+    stops = tokens_to_keep(lengths, max_length=max_length, truncate=truncate, what=f"item {index}")
     return kept_positions(encoding, stops), lengths[0] + lengths[1] - sum(stops)
 
 
 def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
-    """Find the special tokens: those that tokenizer_config.json names, else those around a text, else published ones.
+    """Find the special tokens, which tokenizer_config.json names; otherwise those around a text, or published ones.
 
     Args:
         tokenizer: The tokenizer.
@@ -521,7 +531,7 @@ def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Speci
 
 
 def _all_steps(state: object) -> list[dict[str, Any]]:
-    """Return all objects in a normalizer, pre-tokenizer or post-processor, itself included, such as steps."""
+    """Return all objects in a normalizer, pre-tokenizer or post-processor, which is the first one; most are steps."""
     if isinstance(state, list):
         return [step for component in state for step in _all_steps(component)]
     if not isinstance(state, dict):
@@ -530,7 +540,7 @@ def _all_steps(state: object) -> list[dict[str, Any]]:
 
 
 def _canonical_state(state: object) -> object:
-    """Return a state without what differs between versions of the library: options that are off, digits of scores."""
+    """Return a state without differences between versions of the library: options that are off, digits of scores."""
     if isinstance(state, float):
         return f"{state:.9g}"
     if isinstance(state, dict):

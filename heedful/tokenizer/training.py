@@ -1,4 +1,4 @@
-"""Train a tokenizer on texts: WordPiece, byte-level BPE or Unigram, the same one for the same texts."""
+"""Train a tokenizer on texts: WordPiece, byte-level BPE or Unigram. The same texts always give the same tokenizer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def train_tokenizer(sources: Iterable[str | Path], settings: TokenizerSettings) 
     with translate_errors("training failed", REMEDY):
         backend = TRAINERS[settings.algorithm](lambda: read_lines(sources), settings, config)
         backend.add_special_tokens(list(names))
-        backend.add_special_tokens([SENTINEL.format(number) for number in reversed(range(settings.num_sentinels))])
+        backend.add_special_tokens([SENTINEL.format(index) for index in reversed(range(settings.num_sentinels))])
     return Tokenizer(backend, config)
 
 
@@ -80,12 +80,12 @@ def _train_wordpiece(
 ) -> tokenizers.Tokenizer:
     """Train WordPiece by the library's algorithm: BPE merges of characters, those inside a word written `##x`.
 
-    The library numbers the characters inside words in the order of a hash table, and breaks ties by these numbers, so
-    that runs would differ. Therefore the characters are counted here first and passed to it in order.
+    The library gives ids to the characters inside words in the order of a hash table, and breaks ties by these ids, so
+    that runs would differ. Therefore the characters are counted here first and passed to the library in order.
     """
     config |= {"do_lower_case": settings.lowercases, "strip_accents": settings.strips_accents}
     names = list(asdict(settings.names).values())
-    special_ids = {name: number for number, name in enumerate(names)}
+    special_ids = {name: id for id, name in enumerate(names)}
     backend = build_wordpiece(special_ids, config, "the special tokens", [])
     characters, inner = _frequent_characters(read_texts(), backend, settings.limit_alphabet)
     if not characters:
@@ -194,7 +194,7 @@ def _accent_and_case_steps(
     Args:
         settings: The settings.
         first: Normalizer that separates accents from letters.
-        last: Normalizer after the removal of accents; None: none.
+        last: Normalizer after the removal of accents, if there is one.
     """
     steps: list[normalizers.Normalizer] = []
     if settings.strips_accents:
@@ -209,15 +209,15 @@ TRAINERS = {"wordpiece": _train_wordpiece, "bpe": _train_byte_level_bpe, "unigra
 
 def read_lines(sources: Iterable[str | Path]) -> Iterator[str]:
     """Yield each text, and each line of each file without its line end; errors name the file and line."""
-    for number, source in enumerate(sources):
+    for index, source in enumerate(sources):
         if isinstance(source, Path):
             yield from _file_lines(source)
         elif isinstance(source, str):
             if not source.isascii():
-                _check_text(source, f"text {number}")
+                _check_text(source, f"text {index}")
             yield source
         else:
-            raise TokenizerError(f"source {number} is a {type(source).__name__}: give a text (str) or a file (Path)")
+            raise TokenizerError(f"source {index} is a {type(source).__name__}: give a text (str) or a file (Path)")
 
 
 def _check_text(text: str, what: str) -> None:
@@ -239,17 +239,17 @@ def _file_lines(path: Path) -> Iterator[str]:
             f"{path}: lines of {name.suffix} files are not texts: write the texts to a .txt file, one on each line; "
             "heedful pretrain reads the texts of tables itself, and trains a tokenizer on them"
         )
-    number = 0
+    line_number = 0
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as file:
             while line := file.readline(MAX_LINE_BYTES):
-                number += 1
+                line_number += 1
                 if len(line) == MAX_LINE_BYTES:
                     raise TokenizerError(
-                        f"{path}, line {number} has {MAX_LINE_BYTES} bytes or more: split it into lines"
+                        f"{path}, line {line_number} has {MAX_LINE_BYTES} bytes or more: split it into lines"
                     )
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                yield line.decode("utf-8-sig" if line_number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
+        raise TokenizerError(f"{path}, line {line_number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise TokenizerError(f"{path} cannot be read after line {number}: {error}; check the file") from error
+        raise TokenizerError(f"{path} cannot be read after line {line_number}: {error}; check the file") from error

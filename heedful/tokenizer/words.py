@@ -19,13 +19,13 @@ UNKNOWN = "[UNK]"
 def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenizer:
     """Return a tokenizer with a token for each word, and id 0 for all others.
 
-    It splits at spaces and around punctuation, and adds no special tokens. Lower-casing removes accents too.
+    The tokenizer splits at spaces and around punctuation, and adds no special tokens. Lower-casing removes accents too.
 
     Raises:
         TokenizerError: If there are no words.
     """
     distinct = [word for word in dict.fromkeys(words) if word != UNKNOWN]
-    ids = {word: number for number, word in enumerate([UNKNOWN, *distinct])}
+    ids = {word: id for id, word in enumerate([UNKNOWN, *distinct])}
     if not distinct:
         raise TokenizerError("there are no words to make a vocabulary of: give some")
     with translate_errors("this vocabulary cannot be used", "check its words"):
@@ -47,7 +47,7 @@ def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str
 
 
 def as_single_word(written: str, *, lower_case: bool = True) -> str | None:
-    """Return a word as `word_tokenizer` normalises it; None if that is several words, or none.
+    """Return a word as `word_tokenizer` normalises it, or None if the result is several words or empty.
 
     >>> as_single_word("Schön"), as_single_word("schön", lower_case=False), as_single_word("U.S.")
     ('schon', 'schön', None)
