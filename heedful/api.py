@@ -73,7 +73,7 @@ def finetune(
         data: A file or folder, a frame of pandas or polars, a data set of the `datasets` library, a list of dicts, a
             pair (texts, labels), or a mapping of splits to any of these.
         output_dir: The run folder; an interrupted run in it is resumed.
-        model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
+        model: A folder, or NAME[@REVISION] on the hub (default: the encoder that ships with Heedful).
         epochs: Passes over the training data. Only one of epochs, max_steps and time_budget can be given.
         max_steps: Number of optimizer steps.
         time_budget: Duration of training, such as "1h30m", or a number in minutes.
@@ -81,10 +81,10 @@ def finetune(
         batch_size: Samples per optimizer step.
         max_length: Maximum sequence length in tokens.
         seed: Random seed.
-        seeds: Number of runs, with seed, seed + 1, ...; the best one on dev is kept.
-        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
+        seeds: How many runs to make, with seed, seed + 1, ...; the result is the run with the best score on dev.
+        device: "cpu", "cuda" or "cuda:1" (default: a GPU if there is one).
         precision: Data type of matrix products: "auto", "float32" or "bfloat16".
-        patience: Evaluations without a better metric before early stopping; 0: no early stopping.
+        patience: Evaluations without a better metric before early stopping. If 0, there is no early stopping.
         settings: All settings, instead of a recipe; arguments and overrides take precedence.
         recipe: A .toml or .json file of settings.
         overrides: Settings by path or unique last component, such as {"weight_decay": 0.1}.
@@ -138,7 +138,7 @@ def pretrain(
         objective: Name of the objective, such as "mlm" or "clm"; with a teacher, distillation terms joined by "+".
         size: Size of a model with random weights, such as "tiny".
         model: A folder, or NAME[@REVISION] on the hub, to continue from.
-        tokenizer: A folder with a tokenizer; "": one is trained on the text.
+        tokenizer: A folder with a tokenizer (default: one is trained on the text).
         teacher: A trained encoder to distil, for an objective of distillation terms.
 
     The other arguments are those of `finetune`.
@@ -189,8 +189,8 @@ def distil(
         student: "layers=3", a size such as "tiny", a model folder, or "bag", "attention", "bilstm".
         loss: Name of a published combination of losses, such as "distilbert".
         unlabelled: Files and folders of texts without labels.
-        cascade: Also build a cascade, in output_dir/cascade: the student answers where it is confident, else the
-            teacher; `max_loss` is the loss of accuracy, in points, that is allowed.
+        cascade: Also build a cascade, in output_dir/cascade: the student answers where it is confident, and the
+            teacher elsewhere. The setting `max_loss` is the allowed loss of accuracy, in percentage points.
 
     The other arguments are those of `finetune`.
     """
@@ -229,14 +229,15 @@ def predict(
         answer_type: Class of the answers, such as Classification; a type checker then knows their fields.
         revision: Revision on the hub.
         head: Kind of head to load instead of the one in config.json.
-        precision: "float32", "bfloat16", "float16", "int8" or "auto"; None: float32, on a GPU bfloat16 or float16.
-        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
-        top_k: Number of candidates to list for each mask.
+        precision: "float32", "bfloat16", "float16", "int8" or "auto" (default: float32, on a GPU bfloat16 or float16).
+        device: "cpu", "cuda" or "cuda:1" (default: a GPU if there is one).
+        top_k: How many candidates to list for each mask.
         min_confidence: Minimum probability of a label; with less, the model abstains, and the label is "".
-        prediction_set: Probability with which `prediction_set` of an answer contains the right label; None: no sets.
+        prediction_set: Probability with which `prediction_set` of an answer contains the right label. If None,
+            answers have no such sets.
         candidate_labels: Labels to choose from that the model was not trained on, or descriptions by label; for models
             with a label "entailment", cross-encoders and sentence embedding models.
-        template: Text around each label or description, with {} for it; None: one that fits the kind of model.
+        template: Text around each label or description, with {} for it (default: one for the kind of model).
         multi_label: Whether any number of the candidate labels may be right.
 
     Raises:
@@ -273,7 +274,7 @@ def _collect_overrides(
     Args:
         overrides: The argument `overrides`.
         other_settings: Keyword arguments for any setting.
-        keywords: Keyword arguments of the function; None: not set.
+        keywords: Keyword arguments of the function; a value of None means that the caller has not set it.
 
     Raises:
         SettingError: If a setting is given twice.

@@ -1,6 +1,7 @@
 """Files and folders that appear complete or not at all, and that survive a power cut.
 
-All writes go through the six smallest functions here, `_open` to `_remove`.
+Corpora, run folders, checkpoints, caches and tokenizers are written with these functions. All of them write through the
+six smallest functions here, `_open` to `_remove`, which tests replace to simulate failures.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def write_synced(path: Path, chunks: Iterable[Chunk]) -> dict[str, int | str]:
 
     with _open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
         summary = checksum(write_chunks())
-        _fsync(handle)  # this handle wrote the data, so it gets any error
+        _fsync(handle)  # errors of writes are reported to the handle that wrote
     return summary
 
 
@@ -116,7 +117,8 @@ def remove_stale(folder: Path, name: str | None = None) -> None:
 
     Args:
         folder: The folder.
-        name: Name of the file whose temporary files are removed, in a folder that other programs use; None: any file.
+        name: Name of the file whose temporary files are removed. If None, those of all files, which is only for
+            folders that no other program uses.
     """
     name_pattern = ".+" if name is None else rf"{re.escape(name)}(?:\.old)?"
     for path in folder.iterdir() if folder.is_dir() else ():

@@ -9,6 +9,6 @@ BUNDLED_ENCODER = "heedful-mini-en"
 
 
 def bundled_model(name: str) -> Path | None:
-    """Return the folder of the bundled model of that name; None: there is no such model."""
+    """Return the folder of the bundled model with this name, or None if there is no such model."""
     folder = Path(str(files("heedful"))) / "assets" / name
     return folder if name == BUNDLED_ENCODER else None

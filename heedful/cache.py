@@ -1,10 +1,10 @@
 """The cache of this machine: its folder, whether it can be trusted, and its locks.
 
-Files of the cache are run as code (the C++ kernels) or trusted (measurements), so it is used only if nobody but this
-user and root can change it. Its folder, all parent folders and all files must belong to one of the two, and neither
-their group nor others may write to them. Others may write to a parent folder if it has the sticky bit, as /tmp: then
-only owners rename files. Links in the path are followed if they belong to this user or root, and their targets are
-checked too. Files must not be links.
+`csrc` caches the C++ kernels here, and `infer` its measurements. Files of the cache are run as code or trusted, so the
+cache is used only if nobody but this user and root can change it. Its folder, all parent folders and all files must
+belong to one of the two, and neither their group nor others may write to them. Others may write to a parent folder if
+it has the sticky bit, like /tmp, in which only owners can rename files. Links in the path are followed if they belong
+to this user or root, and their targets are checked too. Files must not be links.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def open_checked_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file of the cache and return its descriptor, through which it was checked; the caller closes it.
+    """Open a file of the cache, check it and return its descriptor, which the caller closes.
 
     Raises:
         CacheError: If the file or one of its parent folders cannot be trusted.
@@ -171,16 +171,16 @@ def write_private_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def lock(path: Path, work: str) -> Iterator[None]:
-    """Hold a lock of the cache, which one process can have at a time.
+    """Hold a lock of the cache, which only one process can hold at a time.
 
-    After WARN_AFTER seconds, a warning names the process that has the lock.
+    After WARN_AFTER seconds, a warning names the process that holds the lock.
 
     Args:
         path: The lock file.
-        work: Work of the process that has the lock, for messages, such as "building the kernels".
+        work: Work of the process that holds the lock, for messages, such as "building the kernels".
 
     Raises:
-        CacheError: If another process still has the lock after GIVE_UP_AFTER seconds.
+        CacheError: If another process still holds the lock after GIVE_UP_AFTER seconds.
     """
     import fcntl  # not on every system
 
@@ -214,5 +214,5 @@ def lock(path: Path, work: str) -> Iterator[None]:
 
 def _holder(handle: int) -> str:
     """Return the name of the process that wrote its id into a lock file, for messages."""
-    number = os.pread(handle, 20, 0).strip()
-    return f"process {int(number)}" if number.isdigit() else "another process"
+    pid = os.pread(handle, 20, 0).strip()
+    return f"process {int(pid)}" if pid.isdigit() else "another process"

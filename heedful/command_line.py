@@ -1,4 +1,4 @@
-"""Commands for users to copy into a shell."""
+"""Commands for users to copy into a shell, in messages and reports."""
 
 from __future__ import annotations
 

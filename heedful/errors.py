@@ -20,9 +20,9 @@ class HeedfulError(ValueError):
 class InputError(HeedfulError):
     """One of several inputs cannot be used."""
 
-    def __init__(self, reason: str, number: int) -> None:
-        super().__init__(f"input {number}: {reason}")
-        self.reason, self.number = reason, number
+    def __init__(self, reason: str, index: int) -> None:
+        super().__init__(f"input {index}: {reason}")
+        self.reason, self.index = reason, index
 
 
 class SettingError(HeedfulError):
@@ -30,7 +30,7 @@ class SettingError(HeedfulError):
 
     Args:
         message: What is wrong, the value given, what to do.
-        path: Full path of the setting, such as "train.batch_size"; "": the error is about several settings.
+        path: Full path of the setting, such as "train.batch_size", or "" if the error is about several settings.
         source: Origin of the value: an argument, a flag, a file, a Python keyword.
         code: "invalid", "unknown", "ambiguous" (a short name of several settings), or "duplicate" (given twice).
         candidates: Full paths of the settings that the user may mean.
@@ -73,14 +73,14 @@ class HeedfulWarning(UserWarning):
     """A fact that the user should know and may want to change; the result is still as requested."""
 
 
-def quoted(value: object, most: int = 80) -> str:
-    """Return the repr of a value from an untrusted file, cut after `most` characters.
+def quoted(value: object, max_chars: int = 80) -> str:
+    """Return the repr of a value from an untrusted file, cut after `max_chars` characters.
 
-    >>> quoted("a name"), quoted("x" * 1000, most=5)
+    >>> quoted("a name"), quoted("x" * 1000, max_chars=5)
     ("'a name'", "'xxxx…")
     """
-    text = repr(value[: most + 1] if isinstance(value, str) else value)
-    return text if len(text) <= most + 2 else text[:most] + "…"
+    text = repr(value[: max_chars + 1] if isinstance(value, str) else value)
+    return text if len(text) <= max_chars + 2 else text[:max_chars] + "…"
 
 
 def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:

@@ -1,4 +1,4 @@
-"""`Packed`, the batch type: the sequences of a batch lie end to end, without padding and without a mask."""
+"""`Packed`, the batch type of every model: the sequences of a batch lie end to end, without padding and mask."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ class Packed:
     tokens: Int[Tensor, " rows"]
     positions: Int[Tensor, " rows"]  # position of each row in its sequence, from 0
     types: Int[Tensor, " rows"]  # token type (segment) of each row
-    bounds: tuple[int, ...]  # on the host: sequences + 1 row numbers, from 0 to the number of rows
-    past_lengths: tuple[int, ...] | None = None  # rows of each sequence in the KV cache; None: no cache
-    key_lengths: tuple[int, ...] | None = (
-        None  # number of rows of each sequence that are keys, the first ones; None: all
-    )
-    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows see which keys; None: all
-    states: Float[Tensor, "rows _width"] | None = None  # stored outputs of frozen layers; None: not stored
-    extremes: IdExtremes | None = None  # `id_extremes` of a batch that was moved from the CPU; None: not known
+    bounds: tuple[int, ...]  # on the host: sequences + 1 row indices, from 0 to the count of rows
+    past_lengths: tuple[int, ...] | None = None  # rows of each sequence in the KV cache, if there is one
+    key_lengths: tuple[int, ...] | None = None  # how many rows of each sequence, the first ones, are keys; None: all
+    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows attend to which keys; None: to all
+    states: Float[Tensor, "rows _width"] | None = None  # stored outputs of frozen layers
+    extremes: IdExtremes | None = None  # `id_extremes` of a batch that was moved from the CPU
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
@@ -61,12 +59,12 @@ class Packed:
         )
 
     def __len__(self) -> int:
-        """Return the number of sequences."""
+        """Return how many sequences there are."""
         return len(self.bounds) - 1
 
     @property
     def lengths(self) -> list[int]:
-        """Number of rows of each sequence."""
+        """How many rows each sequence has."""
         return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
 
     @property
@@ -86,26 +84,26 @@ class Packed:
         return list(rows.split(self.lengths))
 
     def first_rows(self) -> Int[Tensor, " sequences"]:
-        """Return the row number of each sequence's first token; raises DataError for an empty sequence."""
-        if empty := [number for number, length in enumerate(self.lengths) if length == 0]:
+        """Return the row index of each sequence's first token; raises DataError for an empty sequence."""
+        if empty := [sequence for sequence, length in enumerate(self.lengths) if length == 0]:
             raise DataError(f"sequences {empty} are empty: they have no first token to summarise them")
         return send(self.bounds[:-1], self.tokens.device)
 
     def last_rows(self) -> Int[Tensor, " sequences"]:
-        """Return the row number of each sequence's last token; raises DataError for an empty sequence."""
+        """Return the row index of each sequence's last token; raises DataError for an empty sequence."""
         self.first_rows()
         return send(self.bounds[1:], self.tokens.device) - 1
 
     def select(self, rows: Int[Tensor, " sequences"]) -> Packed:
-        """Return a batch of one row from each sequence, given the row numbers."""
+        """Return a batch of one row from each sequence, given the row indices."""
         tokens, positions, types = (column[rows] for column in (self.tokens, self.positions, self.types))
         return Packed(tokens=tokens, positions=positions, types=types, bounds=tuple(range(len(self) + 1)))
 
     def without_first(self, counts: Sequence[int]) -> tuple[Int[Tensor, " some"], Packed]:
-        """Remove the first rows of each sequence: returns the numbers of the other rows, and a batch of them.
+        """Remove the first rows of each sequence; returns the indices of the remaining rows, and a batch of them.
 
         Args:
-            counts: Number of rows to remove from each sequence; a sequence with fewer rows becomes empty.
+            counts: How many rows to remove from each sequence; a sequence with fewer rows becomes empty.
 
         >>> rows, batch = Packed.of([[5, 6, 7], [8]]).without_first([1, 2])
         >>> rows.tolist(), batch.bounds
@@ -124,7 +122,7 @@ class Packed:
         """Return decoder inputs for these targets: each sequence begins with `start` and loses its last token.
 
         Args:
-            start: First token of all sequences; None: the last token of each sequence.
+            start: First token of all sequences. If None, each sequence begins with its last token.
 
         >>> Packed.of([[5, 6, 7], [8]]).shift_right(0).tokens.tolist()
         [0, 5, 6, 0]
@@ -138,7 +136,7 @@ class Packed:
         return replace(self, tokens=tokens)
 
     def pad_to_bucket(self) -> Packed:
-        """Append one sequence that rounds the number of rows up (by at most 3 %), so that few distinct shapes occur.
+        """Append one sequence that rounds the row count up (by at most 3 %), so that few distinct shapes occur.
 
         >>> Packed.of([[7] * 130]).pad_to_bucket().bounds
         (0, 130, 132)
@@ -160,9 +158,10 @@ class Packed:
         )
 
     def id_extremes(self) -> IdExtremes | None:
-        """Return the smallest and the largest token and type; None: there are no rows, or they were never on the CPU.
+        """Return the smallest and the largest token and type, or None for no rows or rows that were never on the CPU.
 
-        On a GPU, an id that an embedding does not have ends the process, and reading the largest id waits for the GPU.
+        On a GPU, an id that is not in the embedding table ends the process, and reading the largest id waits for the
+        GPU.
         """
         if self.extremes is not None or self.tokens.device.type != "cpu" or not len(self.tokens):
             return self.extremes
@@ -184,15 +183,15 @@ class Packed:
         )
 
 
-def send(numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long) -> Int[Tensor, " numbers"]:
-    """Return numbers as a tensor on a device, without waiting for the copy."""
-    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+def send(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long) -> Int[Tensor, " values"]:
+    """Return integers as a tensor on a device, without waiting for the copy."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def _flatten(sequences: Sequence[Sequence[int]]) -> Int[Tensor, " rows"]:
-    """Return the numbers of all sequences, end to end."""
-    numbers = np.fromiter(chain.from_iterable(sequences), np.int64, sum(map(len, sequences)))
-    return torch.from_numpy(numbers)  # three times as fast as torch.tensor of a list
+    """Return the integers of all sequences, end to end."""
+    integers = np.fromiter(chain.from_iterable(sequences), np.int64, sum(map(len, sequences)))
+    return torch.from_numpy(integers)  # three times as fast as torch.tensor of a list
 
 
 def _positions(lengths: Sequence[int]) -> Int[Tensor, " rows"]:

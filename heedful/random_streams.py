@@ -1,4 +1,4 @@
-"""Random streams: numbers that are mixed into a seed, so that random numbers for different purposes differ."""
+"""Random streams: constants that are mixed into a seed, so that random numbers for different purposes differ."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from enum import IntEnum
 class Stream(IntEnum):
     """A purpose of random numbers; pass it to `data.sampler` with the seed.
 
-    Members with the same number are aliases. That is harmless: one of them is mixed into the seed of a run, the other
-    one into the key of a sample or into a constant, so that they never yield the same seed. New streams get new
-    numbers. Numbers never change, because results would change with them.
+    Members with the same value are aliases. That is harmless: one of them is mixed into the seed of a run, the other
+    one into the key of a sample or into a constant, so that they never yield the same seed. New streams get new values.
+    Values never change, because results would change with them.
     """
 
     DROPOUT = 1  # with the seed, step, micro-batch and rank
@@ -23,7 +23,7 @@ class Stream(IntEnum):
     EXTRA_MODULES = 6  # with the seed: modules that are trained together with a student
     PROJECTION = 7  # with the seed: projections of a student's hidden states
     AUGMENTATION = 8  # with the seed: augmented samples
-    TOKENIZER_DOCUMENTS = 8  # with a document's number only: documents that a tokenizer is trained on
+    TOKENIZER_DOCUMENTS = 8  # with a document's index only: documents that a tokenizer is trained on
     SENTENCE_WINDOWS = 11  # with the seed and document
     BASELINE_WORDS = 11  # with the seed: examples of the bag-of-words baseline
     WINDOW_PAIRS = 12  # with the seed

@@ -2,8 +2,9 @@
 
 Settings are frozen, keyword-only dataclasses; required fields have no default. A field may be a string, a number, a
 bool, Literal, tuple, dict[str, ...], another dataclass, None, or a union of dataclasses that differ in a Literal field
-`kind`. A base class with a list MEMBERS means the union of the listed classes. TOML has no null, so in every
-format the word "none" is None, where None is allowed. A dataclass is called a table here, as in TOML.
+`kind`. A base class with a list MEMBERS stands for the union of the listed classes. TOML has no null, so in every
+format the word "none" is read as None, where None is allowed. A dataclass is called a table here, as in TOML. The
+settings of runs, models and tokenizers are read and written by this module.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ def from_mapping(cls: type[Settings], data: object, *, source: str | Callable[[S
     Args:
         cls: The dataclass.
         data: Its fields as dicts, lists, strings, numbers, bools and None.
-        source: Origin of the data, for messages; or a function from a path to its origin, "" if unknown.
+        source: Origin of the data, for messages; or a function that returns the origin of a path, "" if unknown.
 
     Raises:
-        SettingError: If a value is invalid; its message lists all problems, and its path is that of the first one.
+        SettingError: If a value is invalid. The message lists all problems, and `path` is that of the first problem.
     """
     from pydantic import ValidationError
 
@@ -315,7 +316,7 @@ def _by_kind(members: tuple[object, ...]) -> tuple[dict[str, type[DataclassInsta
 
 
 def _tag(value: object, tables: Mapping[str, object]) -> str | None:
-    """Return the tag of the union's member that a value is for; None: a table without `kind`."""
+    """Return the tag of the union's member that a value is for, or None for a table without `kind`."""
     if not isinstance(value, dict):
         return _OTHERS
     if len(tables) == 1:
@@ -356,7 +357,7 @@ def _problems(cls: type, plain: Json, error: ValidationError) -> Iterator[tuple[
         is_unknown_key, cause = detail["type"] == "extra_forbidden", detail.get("ctx", {}).get("error")
         path, kind, value = _locate(cls, plain, detail["loc"][:-1] if is_unknown_key else detail["loc"])
         name = format_path(path)
-        if isinstance(cause, AssertionError):  # an error of ours, and not of the user
+        if isinstance(cause, AssertionError):  # a bug of Heedful, not an invalid value
             raise cause
         if is_unknown_key:
             if _is_union(kind):  # a dataclass or None

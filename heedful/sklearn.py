@@ -1,8 +1,8 @@
 """Estimators with scikit-learn's interface: text classification, regression, tagging and sentence embeddings.
 
-X is a sequence of texts instead of a matrix; otherwise they work in pipelines, grid searches and cross-validation as
-other estimators do. A fitted estimator has a model folder, and a pickled estimator contains its files, so that it can
-be loaded on another machine.
+X is a sequence of texts instead of a matrix; otherwise these estimators work in pipelines, grid searches and
+cross-validation as others do. A fitted estimator has a model folder, and a pickled estimator contains the files of this
+folder, so that it can be loaded on another machine.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _FinetunedEstimator(_TextEstimator):
     """Base class of the estimators that are fine-tuned. If an argument is None, its value depends on the data.
 
     Args:
-        model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
+        model: A folder, or NAME[@REVISION] on the hub (default: the encoder that ships with Heedful).
         epochs: Passes over the training data.
         max_steps: Number of optimizer steps, instead of epochs.
         lr: Peak learning rate.
@@ -85,8 +85,8 @@ class _FinetunedEstimator(_TextEstimator):
         max_length: Maximum sequence length in tokens.
         seed: Random seed.
         overrides: Other settings, by path or unique last component.
-        output_dir: The run folder, which must not hold another run; None: a temporary folder, which is deleted with
-            the estimator.
+        output_dir: The run folder, which must not hold another run (default: a temporary folder, which is deleted
+            with the estimator).
     """
 
     _task: ClassVar[str]
@@ -137,11 +137,11 @@ class TextClassifier(ClassifierMixin, _FinetunedEstimator):  # type: ignore[misc
     def fit(self, X: Sequence[TextItem], y: ArrayLike) -> TextClassifier:
         """Fine-tune on texts and their classes."""
         texts, targets = _texts(X), _targets(X, y)
-        self.classes_, numbers = np.unique(targets, return_inverse=True)
+        self.classes_, class_ids = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"y has only the class {self.classes_[0]}; expected 2 classes or more")
         self._names = [f"{value}" for value in self.classes_.tolist()]
-        self._train(texts, [self._names[number] for number in numbers])
+        self._train(texts, [self._names[id] for id in class_ids])
         return self
 
     def predict_proba(self, X: Sequence[TextItem]) -> NDArray[np.float64]:
@@ -185,7 +185,7 @@ class TokenClassifier(_FinetunedEstimator):
         return self
 
     def predict(self, X: Sequence[Sequence[str]]) -> list[list[str | None]]:
-        """Return the tag of each word; None for a word without a token, if the model has no tag for "outside"."""
+        """Return the tag of each word. If the model has no tag for "outside", words without a token get None."""
         answers = self.engine_([list(words) for words in X])
         return [[word["label"] for word in answer["words"]] for answer in answers]
 
@@ -219,7 +219,7 @@ class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Sequence[str]) -> NDArray[np.float32]:
-        """Return the embeddings, [texts, width]."""
+        """Return the embeddings, [texts, dimensions]."""
         return self.engine_.encode(cast("list[str]", _texts(X)), prompt=self.prompt)
 
 
@@ -232,9 +232,9 @@ def _texts(X: object) -> list[str | tuple[str, ...]]:
     if isinstance(X, str) or not isinstance(X, Iterable) or not hasattr(X, "__len__"):
         raise DataError(f"X is {type(X).__name__}; expected a list or an array of texts")
     values = X.tolist() if hasattr(X, "tolist") else list(X)
-    for number, value in enumerate(values):
+    for index, value in enumerate(values):
         if not isinstance(value, str) and not _is_pair(value):
-            raise DataError(f"X[{number}] is {type(value).__name__}; expected a text, or a pair of texts")
+            raise DataError(f"X[{index}] is {type(value).__name__}; expected a text, or a pair of texts")
     if not values:
         raise DataError("X has 0 sample(s); expected texts")
     return [value if isinstance(value, str) else tuple(value) for value in values]

@@ -1,4 +1,4 @@
-"""Plain data from and to TOML and JSON, with errors that quote a part of invalid data."""
+"""Plain data from and to TOML and JSON, for `settings.py`, with errors that quote a part of invalid data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def to_plain_data(value: object, path: tuple[str | int, ...], source: str) -> Js
                 raise HeedfulError(f"{source}: {format_path(path)} has the key {as_json(invalid[0])}, expected text")
             return {key: to_plain_data(item, (*path, key), source) for key, item in value.items()}
         case list() | tuple():
-            return [to_plain_data(item, (*path, number), source) for number, item in enumerate(value)]
+            return [to_plain_data(item, (*path, index), source) for index, item in enumerate(value)]
         case str() if _is_encodable(value):
             return value
         case float() if not math.isfinite(value):
@@ -106,7 +106,7 @@ def to_plain_data(value: object, path: tuple[str | int, ...], source: str) -> Js
 
 
 def _is_encodable(text: str) -> bool:
-    """Return whether a string can be written in UTF-8: it has no halves of surrogate pairs."""
+    """Return whether a string can be written in UTF-8, which halves of surrogate pairs cannot."""
     return not re.search("[\ud800-\udfff]", text)
 
 

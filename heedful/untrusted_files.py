@@ -1,6 +1,7 @@
 """Reading of files of a model folder, which is untrusted: names, links, sizes and JSON are checked.
 
-A file must be a regular file in the folder, within its size limit, and JSON is parsed strictly.
+A file must be a regular file in the folder, within its size limit, and JSON is parsed strictly. `checkpoint` and
+`tokenizer` read model folders with these functions.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def read_bytes(folder: Path, name: str, *, max_bytes: int | None = None) -> byte
     """Read a file of the folder, of at most `max_bytes` bytes.
 
     Args:
-        max_bytes: Maximum size; None: the limit for files with this name, see LIMITS.
+        max_bytes: Maximum size. If None, the limit in LIMITS for files with this name.
 
     Raises:
         FileNotFoundError, NotADirectoryError: If the file is missing.

@@ -36,8 +36,8 @@ class StagedAnswers:
         self.pending = [number for number in self.pending if self._answers[number]["probability"] < threshold]
 
     def renumbered(self, error: InputError) -> InputError:
-        """Return an error with the number of its input among all inputs instead of the pending ones."""
-        return InputError(error.reason, self.pending[error.number])
+        """Return an error with the index of its input among all inputs instead of the pending ones."""
+        return InputError(error.reason, self.pending[error.index])
 
     @property
     def answers(self) -> list[Answer]:

@@ -1,4 +1,7 @@
-"""Attribution of a prediction to tokens: integrated gradients of one score over the token embeddings."""
+"""Attribution of a prediction to tokens: integrated gradients of one score over the token embeddings.
+
+`prediction.py` asks `explained_score` for the score, and `integrated_gradients` for its attribution.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ STEPS = 32  # points on the path from the baseline to the text
 ROWS_PER_BATCH = 4096  # maximum rows in a batch of points
 MAX_CANDIDATES = 8  # most probable tokens that a user may choose to explain
 HeadOutputs: TypeAlias = Any  # a tensor, or the scores of a head with several parts
-Score = Callable[[HeadOutputs, Packed], Float[Tensor, " copies"]]  # returns a number for each copy of the text
+Score = Callable[[HeadOutputs, Packed], Float[Tensor, " copies"]]  # returns the score of each copy of the text
 Choices = tuple[tuple[int, str], ...]  # rows or labels, each with its name
 
 
@@ -43,7 +46,7 @@ class Attribution:
     def missing(self) -> float:
         """Approximation error: the difference of the two scores minus the sum of the values.
 
-        It tends to 0 as the number of points grows.
+        The error tends to 0 with more points.
         """
         return self.at_text - self.at_baseline - float(self.values.sum())
 
@@ -54,7 +57,7 @@ class ExplainedScore(NamedTuple):
     score: Score
     name: str
     row: int | None = None  # row of the model's output that the score is computed from; None: all rows
-    label: int | None = None  # number of the class, or id of the token
+    label: int | None = None  # index of the class, or id of the token
     positions: Choices = ()  # rows that can be explained
     labels: Choices = ()  # labels that can be explained
 
@@ -67,15 +70,16 @@ def integrated_gradients(
 ) -> Attribution:
     """Return (x - b) times the mean gradient on the path from b to x (Sundararajan et al. 2017, section 3).
 
-    x are the embeddings of the text. b are those of the baseline: each token that is not special is replaced by the
-    mask token, or without one by the unknown or padding token. Values are summed over the width. Gradients are taken
-    in the middle of each step. A test compares the result with that of captum.
+    x are the embeddings of the text, and b those of the baseline. In the baseline, the mask token replaces each token
+    that is not special; a tokenizer without a mask token uses its unknown or padding token. Values are summed over the
+    dimensions of embeddings. Gradients are computed in the middle of each step. A test compares the result with
+    captum's.
 
     Args:
         inspection: The model and the text.
         score: The score to explain.
         name: Name of the score.
-        steps: Number of points on the path.
+        steps: How many points the path has.
         rows_per_batch: Maximum number of rows in a batch of points.
 
     Raises:
@@ -91,7 +95,7 @@ def integrated_gradients(
             b = loaded.model.embedding(_baseline(inspection))
         total = torch.zeros_like(x)
         batch_size = max(1, rows_per_batch // len(x))
-        shares = [(number + 0.5) / steps for number in range(steps)]
+        shares = [(step + 0.5) / steps for step in range(steps)]
         for first in range(0, steps, batch_size):
             total += _sum_of_gradients(inspection, score, x, b, shares[first : first + batch_size])
         with torch.no_grad():
@@ -163,9 +167,9 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
 
     Args:
         inspection: The model and the text.
-        position: Row of the token that is tagged, filled in or generated. None: the tag that the model is most sure
-            of, the first mask, the first token of the target, or without an encoder the token after the text.
-        label: Number of the class, or id of the token; None: the predicted one.
+        position: Row of the token that is tagged, filled in or generated. If None, it is the row with the most probable
+            tag, the first mask, the first token of the target, or, without an encoder, the token after the text.
+        label: Index of the class, or id of the token. If None, the predicted one.
 
     Raises:
         RequestError: If the head has no such score.
@@ -205,7 +209,7 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
 
 
 def similarity_score(inspection: Inspection, reference: Inspection) -> ExplainedScore:
-    """Return the cosine similarity of the text's embedding to the embedding of another text, which is held constant."""
+    """Return the cosine similarity of the text's embedding to that of another text, which is held constant."""
     with torch.no_grad():
         vector = reference.loaded(reference.source)
     name = "the similarity (cosine) to the other text, whose embedding is constant"
@@ -248,7 +252,7 @@ def _token_score(
 
 
 def _pooled_row(inspection: Inspection) -> int | None:
-    """Return the row that the head reads as the representation of the text; None: several rows."""
+    """Return the row that the head reads as the representation of the text, or None if it reads several rows."""
     head = inspection.loaded.config.head
     if not isinstance(head, Classes | Choice) or isinstance(inspection.loaded.model, ClassicModel):
         return None
@@ -263,7 +267,7 @@ def _class_score(label: int) -> Score:
 
 
 def _binary_class_score(label: int) -> Score:
-    """Return the logit of a class minus that of the other one; a model with a single output fixes one of them at 0."""
+    """Return the logit of a class minus the logit of the other class, which a model with one output fixes at 0."""
     return lambda outputs, _: outputs[:, label] - outputs[:, 1 - label]
 
 
@@ -312,8 +316,8 @@ def _token_name(inspection: Inspection, row: int) -> str:
     return inspection.sides["source"][row]["text"]
 
 
-def _check_index(number: int, count: int) -> int:
-    """Return the number if it is from 0 to count - 1; else raise a RequestError."""
-    if not 0 <= number < count:
-        raise RequestError(f"number {number} is out of range: give one from 0 to {count - 1}")
-    return number
+def _check_index(index: int, count: int) -> int:
+    """Return the index if it is from 0 to count - 1; otherwise raise a RequestError."""
+    if not 0 <= index < count:
+        raise RequestError(f"number {index} is out of range: give one from 0 to {count - 1}")
+    return index

@@ -1,4 +1,7 @@
-"""One Transformer block step by step: each formula with the values that the model computed for one token."""
+"""One Transformer block step by step: each formula with the values that the model computed for one token.
+
+The page asks for `block_steps` through `page_api.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class BlockStep:
     formula: str
     about: str  # sentence that explains the formula
     vectors: dict[str, Tensor] = field(default_factory=dict)  # one-dimensional, by name in the formula
-    over: str = ""  # "keys": the vectors have a number for each token that is attended to
+    over: str = ""  # "keys" if the vectors have an element for each token that is attended to
     of_head: bool = False  # whether the vectors belong to one head
 
 
@@ -64,8 +67,8 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
     Args:
         inspection: The model and the text.
         part: "encoder" or "decoder".
-        layer: Number of the block, from 0.
-        head: Number of the head, from 0.
+        layer: Index of the block, from 0.
+        head: Index of the head, from 0.
         row: Position of the token, from 0.
 
     Raises:
@@ -75,9 +78,9 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
     view = inspection.view(part)
     if part not in ("encoder", "decoder"):
         raise RequestError(f'steps of "{part}" are not available: use encoder or decoder')
-    side = inspection.sides[view.rows]
-    for what, number, count in (("layers", layer, view.layers), ("heads", head, view.heads), ("rows", row, len(side))):
-        check_indices(what, [number], count)
+    check_indices("layers", [layer], view.layers)
+    check_indices("heads", [head], view.heads)
+    check_indices("rows", [row], len(inspection.sides[view.rows]))
     model = inspection.loaded.model
     stack = model.encoder if part == "encoder" else model.decoder
     assert stack is not None
@@ -91,7 +94,7 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
 
 
 def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -> BlockRecord:
-    """Run one block and return inputs and outputs of its modules; the inspection caches those of the last block."""
+    """Run one block and return inputs and outputs of its modules; `inspection.block_record` caches the last result."""
     if inspection.block_record is not None and inspection.block_record[0] == (part, layer):
         return inspection.block_record[1]
     block = stack.blocks[layer * len(stack.blocks) // stack.config.layers]
@@ -109,7 +112,7 @@ def _block_inputs(inspection: Inspection, part: str, stack: Stack) -> list[tuple
         inputs: list[tuple[object, ...]] = []
 
         def store(module: nn.Module, arguments: tuple[object, ...]) -> None:
-            inputs.append(arguments)  # a block whose weights several layers share is called once for each
+            inputs.append(arguments)  # a block that several layers share is called once for each of them
 
         with eval_mode(inspection.loaded), unfused(inspection.loaded.model), ExitStack() as handles:
             for block in stack.blocks:

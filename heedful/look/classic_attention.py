@@ -1,4 +1,4 @@
-"""Attention weights of classic models: self-attention over word vectors, bags of words, trained queries."""
+"""Attention weights of classic models, for `Inspection`: self-attention over word vectors, bags, trained queries."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], boo
     """Return the parts of a classic model that have attention weights.
 
     Returns:
-        For each part its name, the names of its heads, and whether it pools the text. The rows of a part that pools
-        are the text as a whole; those of the others are its tokens.
+        For each part its name, the names of its heads, and whether it pools the text. A part that pools has one row,
+        for the text as a whole; the other parts have a row for each token.
     """
     model, head = cast(ClassicModel, loaded.model), loaded.head
     parts: list[tuple[str, tuple[str, ...], bool]] = []
@@ -41,7 +41,7 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], boo
         elif hasattr(head, "queries"):
             count = len(head.queries.queries)
             labels = loaded.config.head.labels if isinstance(loaded.config.head, Classes) else ()
-            names = labels if head.vector_per_class else tuple(f"query {number}" for number in range(count))
+            names = labels if head.vector_per_class else tuple(f"query {index}" for index in range(count))
             parts.append(("reader", names, True))
     return parts
 

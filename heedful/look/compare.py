@@ -60,7 +60,7 @@ def attention_difference(
         b: The inspection to compare it with.
         part: A part that both models have.
         layers: The layer in a and the layer in b, from 0.
-        heads: The head in a and the head in b, from 0; None: the mean over heads.
+        heads: The head in a and the head in b, from 0. None stands for the mean over heads.
 
     Raises:
         RequestError: If a model has no such part, or the part attends to different texts in the two models.
@@ -93,10 +93,10 @@ def _head_or_mean(inspection: Inspection, part: str, layer: int, head: int | Non
 
 
 def hidden_state_similarity(a: Inspection, b: Inspection, part: str) -> StateSimilarity:
-    """Return the cosine similarity of the hidden states of aligned tokens; for "cross" those of the decoder.
+    """Return the cosine similarity of the hidden states of aligned tokens. For "cross", these are the decoder's.
 
     Raises:
-        RequestError: If the models have no such blocks, or different numbers of layers or widths.
+        RequestError: If the models have no such blocks, or different layer counts or hidden sizes.
     """
     part = "decoder" if part == "cross" else part
     has_part = all(part in [view.part for view in inspection.views] for inspection in (a, b))

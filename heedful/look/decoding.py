@@ -39,7 +39,7 @@ class GeneratedSequence(TypedDict):
 
     text: str
     log_probability: float  # sum over all tokens
-    num_tokens: int  # number of tokens, with the one that ends the text
+    num_tokens: int  # count of tokens, with the one that ends the text
 
 
 class DecodingReport(TypedDict):
@@ -53,11 +53,11 @@ class DecodingReport(TypedDict):
 def decoding_report(
     inspection: Inspection, *, num_beams: int = 4, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> DecodingReport:
-    """Generate by greedy decoding and by beam search; all other generation settings are the model's own.
+    """Generate by greedy decoding and by beam search; all other generation settings are those of the model folder.
 
     Args:
         inspection: The model and the text.
-        num_beams: Number of beams, and of texts of beam search.
+        num_beams: How many beams the search has, and how many texts it returns.
         max_new_tokens: Maximum number of generated tokens; the model's settings may allow fewer.
 
     Raises:
@@ -89,7 +89,7 @@ def decoding_report(
             greedy.complete = token in inputs.stop
             if not greedy.complete:
                 greedy.tokens.append(token)
-        # without a length penalty, so that the page can compare log-probabilities with that of greedy decoding
+        # beam search has no length penalty, so that the page can compare its log-probabilities with greedy decoding
         method = BeamSearch(num_beams=num_beams, num_return_sequences=num_beams, normalization="none")
         (beams,) = start_generation(loaded, tokenizer, texts, replace(settings, how=method)).run()
     return {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1987f7", "#f92501", "#600b37", "#9f7eac", "#0301b9", "#d26968", "#4d0c6c", "#8d0214")  # as in look.css
 MIN_WEIGHT = 0.03  # smallest attention weight that is drawn
-MAX_LINES = 3000  # maximum number of weights that are drawn, the largest ones
+MAX_LINES = 3000  # maximum number of weights to draw, the largest ones
 WIDTH = 5.2  # width of the figure, in inches
 TOKEN_HEIGHT = 0.24  # inches
 MAX_TOKENS_HEIGHT = 60.0  # inches of all tokens; with more tokens each one is lower
@@ -48,9 +48,9 @@ def write_head_figure(
     Args:
         inspection: The model and the text.
         path: The file; its suffix is the format.
-        part: A part of `inspection.views`; "": see `choose_heads`.
-        layer: Number of the layer, from 0; None: see `choose_heads`.
-        heads: Numbers of the heads, from 0; (): see `choose_heads`.
+        part: A part of `inspection.views`. If "", `choose_heads` chooses one.
+        layer: Index of the layer, from 0. If None, `choose_heads` chooses one.
+        heads: Indices of the heads, from 0. If (), `choose_heads` chooses one.
 
     Raises:
         RequestError: If the suffix is no known format, or there is no such part.
@@ -65,10 +65,10 @@ def write_head_figure(
 def choose_heads(
     inspection: Inspection, part: str, layer: int | None, heads: Sequence[int]
 ) -> tuple[str, int, tuple[int, ...]]:
-    """Return part, layer and heads. Arguments that are "", None or () are filled in.
+    """Return part, layer and heads; arguments that are "", None or () are filled in.
 
-    They become those of the first of `telling_heads` that has the other arguments; without one the first part, layer 0
-    and head 0.
+    Their values are those of the first of `telling_heads` that matches the other arguments. If no head matches, they
+    are the first part, layer 0 and head 0.
     """
     matching = [
         head
@@ -121,21 +121,21 @@ def _draw_lines(axes: Axes, weights: Float[Tensor, "heads rows keys"]) -> None:
     from matplotlib.path import Path as Curve
 
     lines = [
-        (float(weights[number, row, key]), number, row, key)
-        for number, row, key in (weights >= MIN_WEIGHT).nonzero().tolist()
+        (float(weights[index, row, key]), index, row, key)
+        for index, row, key in (weights >= MIN_WEIGHT).nonzero().tolist()
     ]
     lines = sorted(lines)[-MAX_LINES:]
     codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
     curves = [Curve([(0, row), (0.4, row), (0.6, key), (1, key)], codes) for _, _, row, key in lines]
-    colours = [to_rgba(COLOURS[number % len(COLOURS)], _opacity(weight)) for weight, number, _, _ in lines]
-    dashes = ["--" if _is_dashed(number) else "-" for _, number, _, _ in lines]
+    colours = [to_rgba(COLOURS[index % len(COLOURS)], _opacity(weight)) for weight, index, _, _ in lines]
+    dashes = ["--" if _is_dashed(index) else "-" for _, index, _, _ in lines]
     axes.add_collection(
         PathCollection(curves, facecolors="none", edgecolors=colours, linestyles=dashes, linewidths=1.3)
     )
 
 
 def _draw_token_names(axes: Axes, names: Sequence[str], x: float, alignment: str, token_height: float) -> None:
-    """Draw the names of tokens below each other at `x`; where there is too little space, only every n-th one."""
+    """Draw the names of tokens below each other at `x`, or only every n-th name if there is too little space."""
     shortened = [name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 1]}…" for name in names]
     unique = list(dict.fromkeys(shortened))
     labels = drawable_labels(unique)
@@ -153,15 +153,15 @@ def _draw_legend(figure: Figure, heads: Sequence[int], names: Sequence[str], bot
 
     Args:
         figure: The figure.
-        heads: Numbers of the heads.
-        names: Names of all heads of the part; (): they have only numbers.
+        heads: Indices of the heads.
+        names: Names of all heads of the part, or () if heads have no names.
         bottom: Distance of the legend from the bottom of the figure, in inches.
     """
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=COLOURS[number % len(COLOURS)], ls="--" if _is_dashed(number) else "-", lw=2)
-        for number in range(len(heads))
+        Line2D([], [], color=COLOURS[index % len(COLOURS)], ls="--" if _is_dashed(index) else "-", lw=2)
+        for index in range(len(heads))
     ]
     labels = [names[head] if names else f"head {head}" for head in heads]
     handles += [Line2D([], [], color=INK, alpha=_opacity(weight), lw=1.3) for weight in LEGEND_WEIGHTS]
@@ -203,10 +203,10 @@ def _opacity(weight: float) -> float:
     return min(1.0, 0.06 + 0.94 * weight)
 
 
-def _is_dashed(number: int) -> bool:
-    """Whether the lines of a head are dashed, since an earlier head has its colour.
+def _is_dashed(index: int) -> bool:
+    """Return whether the lines of a head are dashed, because an earlier head has the same colour.
 
     Args:
-        number: Position of the head among the heads of the figure.
+        index: Index of the head among the heads of the figure.
     """
-    return number % (2 * len(COLOURS)) >= len(COLOURS)
+    return index % (2 * len(COLOURS)) >= len(COLOURS)

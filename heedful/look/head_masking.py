@@ -30,7 +30,7 @@ def gated_heads(model: Transformer, gates: Gates) -> Iterator[None]:
                 continue
             for block in stack.blocks:
                 assert isinstance(block, Block)
-                layer: list[int] = [0]  # number of the layer that is computed: several layers may share a block
+                layer: list[int] = [0]  # index of the layer that is computed: several layers may share a block
                 contexts.enter_context(_pre_hook(block, _layer_hook(layer)))
                 if part in gates:
                     contexts.enter_context(_pre_hook(block.attention.out, _gate_hook(gates[part], layer)))
@@ -65,7 +65,7 @@ def _pre_hook(module: nn.Module, hook: ForwardPreHook) -> Iterator[None]:
 
 
 def _layer_hook(layer: list[int]) -> ForwardPreHook:
-    """Return a hook of a block that stores the number of the layer in `layer[0]`."""
+    """Return a hook of a block that stores the index of the layer in `layer[0]`."""
 
     def store(module: nn.Module, inputs: tuple[object, ...]) -> None:
         layer[0] = layer_context(inputs).layer
@@ -78,7 +78,7 @@ def _gate_hook(gates: Tensor, layer: list[int]) -> ForwardPreHook:
 
     Args:
         gates: Gates of all layers, [layers, heads].
-        layer: A list whose one element is the number of the layer that is computed.
+        layer: A list whose one element is the index of the layer that is computed.
     """
 
     def scale(module: nn.Module, inputs: tuple[object, ...]) -> tuple[Tensor]:

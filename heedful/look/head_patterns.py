@@ -78,7 +78,7 @@ class PatternScore:
     score: float  # share of attention that follows the pattern
     chance: float  # share of attention that follows the pattern by chance
     z: float  # distance of the score from chance, in standard deviations
-    rows: int  # number of rows for which the pattern points at a key
+    rows: int  # count of rows for which the pattern points at a key
 
     @property
     def lift(self) -> float:
@@ -126,15 +126,15 @@ def find_head_patterns(
     A row's score is the sum of its weights w_j over the keys j that the pattern points at; a head's score is the mean
     over rows. Chance is the expected score if the weights of a row are shuffled over its m visible keys: s keys then
     have the share s/m, with variance s (m - s) / (m - 1) var(w). z is the distance from chance in standard deviations
-    of the mean. Deviations of rows with the same token are added, not their squares, since a head treats equal tokens
-    alike. The score of "broad" is entropy / log m; its chance is that of a random distribution over m keys, uniform on
-    the simplex.
+    of the mean. For rows with the same token, deviations are added instead of their squares, since a head treats equal
+    tokens alike. The score of "broad" is entropy / log m; its chance is that of a random distribution over m keys,
+    uniform on the simplex.
 
     Args:
         loaded: The model.
         texts: Texts or pairs; empty and too long ones are skipped.
         max_texts: Maximum number of texts to read.
-        related: Whether tokens with similar static vectors count as related.
+        related: Whether tokens with similar static vectors are treated as related.
 
     Raises:
         RequestError: If there are no texts, or all are empty or too long.
@@ -179,7 +179,7 @@ def _add_text(
         inspection: The model and the text.
         part: "encoder" or "decoder".
         sums: The sums so far.
-        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens; None: do not compare vectors.
+        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens. If None, they are not compared.
         pairs: Words that predict each other.
     """
     view = inspection.view(part)
@@ -357,8 +357,8 @@ def pattern_targets(
 
     Args:
         tokens: The tokens of a text.
-        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens; None: do not compare vectors.
-        pairs: Words that predict each other; None: leave out the pattern "predictive".
+        vectors: Unit vectors of all tokens of the vocabulary, to find related tokens. If None, they are not compared.
+        pairs: Words that predict each other. If None, the pattern "predictive" is left out.
     """
     n = len(tokens)
     positions = torch.arange(n)
@@ -387,10 +387,10 @@ def _related_tokens(tokens: Sequence[TokenRecord], vectors: Tensor | None) -> Bo
     """Return whether two tokens are the same word ignoring case, share a stem, or have similar static vectors."""
     words = [_bare_word(token["text"]) for token in tokens]
     unique = list(dict.fromkeys(words))  # words are compared once, not once for each token
-    number_of = {word: number for number, word in enumerate(unique)}
-    index, n = torch.tensor([number_of[word] for word in words], dtype=torch.long), len(unique)
+    index_of = {word: index for index, word in enumerate(unique)}
+    indices, n = torch.tensor([index_of[word] for word in words], dtype=torch.long), len(unique)
     is_related = torch.tensor([[a == b or _share_stem(a, b) for b in unique] for a in unique]).view(n, n)
-    related = is_related[index][:, index]
+    related = is_related[indices][:, indices]
     if vectors is not None:
         token_vectors = vectors[torch.tensor([token["id"] for token in tokens])]
         related = related | (token_vectors @ token_vectors.T >= MIN_COSINE)
@@ -407,7 +407,7 @@ def _bare_word(name: str) -> str:
 
 
 def _share_stem(a: str, b: str) -> bool:
-    """Whether two words share a prefix of at least four letters and half of the longer word.
+    """Return whether two words share a prefix of at least four letters and half of the longer word.
 
     >>> _share_stem("attends", "attention"), _share_stem("cat", "cats"), _share_stem("sitting", "sings")
     (True, False, False)
@@ -485,7 +485,7 @@ def _word_pair(a: str, b: str) -> tuple[str, str]:
 
 
 def count_names(heads: Sequence[HeadPatterns]) -> dict[str, int]:
-    """Return the number of heads with each name, the most frequent name first."""
+    """Return how many heads have each name, the most frequent name first."""
     return dict(Counter(head.name for head in heads).most_common())
 
 

@@ -48,7 +48,7 @@ class PruningCurve(TypedDict):
 
     measure: str  # name of the loss
     values: list[float]  # losses
-    masked: list[int]  # number of masked heads for each loss
+    masked: list[int]  # how many heads are masked for each loss
     summary: str
 
 
@@ -57,16 +57,16 @@ class HeadReport(TypedDict):
 
     model: str
     data: str
-    texts: int  # number of texts that were read
-    passed_over: int  # number of texts that were skipped: empty or too long
+    texts: int  # how many texts were read
+    passed_over: int  # how many texts were skipped: empty or too long
     example: Text  # a text of medium length
     patterns: dict[str, str]  # descriptions of the patterns, by name
-    counts: dict[str, int]  # number of heads with each name
+    counts: dict[str, int]  # how many heads have each name
     strongest: list[HeadRecord]  # the head with the largest lift, for each pattern
     heads: list[HeadRecord]
     summary: str
-    measure: str  # name of the loss; "": the model has no loss on the data
-    price: PruningCurve | None  # None: the model has no loss on the data
+    measure: str  # name of the loss, or "" if the model has no loss on the data
+    price: PruningCurve | None  # None if the model has no loss on the data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,8 +78,8 @@ class HeadImportance:
     importance: dict[str, Tensor]  # by part, [layers, heads]: mean of |d loss / d gate| over batches, by their counts
     effect: dict[str, Tensor]  # by part, [layers, heads]: loss with the head masked minus the loss with all heads
     order: list[HeadIndex]  # all heads, the least important first
-    masked_counts: list[int]  # numbers of masked heads, from 0 to all
-    pruning_losses: list[float]  # losses with as many of the first heads of `order` masked as in `masked_counts`
+    masked_counts: list[int]  # counts of masked heads, from 0 to all
+    pruning_losses: list[float]  # for each of `masked_counts`, the loss with that many first heads of `order` masked
 
 
 def head_importance(
@@ -92,7 +92,7 @@ def head_importance(
     Args:
         loaded: The model, in eval mode; its parameters do not require gradients.
         batches: Functions that return the sum of the losses of a batch.
-        counts: Number of losses in each batch.
+        counts: How many losses each batch has.
         measure: Name of the loss.
 
     Raises:
@@ -149,7 +149,7 @@ def _masking_gates(loaded: ModelBundle, heads: Sequence[HeadIndex]) -> dict[str,
 
 
 def task_losses(loaded: ModelBundle, task: Task, samples: Sequence[Sample]) -> tuple[list[BatchLoss], list[float]]:
-    """Return the task's loss of each batch of samples, and the number of losses in each batch."""
+    """Return the task's loss of each batch of samples, and how many losses each batch has."""
     groups: list[list[Sample]] = []
     rows = 0
     for sample in samples:
@@ -184,7 +184,7 @@ class _MaskedBatch(NamedTuple):
 
 
 def mlm_losses(loaded: ModelBundle, texts: Sequence[Text], seed: int = 0) -> tuple[list[BatchLoss], list[float]]:
-    """Return the masked language modelling loss of batches of texts, and the number of masked tokens in each batch.
+    """Return the masked language modelling loss of batches of texts, and how many masked tokens each batch has.
 
     15 % of the tokens are masked (Devlin et al. 2019, section 3.1), always by the mask token. Batches without a masked
     token are left out.
@@ -236,13 +236,13 @@ def _masked_batch(texts: Sequence[_MaskedText], mask: int) -> _MaskedBatch:
 def head_report(
     loaded: ModelBundle, data: str | Path, *, max_texts: int = MAX_TEXTS, settings: DataSettings | None = None
 ) -> HeadReport:
-    """Describe each attention head: name and patterns, and if the model has a loss on the data, importance and effect.
+    """Describe each attention head by its name and patterns, and, with a loss on the data, by importance and effect.
 
     Args:
         loaded: The model.
         data: A file or folder of data, labelled or not.
         max_texts: Maximum number of texts to read.
-        settings: How to read the data; None: the defaults, without a dev split.
+        settings: How to read the data (default: the default settings, without a dev split).
 
     Raises:
         HeedfulError: If the model has no self-attention heads, or no text can be read.
@@ -301,7 +301,7 @@ def _example_text(example: Example) -> Text:
 
 
 def _choose_example(texts: Sequence[Text]) -> Text:
-    """Return the text whose number of characters is closest to `EXAMPLE_CHARS`."""
+    """Return the text whose length in characters is closest to `EXAMPLE_CHARS`."""
 
     def distance(text: Text) -> int:
         joined = " ".join(text) if isinstance(text, tuple) else text
@@ -315,8 +315,8 @@ def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Exampl
 
     Args:
         data: The file or folder of data.
-        count: Number of texts that were read.
-        skipped: Number of texts that were skipped.
+        count: How many texts were read.
+        skipped: How many texts were skipped.
         dataset: The data, with the rows that could not be read.
         no_loss: Why the model has no loss on the data; None if it has one.
     """
@@ -368,7 +368,7 @@ def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Exampl
         examples: Examples of the data.
 
     Returns:
-        The importance; None if the data has no task and the model no head that predicts masked tokens.
+        The importance, or None if the data has no task and the model has no head that predicts masked tokens.
     """
     if isinstance(task, Task):
         encoded = task.encode_split(examples)
@@ -384,7 +384,7 @@ def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Exampl
 def _open_data(
     loaded: ModelBundle, data: str | Path, settings: DataSettings
 ) -> tuple[Dataset[Example], Task | str, str]:
-    """Open the data as labelled data for the model's head, or if it is not, as texts.
+    """Open the data as labelled data for the model's head; if that is not possible, open it as texts.
 
     Returns:
         The data, the task or why the data has none, and the split to read.

@@ -1,4 +1,4 @@
-"""`Inspection`: one text in one model, with its tokens, hidden states and attention."""
+"""`Inspection`: one text in one model, with its tokens, hidden states and attention. All of `look` is built on it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class TokenRecord(TypedDict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A part of a model that has attention weights: its number of layers and heads, and what rows and keys are."""
+    """A part of a model that has attention weights: how many layers and heads it has, and what rows and keys are."""
 
     part: str  # "encoder", "decoder", "cross"; "over" or "reader" of a classic model
     layers: int
     heads: int
     rows: Side  # tokens that attend
     keys: Side  # tokens that are attended to
-    names: tuple[str, ...] = ()  # names of the heads; (): they have only numbers
+    names: tuple[str, ...] = ()  # names of the heads, if they have any
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,9 +86,9 @@ class Inspection:
     Args:
         loaded: The model, with a tokenizer.
         item: A text, or a pair of texts.
-        target: The decoder's input in a model with an encoder and a decoder. None: what the model generates, or the
-            source itself if the model has no language modelling head.
-        name: Name to show; "": the model's source.
+        target: The decoder's input in a model with an encoder and a decoder. If None, the model generates it; a model
+            without a language modelling head gets the source itself.
+        name: Name to show (default: the model's source).
         choices: All candidates of a multiple-choice prompt; the second text of `item` is one of them.
 
     Raises:
@@ -133,7 +133,7 @@ class Inspection:
             self.sides["text"] = [_record("the text", None)]
 
     def _decoder_input(self, target: str | None) -> tuple[Packed | None, bool]:
-        """Return the decoder's own input, and whether the model generated it; None if it has no input of its own."""
+        """Return the decoder's input, or None if it needs no separate input, and whether the model generated it."""
         loaded = self.loaded
         if not loaded.needs_target:
             if target is not None:
@@ -153,7 +153,7 @@ class Inspection:
         return Packed.of([[*prompt, *generated.tokens]]), True
 
     def _generated_tokens(self, target: Packed) -> list[TokenRecord]:
-        """Return the token after each token of the target; after the last one, the token that the model predicts."""
+        """Return the token after each token of the target. After the last token, it is the one that is predicted."""
         assert self.loaded.head is not None
         with torch.no_grad():
             logits = self.loaded.head(self.last_hidden_state[-1:], Packed.of([[0]]))
@@ -215,10 +215,10 @@ class Inspection:
 
         Args:
             part: A part of `views`.
-            layer: Number of the layer, from 0.
+            layer: Index of the layer, from 0.
             what: Fields of `AttentionTrace` to compute.
-            heads: Numbers of the heads, from 0; None: all.
-            rows: Positions of the tokens that attend, from 0; None: all.
+            heads: Indices of the heads, from 0. If None, all.
+            rows: Positions of the tokens that attend, from 0. If None, all.
 
         Raises:
             RequestError: If there is no such part.
@@ -240,7 +240,7 @@ class Inspection:
             return trace.attention[stack_part, layer, 0]
 
     def _traced_weights(self, part: str, layer: int) -> Float[Tensor, "heads rows keys"]:
-        """Return the weights of attention that has no queries and keys: of recurrent and classic models."""
+        """Return the attention weights of a recurrent or classic model, whose attention has no queries and keys."""
         traced = self.trace.attention.get((cast(Part, part), layer, 0))
         if traced is None:
             return classic_attention.classic_attention_weights(self.loaded, self.source, part)
@@ -263,7 +263,7 @@ class Inspection:
         return pooled
 
     def rollout(self, part: str) -> Float[Tensor, "rows keys"]:
-        """Return attention rollout: the product over layers of (A + I) / 2, with A the mean of the heads' weights.
+        """Return attention rollout: the product over layers of (A + I) / 2, where A is the mean of the heads' weights.
 
         The identity I represents the residual connection (Abnar and Zuidema 2020, section 3).
 
@@ -299,7 +299,7 @@ def eval_mode(loaded: ModelBundle) -> Iterator[None]:
 
 
 def greedy_settings(loaded: ModelBundle, max_new_tokens: int) -> GenerationConfig:
-    """Return the model's own generation settings with greedy decoding and at most `max_new_tokens` new tokens."""
+    """Return the generation settings of the model folder, but greedy and with at most `max_new_tokens` new tokens."""
     settings = folder_generation(loaded).defaults
     return replace(settings, how=Greedy(), max_new_tokens=min(max_new_tokens, settings.max_new_tokens))
 
@@ -308,7 +308,7 @@ def encode_item(loaded: ModelBundle, item: str | tuple[str, str]) -> tuple[Encod
     """Tokenize a text or pair.
 
     Returns:
-        The tokens, and an error message if they are none, or more than the model reads at once; else "".
+        The tokens, and an error message if there are none, or more than the model reads at once; otherwise "".
     """
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
@@ -337,7 +337,7 @@ def inspect_choices(
 
 
 def text_token_records(encoded: Encoding, tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenRecord]:
-    """Return the tokens of a text or pair with their character offsets; names of unknown tokens have their characters.
+    """Return the tokens of a text or pair with their character offsets; the name of an unknown token shows its text.
 
     Args:
         texts: The one text, or both texts of the pair.
@@ -364,7 +364,7 @@ def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[TokenRecord]
     special_ids = {special.bos_or_cls, special.eos_or_sep, special.pad, special.mask}
     try:
         continues = tokenizer.continues
-    except HeedfulError:  # the tokenizer does not mark the parts of words: each token counts as a word
+    except HeedfulError:  # the tokenizer does not mark the parts of words, so each token is treated as a word
         continues = np.zeros(tokenizer.size, np.bool_)
     records = []
     for position, id in enumerate(ids):
@@ -380,7 +380,7 @@ def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[TokenRecord]
 
 
 def readable_token(id: int, tokenizer: Tokenizer) -> str:
-    """Return a token's name; in a byte-level vocabulary its bytes as characters, with "\u2581" for a space.
+    """Return a token's name; bytes of a byte-level vocabulary become characters, and a space becomes "\u2581".
 
     For example, "\u0120caf\u00c3\u00a9" is returned as "\u2581caf\u00e9". A token that ends within a character is
     returned as the vocabulary spells it.

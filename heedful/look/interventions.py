@@ -1,4 +1,4 @@
-"""Predictions with attention heads switched off and tokens of the text replaced."""
+"""Predictions with attention heads switched off and tokens of the text replaced, as the page asks for them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Head = tuple[str, int, int]  # part, layer, head
 class Intervention:
     """A prediction before and after a change of heads or tokens."""
 
-    before: Answer | None  # answer of the engine; None: the head answers no single text
+    before: Answer | None  # answer of the engine, or None if the head answers no single text
     after: Answer | None
     item: str | tuple[str, str]  # the text or pair with its tokens replaced
-    cosine: float | None  # cosine of the text's embeddings before and after; None: the model predicts something else
+    cosine: float | None  # cosine of the text's embeddings before and after, if the model has a sentence embedding
 
 
 def intervene(
@@ -40,7 +40,7 @@ def intervene(
 
     Args:
         inspections: All inspections.
-        side: Number of the inspection to change, from 0.
+        side: Index of the inspection to change, from 0.
         masked_heads: Heads to mask.
         replacements: Words by the position of the token that they replace.
 
@@ -55,7 +55,7 @@ def intervene(
     if changed is not inspection and inspection.choices:
         raise RequestError("tokens of one candidate cannot be replaced here: change the text in the field above")
     pair = compared_texts(inspections, side)
-    changed_inspections = [changed if number == side else inspections[number] for number in range(len(inspections))]
+    changed_inspections = [changed if index == side else unchanged for index, unchanged in enumerate(inspections)]
     changed_pair = compared_texts(changed_inspections, side) if pair is not None else None
     head = inspection.loaded.config.head
     if head is not None and head.kind == "embedding" and pair is None:
@@ -71,7 +71,7 @@ def intervene(
 
 
 def masking_gates(inspection: Inspection, masked_heads: Sequence[Head]) -> dict[str, Tensor] | None:
-    """Return gates that are 0 for the masked heads and 1 for the others; None if no head is masked.
+    """Return gates that are 0 for the masked heads and 1 for the others, or None if no head is masked.
 
     Raises:
         RequestError: If the model or the part has no heads that can be masked.
@@ -117,7 +117,7 @@ def replace_tokens(inspection: Inspection, replacements: Mapping[int, str]) -> s
 
 
 def _vector(inspection: Inspection, gates: Mapping[str, Tensor] | None) -> Tensor:
-    """Return the embedding of the text; `gates` None: all heads are open."""
+    """Return the embedding of the text, with the outputs of heads multiplied by gates, if there are any."""
     engine = Engine(inspection.loaded)
     with nullcontext() if gates is None else gated_heads(inspection.loaded.model, gates):
         return torch.tensor(engine([inspection.item])[0]["vector"])

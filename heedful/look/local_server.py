@@ -1,6 +1,7 @@
 """A local HTTP server for the page: on 127.0.0.1 only, behind a random token, for the user who started it.
 
-It uses `http.server` and not `heedful.serve`: a page has one user, asks by GET only, and needs no further package.
+The server uses `http.server` and not `heedful.serve`: a page has one user, sends only GET requests, and needs no
+further package.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class LocalServer(ThreadingHTTPServer):
 
     Args:
         api: Answers the questions of the page.
-        port: Port on 127.0.0.1; 0: any free port.
+        port: Port on 127.0.0.1. If 0, any free port.
 
     Raises:
         OSError: If the port cannot be listened on.
@@ -89,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, f"{content_type}; charset=utf-8", read_asset(name).encode())
 
     def _send_answer(self, name: str, params: dict[str, str]) -> None:
-        """Send an answer, or an error message with status 200: the page shows it to the user."""
+        """Send an answer, or an error message; both have status 200, so that the page shows the message."""
         try:
             with self.server.lock:
                 answer = to_json(self.server.api(name, params))

@@ -38,7 +38,7 @@ def model_title(source: str) -> str:
 
 
 def _card_heading(folder: Path) -> str:
-    """Return the first heading of the model card if it is one word, since a sentence is not a name; else ""."""
+    """Return the first heading of the model card if it is one word, otherwise "": a sentence is not a name."""
     try:
         text = read_bytes(folder, "README.md", max_bytes=MAX_README_BYTES).decode("utf-8", errors="replace")
     except (HeedfulError, OSError):
@@ -48,7 +48,7 @@ def _card_heading(folder: Path) -> str:
 
 
 def _config_name(folder: Path) -> str:
-    """Return the last part of `_name_or_path` of config.json; "" if it is missing or generic."""
+    """Return the last part of `_name_or_path` of config.json, or "" if it is missing or generic."""
     try:
         name = read_json(folder, "config.json").get("_name_or_path", "")
     except (HeedfulError, OSError, AttributeError):

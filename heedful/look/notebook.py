@@ -25,8 +25,8 @@ def look(model: str | Path | ModelBundle, *texts: TextInput, target: str | None 
         model: A run, a model folder, NAME[@REVISION] on the hub, or a loaded model.
         texts: One text or pair, or two to compare; with a `word` any number; or one
             {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}.
-        target: The decoder's input; None: what the model generates.
-        word: A word to follow through all texts; "": none.
+        target: The decoder's input. If None, the model generates it.
+        word: A word to follow through all texts.
 
     Returns:
         A widget of anywidget.
@@ -53,7 +53,7 @@ def make_page_api(
             'expected texts, pairs, or one {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}'
         )
     inspections = [Inspection(loaded, item, target=target) for item in items]
-    shown = inspections[:1] if word else inspections[:2]  # further texts are shown only where the word is
+    shown = inspections[:1] if word else inspections[:2]  # of further texts, the page shows only the word
     return PageAPI(shown, extra=inspections[1:], word=word)
 
 

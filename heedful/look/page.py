@@ -86,7 +86,7 @@ class SavedAnswers:
     """Answers to be saved in a file."""
 
     answers: dict[str, Json]  # by `question_key`
-    left_out: dict[str, int]  # number of answers that were left out for lack of space, by name of the question
+    left_out: dict[str, int]  # how many answers were left out for lack of space, by name of the question
     bytes: int  # size of all answers as JSON
 
 
@@ -102,10 +102,10 @@ def collect_answers(
 
     Args:
         api: Answers the questions.
-        layers: Layers to include, from 0; None: all.
-        heads: Heads to include, from 0; None: all.
+        layers: Layers to include, from 0. If None, all.
+        heads: Heads to include, from 0. If None, all.
         max_bytes: Maximum size of all answers as JSON, in bytes.
-        names: Names of the questions to answer; None: all.
+        names: Names of the questions to answer. If None, all.
 
     Raises:
         HeedfulError: If a list is empty, or names a layer or head that no part has.
@@ -136,14 +136,10 @@ def collect_answers(
     return SavedAnswers(answers=answers, left_out=left_out, bytes=total)
 
 
-def _check_selection(what: str, numbers: list[int] | None, count: int) -> None:
-    """Check that numbers of layers or heads are below `count`, and that there are some; None is valid.
-
-    Raises:
-        HeedfulError: If they are not.
-    """
-    check_indices(what, numbers, count)
-    if numbers is not None and not numbers:
+def _check_selection(what: str, indices: list[int] | None, count: int) -> None:
+    """Raise HeedfulError for an empty list of layers or heads, and for indices of `count` or more; None is valid."""
+    check_indices(what, indices, count)
+    if indices is not None and not indices:
         raise RequestError(f"{what} is empty: give numbers from 0 to {count - 1}, or None for all")
 
 
@@ -208,7 +204,7 @@ def _comparisons(api: PageAPI, positions: list[HeadPosition], first_head: int) -
     Args:
         api: Has the two texts.
         positions: All heads of both texts that are included.
-        first_head: Number of the first head that is included.
+        first_head: Index of the first head that is included.
     """
     other_layers = {view.part: view.layers for view in api.inspections[1].views}
     for position in positions:
@@ -225,8 +221,8 @@ def _other_scores(inspection: Inspection) -> Iterator[Params]:
     """Yield the parameters of the scores that can be explained: of each class, or each generated token."""
     match inspection.loaded.config.head:
         case Classes(labels=labels) if len(labels) > 1:
-            for number in range(min(MAX_SCORES, len(labels))):
-                yield {"label": number}
+            for label in range(min(MAX_SCORES, len(labels))):
+                yield {"label": label}
         case NextToken():
             count = len(inspection.sides.get("generated", ()))
             for position in range(min(MAX_SCORES, count)):

@@ -28,7 +28,7 @@ from heedful.look.word_map import Suggestion, map_methods, suggest_words, word_m
 from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity, find_occurrences
 
 Kind = Literal["f4", "f2", "u2", "u1"]
-LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # the integer for 1.0, where numbers from 0 to 1 are stored
+LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # the integer that stands for 1.0
 MAX_HALF = 65504.0  # the largest number of float16
 MAX_WORD_CHARS = 200  # maximum characters of a word that replaces a token
 NOT_FINITE = "the model computes a number here that is not finite, so there is nothing to show"
@@ -39,19 +39,19 @@ Json: TypeAlias = dict[str, object]
 class EncodedTensor(TypedDict):
     """A tensor as plain data."""
 
-    kind: Kind  # type of the numbers: float32, float16, uint16, uint8
+    kind: Kind  # type of the elements: float32, float16, uint16, uint8
     shape: list[int]
     data: str  # base64 of the bytes, little-endian
 
 
 def encode_tensor(values: Tensor, kind: Kind = "f4") -> EncodedTensor:
-    """Encode a tensor: "f4" in float32; "u2" and "u1", for numbers from 0 to 1, as integers of 16 and 8 bits.
+    """Encode a tensor: "f4" in float32; "u2" and "u1", for values from 0 to 1, as integers of 16 and 8 bits.
 
     >>> encode_tensor(torch.tensor([0.0, 1.0]), "u1")
     {'kind': 'u1', 'shape': [2], 'data': 'AP8='}
 
     Raises:
-        RequestError: If a number is not finite and is to be stored as an integer.
+        RequestError: If an element is not finite and is to be stored as an integer.
     """
     flat = values.detach().to("cpu", torch.float32)
     if kind == "f4":
@@ -64,14 +64,14 @@ def encode_tensor(values: Tensor, kind: Kind = "f4") -> EncodedTensor:
 
 
 def in_half_precision(answer: object) -> object:
-    """Return an answer with float32 tensors converted to float16; those with finite numbers out of range remain."""
+    """Return an answer with float32 tensors converted to float16, except those with finite values out of its range."""
     match answer:
         case {"kind": "f4", "shape": shape, "data": str(data)}:
-            numbers = np.frombuffer(base64.b64decode(data), dtype="<f4")
-            finite = numbers[np.isfinite(numbers)]
+            values = np.frombuffer(base64.b64decode(data), dtype="<f4")
+            finite = values[np.isfinite(values)]
             if len(finite) and float(np.abs(finite).max()) > MAX_HALF:
                 return answer
-            half_data = base64.b64encode(numbers.astype("<f2").tobytes()).decode()
+            half_data = base64.b64encode(values.astype("<f2").tobytes()).decode()
             return {"kind": "f2", "shape": shape, "data": half_data}
         case dict():
             return {name: in_half_precision(value) for name, value in answer.items()}
@@ -83,14 +83,14 @@ def in_half_precision(answer: object) -> object:
 class PageAPI:
     """Answers the questions of a page about one inspection, or about several side by side.
 
-    Each question has the name of a method. Its parameters are texts: "side" is the number of the inspection (0, 1),
+    Each question has the name of a method. Its parameters are texts: "side" is the index of the inspection (0, 1),
     "part", "layer", "head" and "row" select a part of the model.
 
     Args:
         inspections: One text, two texts to compare, or all candidates of a multiple-choice prompt.
         extra: Further texts in which `word` is looked up.
-        word: A word to follow through all texts; "": none.
-        report: The report on the heads (head_report.py); None: no report.
+        word: A word to follow through all texts.
+        report: The report on the heads (head_report.py), if there is one.
 
     Raises:
         RequestError: If the word occurs in no text, or more than two texts are given without a word.
@@ -135,7 +135,7 @@ class PageAPI:
         return self.inspections[parse_index(params, "side", len(self.inspections), default=0)]
 
     def look(self, params: Params) -> Json:
-        """Replace an inspection by one of another text, or add one; return the same as `about`."""
+        """Replace an inspection by one of another text, or add one; returns the answer to `about`."""
         text, pair = params.get("text", ""), params.get("pair", "")
         side = parse_index(params, "side", max(2, len(self.inspections)), default=0)
         replaced = self.inspections[min(side, len(self.inspections) - 1)]
@@ -387,10 +387,10 @@ ENDPOINTS: dict[str, Callable[[PageAPI, Params], Json]] = {
 
 
 def parse_index(params: Params, name: str, count: int, *, default: int) -> int:
-    """Return a parameter as a whole number from 0 to count - 1, or the default if it is missing.
+    """Return a parameter as an index from 0 to count - 1, or the default if it is missing.
 
     Raises:
-        RequestError: If it is no such number.
+        RequestError: If the parameter is no such index.
     """
     text = params.get(name, "")
     if not text:
@@ -402,10 +402,10 @@ def parse_index(params: Params, name: str, count: int, *, default: int) -> int:
 
 def _parse_gate(text: str) -> Head:
     """Return part, layer and head from PART.LAYER.HEAD."""
-    part, *numbers = text.split(".")
-    if len(numbers) != 2 or not all(number.isascii() and number.isdecimal() and len(number) < 7 for number in numbers):
+    part, *indices = text.split(".")
+    if len(indices) != 2 or not all(index.isascii() and index.isdecimal() and len(index) < 7 for index in indices):
         raise RequestError(f"off has {text[:40]!r}; expected PART.LAYER.HEAD, such as encoder.1.8")
-    return part, int(numbers[0]), int(numbers[1])
+    return part, int(indices[0]), int(indices[1])
 
 
 def _parse_words(text: str) -> dict[int, str]:
@@ -422,7 +422,7 @@ def _parse_words(text: str) -> dict[int, str]:
 
 
 def _parse_head(params: Params, name: str, count: int) -> int | None:
-    """Return the number of a head, or None for the mean over heads."""
+    """Return the index of a head, or None for the mean over heads."""
     return None if params.get(name, "") in ("", "mean") else parse_index(params, name, count, default=0)
 
 

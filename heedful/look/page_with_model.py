@@ -1,4 +1,4 @@
-"""The page as one HTML file with the model in it, which computes new texts in the browser."""
+"""The page as one HTML file with the model in it, which computes new texts in the browser (`--html --with-model`)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ TOP_K = 8  # predicted tokens that are shown for a mask, as in prediction.py
 def render_html_with_model(api: PageAPI, *, precision: str = "auto", max_bytes: int = MAX_ANSWER_BYTES) -> str:
     """Return the page as one HTML file with the model, its tokenizer and the code that computes with it.
 
-    The page computes its answers for the texts of `api` and for new ones. Those to `PYTHON_QUESTIONS` are saved in the
-    file, for the texts of `api` only.
+    The page computes its answers for the texts of `api` and for new texts. Answers to `PYTHON_QUESTIONS` are saved in
+    the file, for the texts of `api` only.
 
     Args:
         api: Texts in one model.
-        precision: Precision of the weight matrices: "int8", "float16", "float32", or "auto": int8 if it changes the
-            scores of the model's head little enough (see `heedful.page.html.export_page`), else float16.
+        precision: Precision of the weight matrices: "int8", "float16", "float32" or "auto". "auto" is int8 if it
+            changes the scores of the model's head little enough (see `heedful.page.html.export_page`), otherwise
+            float16.
         max_bytes: See `heedful.look.page.collect_answers`.
 
     Raises:
@@ -79,7 +80,7 @@ def live_script() -> str:
 
 
 def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_head: bool) -> dict[str, Any]:
-    """Return what the scripts have to know about the model beside its weights.
+    """Return the facts about the model that the scripts need beside its weights.
 
     Args:
         inspection: A text in the model.
@@ -100,7 +101,7 @@ def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_
         "top_k": TOP_K,
         "max_length": min(model.max_length, MAX_TOKENS),
         "unknown": inspection.tokenizer.special.unknown,
-        "pooled_row": pooled,  # row that the head reads; -1: the last one; None: several rows
+        "pooled_row": pooled,  # row that the head reads; -1 for the last one, None for several rows
         "unexplained": "" if isinstance(head, MaskedTokens) else _unexplained(inspection),
         "unanswered": "" if with_head or not has_answers else _unanswered(bundle),
         "encoder": {
@@ -119,7 +120,7 @@ def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_
 
 
 def _unexplained(inspection: Inspection) -> str:
-    """Return why a prediction for this text cannot be explained; "" if it can."""
+    """Return why a prediction for this text cannot be explained, or "" if it can."""
     try:
         explained_score(inspection)
     except RequestError as error:

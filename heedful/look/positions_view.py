@@ -49,7 +49,7 @@ class PositionsView:
 
 
 def positions_view(loaded: ModelBundle, max_positions: int = MAX_POSITIONS) -> list[PositionsView]:
-    """Return the ways in which a model represents positions; [] if it does not."""
+    """Return the ways in which a model represents positions; the list may be empty."""
     model = loaded.model
     with torch.no_grad():
         views = _embedding_views(model, max_positions)
@@ -62,7 +62,7 @@ def positions_view(loaded: ModelBundle, max_positions: int = MAX_POSITIONS) -> l
 
 
 def _is_recurrent(config: ModelConfig) -> bool:
-    """Whether a recurrent network reads the tokens."""
+    """Return whether a recurrent network reads the tokens."""
     if not isinstance(config, ClassicConfig):
         return False
     return isinstance(config.reader, RecurrentSeq2Seq) or isinstance(config.reader.over, Recurrent)
@@ -80,11 +80,11 @@ def _embedding_views(model: Transformer, max_positions: int) -> list[PositionsVi
 
 
 def _embedding_view(embedding: EmbeddingLayer, part: str, max_positions: int) -> PositionsView | None:
-    """Return how an embedding layer represents positions; None if it does not.
+    """Return how an embedding layer represents positions, or None if it does not.
 
     Args:
         embedding: The embedding layer.
-        part: "Encoder" or "Decoder", the first word of the name; "": the layer belongs to both.
+        part: "Encoder" or "Decoder", the first word of the name, or "" if the layer belongs to both.
         max_positions: Maximum number of positions.
     """
     positions = embedding.config.positions

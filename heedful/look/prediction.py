@@ -29,7 +29,7 @@ from heedful.tasks.answering import Answer
 class AttentionShares:
     """Attention to each token, to be compared with the attribution to the token."""
 
-    shares: Tensor | None = None  # [tokens]; None: the model has no such attention
+    shares: Tensor | None = None  # [tokens], or None if the model has no such attention
     source: str = ""  # sentence that says which attention the shares are computed from
 
 
@@ -65,7 +65,7 @@ def explain_prediction(
 
     Args:
         inspections: All inspections.
-        side: Number of the inspection to explain, from 0.
+        side: Index of the inspection to explain, from 0.
         position: See `explained_score`.
         label: See `explained_score`.
     """
@@ -97,12 +97,12 @@ def engine_answer(
     *,
     gates: Gates | None = None,
 ) -> Answer | None:
-    """Return the engine's answer to the text, without embeddings; None if the head answers no such input.
+    """Return the engine's answer to the text, without embeddings, or None if the head answers no such input.
 
     Args:
         inspection: The model and the text.
-        pair: The two texts whose embeddings are compared; None: the model compares no texts.
-        gates: Gates of the attention heads; None: all are open.
+        pair: The two texts whose embeddings are compared, if the model compares texts.
+        gates: Gates of the attention heads. If None, all gates are open.
 
     Raises:
         RequestError: If the head chooses among candidates, and only one of them is known.
@@ -133,7 +133,7 @@ def engine_answer(
 
 
 def compared_texts(inspections: Sequence[Inspection], side: int) -> tuple[Inspection, Inspection] | None:
-    """Return the two texts whose embeddings are compared, first that of inspection `side`.
+    """Return the two texts whose embeddings are compared; the first one is that of inspection `side`.
 
     Returns:
         The texts of a pair, or of two inspections with the same model; None if the model has no embeddings to compare.
@@ -167,7 +167,8 @@ def attention_shares(inspection: Inspection, score: ExplainedScore | None) -> At
 
     Args:
         inspection: The model and the text.
-        score: The explained score; the row that it is computed from attends. None: the mean over all rows.
+        score: The explained score: attention is that of the row from which the score is computed. If None, it is the
+            mean over all rows.
     """
     first_part, last_part = inspection.views[0].part, inspection.views[-1].part
     row = None if score is None else score.row
@@ -185,7 +186,7 @@ def attention_shares(inspection: Inspection, score: ExplainedScore | None) -> At
 
 
 def _rollout_shares(inspection: Inspection, part: str, row: int | None) -> AttentionShares:
-    """Return attention rollout from one row, or the mean over all rows for None."""
+    """Return attention rollout from one row, or the mean over all rows if `row` is None."""
     rollout = inspection.rollout(part)
     rows = "all rows" if row is None else f"the row of {inspection.sides['source'][row]['text']}"
     return AttentionShares(
@@ -195,7 +196,7 @@ def _rollout_shares(inspection: Inspection, part: str, row: int | None) -> Atten
 
 
 def _pooling_shares(inspection: Inspection, score: ExplainedScore | None) -> AttentionShares:
-    """Return the weights with which a classic model pools the tokens: of the explained class, or the mean."""
+    """Return the weights with which a classic model pools the tokens for the explained class, or the mean weights."""
     heads, names = inspection.weights("reader", 0)[:, 0], inspection.views[-1].names
     source = "Weights with which the model pools the tokens"
     if names == HIERARCHY_NAMES:

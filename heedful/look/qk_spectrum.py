@@ -19,12 +19,12 @@ from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
 class QKSpectrum:
     """Spectrum of M = W_Q^T W_K of one head, without biases and positions: score(x, y) = x M y.
 
-    The rank of M is at most the width of a head.
+    The rank of M is at most the dimension of a head.
     """
 
     singular_values: Float[Tensor, " rank"]  # singular values of M, largest first
     eigenvalues: Float[Tensor, " nonzero"]  # eigenvalues of (M + M^T) / 2 that are not 0, largest first
-    symmetric_share: float  # share of |M|^2 (Frobenius) in the symmetric part of M; 1: M = M^T; 0: M = -M^T
+    symmetric_share: float  # share of |M|^2 (Frobenius) in the symmetric part of M: 1 if M = M^T, 0 if M = -M^T
 
     @property
     def positive_share(self) -> float:

@@ -31,7 +31,7 @@ ANALOGIES = (  # a, b and c of "a is to b as c is to d"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WordMap:
-    """Words in a plane. Words with similar vectors are near each other; the axes have no meaning of their own."""
+    """Words in a plane. Words with similar vectors are near each other; the axes themselves have no meaning."""
 
     words: list[str]
     points: Float[Tensor, "words 2"]
@@ -46,7 +46,7 @@ class Suggestion:
     word: str  # the longest word of the text, to be followed through several texts
     analogy: tuple[str, ...]  # a, b and c of "a is to b as c is to d"
     words: list[str]  # words of the text, each followed by its nearest neighbours
-    own: list[str]  # those of `words` that are in the text
+    own: list[str]  # the words of the text among `words`
 
 
 def map_methods() -> list[str]:
@@ -165,7 +165,7 @@ def _known_words(inspection: Inspection) -> Iterator[str]:
 
 
 def _has_vector(loaded: ModelBundle, word: str) -> bool:
-    """Whether a word has a static vector."""
+    """Return whether a word has a static vector."""
     try:
         static_vector(loaded, word)
     except HeedfulError:
@@ -174,7 +174,7 @@ def _has_vector(loaded: ModelBundle, word: str) -> bool:
 
 
 def _is_single_token(loaded: ModelBundle, text: str) -> bool:
-    """Whether a text is one token of letters, so that its vector is not a mean."""
+    """Return whether a text is one token of letters, so that its vector is not a mean."""
     if not text.isalpha() or not _has_vector(loaded, text):
         return False
     return len(static_vector(loaded, text)[1]) == 1

@@ -18,7 +18,7 @@ from heedful.look.inspection import Inspection, readable_token
 from heedful.model.classic import ClassicModel, SelfAttentionMean
 from heedful.model.recurrent_seq2seq import RecurrentSeq2SeqModel
 
-NEIGHBOURS = 10  # number of neighbours that are listed
+NEIGHBOURS = 10  # how many neighbours are listed
 
 
 class Neighbour(TypedDict):
@@ -45,7 +45,7 @@ class ContextualSimilarity:
     layer_names: list[str]  # names of `layers`
     neighbours: list[list[Neighbour]]  # for each occurrence the nearest tokens of its text after the last layer
     static_neighbours: list[Neighbour]  # nearest tokens in the embedding table
-    static_error: str  # why the word has no static vector; "": it has one
+    static_error: str  # why the word has no static vector, or "" if it has one
 
 
 def find_occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[int]]]:
@@ -173,7 +173,7 @@ def static_vector(loaded: ModelBundle, word: str) -> tuple[Float[Tensor, " width
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
-    encoded = tokenizer.encode(word)  # without a space before it, which in a byte-level vocabulary has another token
+    encoded = tokenizer.encode(word)  # a byte-level vocabulary has another token for a word after a space
     ids = [id for id, is_special in zip(encoded.ids, encoded.special, strict=True) if not is_special]
     if not ids:
         raise RequestError(f'"{word}" has no tokens: give a word with letters')

@@ -490,7 +490,7 @@ def evaluate_task(
         try:
             answers = engine([task.engine_input(example) for example in batch])
         except InputError as error:
-            wrong = batch[error.number]
+            wrong = batch[error.index]
             raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(batch)} examples from {batch[0].file}:{batch[0].line} on: {error}") from None

@@ -204,7 +204,7 @@ def test_an_error_names_the_input_among_all() -> None:
 
     with pytest.raises(InputError, match="input 5: is damaged") as error:
         answer_in_stages([("first", 0.6), ("last", 0.0)], [0, 1, 2, 3, 4, 5, 6, 7], ask)
-    assert error.value.number == 5
+    assert error.value.index == 5
     answers = answer_in_stages([("first", 0.6), ("last", 0.0)], [9, 3, 6], ask)
     assert [answer["stage"] for answer in answers] == [1, 2, 1]
 
