@@ -266,16 +266,16 @@ def test_waiting_for_a_lock_is_announced_and_limited(here: Path, monkeypatch: py
 
 
 def test_a_lock_that_becomes_free_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
+    events = []
     release = SimpleNamespace(
-        sleep=lambda seconds: taken.append("waited") or os.close(handle), monotonic=time.monotonic
+        sleep=lambda seconds: events.append("waited") or os.close(handle), monotonic=time.monotonic
     )
     monkeypatch.setattr(cache, "time", release)  # of this module alone: other threads sleep, too
     handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with cache.lock(here / "lock", "working"):
-        taken.append("held")
-    assert taken == ["waited", "held"]
+        events.append("held")
+    assert events == ["waited", "held"]
 
 
 def test_a_lock_holder_without_a_process_id_is_another_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,15 +22,15 @@ TEXTS = ["the film was good . very good .", "", "unheard of", ("the end", "not b
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    made = with_head(bare(READERS[name]), "sequence_classification", labels=("bad", "good"), seed=1).eval()
-    save(made, tmp_path / "one")
+    model = with_head(bare(READERS[name]), "sequence_classification", labels=("bad", "good"), seed=1).eval()
+    save(model, tmp_path / "one")
     again = load(tmp_path / "one")
-    assert again.config.model == made.config.model and again.config.head == made.config.head
+    assert again.config.model == model.config.model and again.config.head == model.config.head
     assert isinstance(again.config.model, ClassicConfig) and again.max_length is None
-    assert again.named_tensors().keys() == made.named_tensors().keys()
-    assert all(torch.equal(each, made.named_tensors()[key]) for key, each in again.named_tensors().items())
+    assert again.named_tensors().keys() == model.named_tensors().keys()
+    assert all(torch.equal(each, model.named_tensors()[key]) for key, each in again.named_tensors().items())
     with torch.no_grad():
-        assert torch.equal(again(Packed.of(BATCH)), made(Packed.of(BATCH)))
+        assert torch.equal(again(Packed.of(BATCH)), model(Packed.of(BATCH)))
     config = json.loads((tmp_path / "one/config.json").read_text())
     assert config["model_type"] == "heedful-classic" and config["architectures"] == ["HeedfulClassicForClasses"]
     save(again, tmp_path / "two")
@@ -42,23 +42,23 @@ def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
         for text, answer in zip(TEXTS, answers, strict=True):
             assert again.tokenizer is not None
             encoded = again.tokenizer.encode(text)
-            shares = made(Packed.of([encoded.ids], [encoded.types])).softmax(-1)[0].tolist()
+            shares = model(Packed.of([encoded.ids], [encoded.types])).softmax(-1)[0].tolist()
             assert list(answer["probabilities"].values()) == pytest.approx(shares, abs=1e-6)
     for kind, more in (("token_classification", {"labels": ("O", "X")}), ("embedding", {})):
         other = with_head(again, kind, **more)
         save(other, tmp_path / kind)
         assert len(heedful.Engine(load(tmp_path / kind))(["the film"])) == 1
-    said = heedful.Engine(load(tmp_path / "token_classification"))([["good.", "film"], ["the", "not-bad", "end"]])
-    assert [len(each["words"]) for each in said] == [2, 3], "one label a word, however many tokens it has"
+    answers = heedful.Engine(load(tmp_path / "token_classification"))([["good.", "film"], ["the", "not-bad", "end"]])
+    assert [len(each["words"]) for each in answers] == [2, 3], "one label a word, however many tokens it has"
 
 
 def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
     stack = StackConfig(width=4, layers=1, heads=2, head_width=2, inner_width=8)
-    made = bare(READERS["recurrent"], encoder=stack, frozen=True)
-    save(made, tmp_path / "model")
+    model = bare(READERS["recurrent"], encoder=stack, frozen=True)
+    save(model, tmp_path / "model")
     again = load(tmp_path / "model")
     assert {name.split(".")[0] for name, each in again.named_tensors().items() if each.requires_grad} == {"over"}
-    assert torch.equal(again(Packed.of(BATCH)), made.eval()(Packed.of(BATCH)))
+    assert torch.equal(again(Packed.of(BATCH)), model.eval()(Packed.of(BATCH)))
 
 
 def test_a_config_that_is_wrong_is_refused(tmp_path: Path) -> None:

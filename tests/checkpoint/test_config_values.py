@@ -171,9 +171,9 @@ ABSURD = [("bert", *each) for each in BERT] + [("distilbert", *each) for each in
 def test_absurd_values(
     family: str, changes: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    said = refused(changed(folders, tmp_path, family, changes), tmp_path, message)
-    assert "config.json" in said
-    assert said.isprintable()
+    error_text = refused(changed(folders, tmp_path, family, changes), tmp_path, message)
+    assert "config.json" in error_text
+    assert error_text.isprintable()
 
 
 @pytest.mark.usefixtures("guarded")

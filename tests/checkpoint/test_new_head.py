@@ -60,21 +60,21 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """A tiny model whose architecture ends so, saved by transformers; made once."""
 
     @cache
-    def made(family: str, ending: str, **changed: Any) -> tuple[Path, ModelBundle]:
+    def make_folder(family: str, ending: str, **changed: Any) -> tuple[Path, ModelBundle]:
         folder = tmp_path_factory.mktemp(f"{family}-{ending}")
         architecture = next(name for name in FAMILIES[family].heads if name.endswith(ending))
         save_tiny(folder, family, architecture, **changed)
         return folder, load(folder)
 
-    return made
+    return make_folder
 
 
 def tensors(folder: Path, family: str) -> dict[str, Tensor]:
     """What a folder holds, by full names."""
     prefix = FAMILIES[family].prefix
-    found = load_file(folder / "model.safetensors")
-    bare = not any(name.startswith(prefix) for name in found)
-    return {prefix * bare + name: tensor for name, tensor in found.items()}
+    saved = load_file(folder / "model.safetensors")
+    bare = not any(name.startswith(prefix) for name in saved)
+    return {prefix * bare + name: tensor for name, tensor in saved.items()}
 
 
 def module(name: str) -> str:
@@ -82,7 +82,7 @@ def module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def given(kind: str, labels: tuple[str, ...] = OTHER) -> dict[str, Any]:
+def head_options(kind: str, labels: tuple[str, ...] = OTHER) -> dict[str, Any]:
     """What the kind needs."""
     return {"labels": labels} if kind in ("sequence_classification", "token_classification") else {}
 
@@ -103,8 +103,8 @@ def test_what_is_known_stays_and_the_rest_is_drawn(
 ) -> None:
     folder, loaded = start(family, ending)
     before = state(loaded)
-    made = with_head(loaded, kind, seed=3, **given(kind))
-    save(made, tmp_path / "out")
+    new_model = with_head(loaded, kind, seed=3, **head_options(kind))
+    save(new_model, tmp_path / "out")
     old, new = tensors(folder, family), tensors(tmp_path / "out", family)
     body = {name for name in new if name.startswith(FAMILIES[family].prefix) and "pooler" not in name}
     assert len(body) > 60 and body <= old.keys()
@@ -117,14 +117,14 @@ def test_what_is_known_stays_and_the_rest_is_drawn(
             spread = tensor.std(correction=0)
             assert spread < 0.03 and (spread > 0.01) == (tensor.ndim > 1), name
     assert same(before, state(loaded)) == before.keys()  # the given one is untouched
-    assert not {p.data_ptr() for p in made.parameters()} & {p.data_ptr() for p in loaded.parameters()}
+    assert not {p.data_ptr() for p in new_model.parameters()} & {p.data_ptr() for p in loaded.parameters()}
 
 
 @each_kind
 def test_seeds(start: Start, family: str, kind: str, architecture: str) -> None:
     _, loaded = start(family, "MaskedLM" if kind != "masked_lm" else "SequenceClassification")
     before = torch.random.get_rng_state()
-    one, again, other = (state(with_head(loaded, kind, seed=seed, **given(kind))) for seed in (5, 5, 6))
+    one, again, other = (state(with_head(loaded, kind, seed=seed, **head_options(kind))) for seed in (5, 5, 6))
     assert same(one, again) == one.keys()
     changed = one.keys() - same(one, other)
     weights = {name for name, tensor in one.items() if name.startswith("head.") and tensor.ndim > 1}
@@ -138,20 +138,23 @@ def test_transformers_loads_it_and_so_do_we(
     start: Start, tmp_path: Path, family: str, kind: str, architecture: str
 ) -> None:
     _, loaded = start(family, "MaskedLM")
-    made = with_head(loaded, kind, **given(kind))
-    save(made, tmp_path / "out")
+    new_model = with_head(loaded, kind, **head_options(kind))
+    save(new_model, tmp_path / "out")
     values = json.loads((tmp_path / "out/config.json").read_text())
     assert values["architectures"] == [architecture]
     again = load(tmp_path / "out")
-    assert again.config.head == made.config.head and same(state(made), state(again)) == made.named_tensors().keys()
+    assert (
+        again.config.head == new_model.config.head
+        and same(state(new_model), state(again)) == new_model.named_tensors().keys()
+    )
     theirs, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     if kind in ("sequence_classification", "token_classification"):
         assert theirs.config.id2label == dict(enumerate(OTHER))
     ids, types = sequences(family)
     with torch.no_grad():
-        found = our_outputs(made.eval(), packed(family))
-        for ours, expected in zip(found, their_outputs(theirs.eval(), family, ids, types), strict=True):
+        outputs = our_outputs(new_model.eval(), packed(family))
+        for ours, expected in zip(outputs, their_outputs(theirs.eval(), family, ids, types), strict=True):
             assert ours.shape == expected.shape
             assert (ours - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
 
@@ -190,9 +193,9 @@ def test_the_pooler_of_pretraining_is_used(start: Start) -> None:
     _, loaded = start("bert", "PreTraining")
     known = loaded.named_tensors()
     for kind in ("sequence_classification", "multiple_choice", "pooler", "next_sentence"):
-        made = with_head(loaded, kind, **given(kind)).named_tensors()
-        assert torch.equal(made["head.first.dense.weight"], known["head.next.first.dense.weight"])
-    assert torch.equal(made["head.out.weight"], known["head.next.out.weight"])  # the next sentence is what it was
+        new_model = with_head(loaded, kind, **head_options(kind)).named_tensors()
+        assert torch.equal(new_model["head.first.dense.weight"], known["head.next.first.dense.weight"])
+    assert torch.equal(new_model["head.out.weight"], known["head.next.out.weight"])  # the next sentence is what it was
     masked = with_head(loaded, "masked_lm").named_tensors()
     assert torch.equal(masked["head.dense.weight"], known["head.masked.dense.weight"])
     back = with_head(with_head(loaded, "next_sentence"), "pretraining").named_tensors()
@@ -205,10 +208,10 @@ def test_the_pooler_of_pretraining_is_used(start: Start) -> None:
 def test_decoders_stay_tied_or_not(start: Start, tmp_path: Path, family: str, tied: bool) -> None:
     _, loaded = start(family, "SequenceClassification", tie_word_embeddings=tied)
     for source in (loaded, with_head(with_head(loaded, "masked_lm", seed=1), "masked_lm", seed=2)):
-        made: Any = with_head(source, "masked_lm", seed=1)
-        assert (made.head.decoder.weight is made.model.embedding.tokens.weight) is tied
-        assert torch.equal(made.model.embedding.tokens.weight, loaded.model.embedding.tokens.weight)
-        save(made, tmp_path / "out", overwrite=True)
+        new_model: Any = with_head(source, "masked_lm", seed=1)
+        assert (new_model.head.decoder.weight is new_model.model.embedding.tokens.weight) is tied
+        assert torch.equal(new_model.model.embedding.tokens.weight, loaded.model.embedding.tokens.weight)
+        save(new_model, tmp_path / "out", overwrite=True)
         architecture = FAMILIES[family].kinds()["masked_lm"]
         _, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
         assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
@@ -241,26 +244,26 @@ def test_transformers_reads_the_problem_type(
 def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, kind: str, architecture: str) -> None:
     """Upon the bare model: its body stays, the head is drawn, transformers loads it and computes the same."""
     _, loaded = start(family, "Model")
-    made = with_head(loaded, kind, seed=5, **given(kind))
-    known, drawn = state(loaded), state(made)
+    new_model = with_head(loaded, kind, seed=5, **head_options(kind))
+    known, drawn = state(loaded), state(new_model)
     kept = {name for name in drawn if not name.startswith("head.")}
-    gone = ("head.", "decoder.") if made.model.decoder is None else ("head.",)
+    gone = ("head.", "decoder.") if new_model.model.decoder is None else ("head.",)
     assert kept == {name for name in known if not name.startswith(gone)}
     assert all(torch.equal(known[name], drawn[name]) for name in kept)
-    assert same(drawn, state(with_head(loaded, kind, seed=5, **given(kind)))) == drawn.keys()
+    assert same(drawn, state(with_head(loaded, kind, seed=5, **head_options(kind)))) == drawn.keys()
     head = {name for name, tensor in drawn.items() if name.startswith("head.") and tensor.ndim > 1}
     pooled = family == "albert" or (family in ("mpnet", "jina_embeddings_v3") and kind in ("pooler", "multiple_choice"))
     pooler = {name for name in head if name.endswith("first.dense.weight")} if pooled else set()
-    other = drawn.keys() - same(drawn, state(with_head(loaded, kind, seed=6, **given(kind))))
+    other = drawn.keys() - same(drawn, state(with_head(loaded, kind, seed=6, **head_options(kind))))
     assert other == head - pooler
-    save(made, tmp_path / "out")
+    save(new_model, tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [architecture]
     theirs, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     ids, types = sequences(family)
     with torch.no_grad():
-        found = our_outputs(made.eval(), packed(family))
-        for ours, expected in zip(found, their_outputs(theirs.eval(), family, ids, types), strict=True):
+        outputs = our_outputs(new_model.eval(), packed(family))
+        for ours, expected in zip(outputs, their_outputs(theirs.eval(), family, ids, types), strict=True):
             assert ours.shape == expected.shape
             assert (ours - expected).abs().max() <= 5e-6 * max(1.0, float(expected.abs().max()))
 
@@ -270,8 +273,8 @@ def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, 
 def test_top_blocks_can_be_drawn_anew(start: Start, family: str, reinit_layers: int) -> None:
     _, loaded = start(family, "SequenceClassification")
     known = state(loaded)
-    made = state(with_head(loaded, "sequence_classification", labels=NAMES, reinit_layers=reinit_layers))
-    changed = known.keys() - same(known, made)
+    new_model = state(with_head(loaded, "sequence_classification", labels=NAMES, reinit_layers=reinit_layers))
+    changed = known.keys() - same(known, new_model)
     anew = {name for name in known if reinit_layers and name.startswith("head.")} | {
         name
         for name in known
@@ -279,19 +282,19 @@ def test_top_blocks_can_be_drawn_anew(start: Start, family: str, reinit_layers: 
     }
     assert changed == anew
     for name in anew:
-        assert made[name].std(correction=0) < 0.03, name
+        assert new_model[name].std(correction=0) < 0.03, name
 
 
 def test_a_pooler_is_kept_for_embeddings(start: Start, tmp_path: Path) -> None:
     folder, loaded = start("bert", "Model")
-    made = with_head(loaded, "embedding")
-    assert made.config.head == SentenceEmbedding(keeps_pooler=True)
-    save(made, tmp_path / "out")
-    assert load(tmp_path / "out").config.head == made.config.head
+    new_model = with_head(loaded, "embedding")
+    assert new_model.config.head == SentenceEmbedding(keeps_pooler=True)
+    save(new_model, tmp_path / "out")
+    assert load(tmp_path / "out").config.head == new_model.config.head
     assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
-    assert with_head(made, "embedding").config.head == made.config.head
+    assert with_head(new_model, "embedding").config.head == new_model.config.head
     assert torch.equal(
-        with_head(made, "sequence_classification", labels=OTHER).named_tensors()["head.first.dense.weight"],
+        with_head(new_model, "sequence_classification", labels=OTHER).named_tensors()["head.first.dense.weight"],
         loaded.named_tensors()["head.first.dense.weight"],
     )
     _, masked = start("bert", "MaskedLM")
@@ -302,11 +305,11 @@ def test_a_pooler_is_kept_for_embeddings(start: Start, tmp_path: Path) -> None:
 def test_dtype_and_mode_are_kept(start: Start, dtype: torch.dtype) -> None:
     folder, single = start("bert", "MaskedLM")
     loaded = load(folder, dtype=dtype)
-    made = with_head(loaded, "sequence_classification", labels=OTHER, seed=1)
-    assert {p.dtype for p in made.parameters()} == {dtype} and not made.training
-    assert made(packed("bert")).dtype == dtype
+    new_model = with_head(loaded, "sequence_classification", labels=OTHER, seed=1)
+    assert {p.dtype for p in new_model.parameters()} == {dtype} and not new_model.training
+    assert new_model(packed("bert")).dtype == dtype
     expected = with_head(single, "sequence_classification", labels=OTHER, seed=1).named_tensors()["head.out.weight"]
-    assert torch.equal(made.named_tensors()["head.out.weight"], expected.to(dtype))  # the same draw in each dtype
+    assert torch.equal(new_model.named_tensors()["head.out.weight"], expected.to(dtype))  # the same draw in each dtype
     assert with_head(loaded.train(), "sequence_classification", labels=OTHER).training
 
 
@@ -322,13 +325,16 @@ def native(**more: Any) -> ModelBundle:
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES["heedful"].kinds() if kind != "none"] + ["embedding"])
 def test_our_own_family(tmp_path: Path, kind: str) -> None:
     bare = native()
-    made = with_head(bare, kind, seed=2, **given(kind))
-    assert made.config.head is not None and made.config.head.kind == kind
-    assert same(state(bare), state(made)) == bare.named_tensors().keys()
-    assert getattr(made.config.head, "dropout", 0.2) == 0.2
-    save(made, tmp_path / "out")
+    new_model = with_head(bare, kind, seed=2, **head_options(kind))
+    assert new_model.config.head is not None and new_model.config.head.kind == kind
+    assert same(state(bare), state(new_model)) == bare.named_tensors().keys()
+    assert getattr(new_model.config.head, "dropout", 0.2) == 0.2
+    save(new_model, tmp_path / "out")
     again = load(tmp_path / "out")
-    assert again.config.head == made.config.head and same(state(made), state(again)) == made.named_tensors().keys()
+    assert (
+        again.config.head == new_model.config.head
+        and same(state(new_model), state(again)) == new_model.named_tensors().keys()
+    )
     onward = with_head(again, "sequence_classification", labels=NAMES)  # from any head to another, and on to vectors
     save(with_head(with_head(onward, "pooler"), "embedding"), tmp_path / "vectors")
     assert load(tmp_path / "vectors").config.head == SentenceEmbedding()
@@ -372,16 +378,16 @@ def test_a_head_may_give_numbers_on_another_scale(start: Start, family: str, tmp
     _, loaded = start(family, "SequenceClassification")
     before, batch = state(loaded), packed(family)
     shift = 3.0 if "head.out.bias" in loaded.named_tensors() else 0.0
-    made = rescaled(loaded, 20.0, shift)
+    new_model = rescaled(loaded, 20.0, shift)
     with torch.no_grad():
-        first, said = loaded(batch), made(batch)
-    assert torch.allclose(said, 20 * first + shift, rtol=1e-5, atol=1e-5)
+        first, scaled = loaded(batch), new_model(batch)
+    assert torch.allclose(scaled, 20 * first + shift, rtol=1e-5, atol=1e-5)
     assert same(before, state(loaded)) == before.keys(), "the given one is left as it is"
     assert rescaled(loaded, 1.0, 0.0) is loaded
-    save(made, tmp_path / "out")
+    save(new_model, tmp_path / "out")
     with torch.no_grad():
-        assert torch.equal(load(tmp_path / "out")(batch), said)
-        moved = rescaled(loaded, 1.0, 7.0)(batch)  # a bias is made, where there is none
+        assert torch.equal(load(tmp_path / "out")(batch), scaled)
+        moved = rescaled(loaded, 1.0, 7.0)(batch)  # a bias is added where there is none
     assert torch.allclose(moved, first + 7, rtol=1e-5, atol=1e-5)
 
 

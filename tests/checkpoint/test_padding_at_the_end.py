@@ -41,9 +41,9 @@ def classifier(folder: Path, pad: int | None) -> Path:
 def test_an_end_that_is_padding_too_is_warned_of_once_and_its_advice_gives_their_scores(tmp_path: Path) -> None:
     end = TOKENIZER.encode("a").ids[-1]
     folder = classifier(tmp_path / "model", end)
-    with pytest.warns(heedful.HeedfulWarning, match="pad_token_id") as found:
+    with pytest.warns(heedful.HeedfulWarning, match="pad_token_id") as warned:
         ours = heedful.load(folder)
-    assert len(found) == 1
+    assert len(warned) == 1
     ids = list(TOKENIZER.encode("the drill smokes").ids)
     theirs = transformers.GPT2ForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():

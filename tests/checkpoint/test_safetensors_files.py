@@ -289,7 +289,7 @@ def check_mutations(folder: Path, work: Path, count: int, seed: int) -> Counter[
     shapes = {name: slot.shape for name, slot in find_tensors(folder).items()}
     expected = read_tensors(find_tensors(folder), torch.float32)
     target = Path(shutil.copytree(folder, work / "mutated"))
-    luck, found = random.Random(seed), Counter[str]()
+    luck, outcomes = random.Random(seed), Counter[str]()
     for number in range(count):
         changed = mutate(raw, luck)
         (target / WEIGHTS).write_bytes(changed)
@@ -317,17 +317,17 @@ def check_mutations(folder: Path, work: Path, count: int, seed: int) -> Counter[
                 assert "file functions" not in outcome
                 assert {name for name, _ in loaded.named_parameters()}
         assert time.process_time() - before < 1
-        found[outcome] += 1
+        outcomes[outcome] += 1
         if "refused" not in outcome:  # a second opinion
             with safetensors.safe_open(target / WEIGHTS, framework="pt") as file:
                 assert {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()} == shapes  # noqa: SIM118
-    return found
+    return outcomes
 
 
 def test_mutations(folder: Path, tmp_path: Path) -> None:
-    found = check_mutations(folder, tmp_path, 500, seed=1)
-    assert min(found[outcome] for outcome in ("refused by load", "refused by the file functions")) > 20, found
-    assert found["a number changed"] > 20, found
+    outcomes = check_mutations(folder, tmp_path, 500, seed=1)
+    assert min(outcomes[outcome] for outcome in ("refused by load", "refused by the file functions")) > 20, outcomes
+    assert outcomes["a number changed"] > 20, outcomes
 
 
 @pytest.mark.slow
@@ -505,8 +505,8 @@ def test_shards_that_are_elsewhere_or_nothing(name: str, message: str, folder: P
     (copy / "circle-b.safetensors").symlink_to("circle-a.safetensors")
     (copy / "folder.safetensors").mkdir()
     os.mkfifo(copy / "pipe.safetensors")
-    for given in {name, str(copy.parent / "outside.safetensors") if name.startswith("..") else name}:
-        _replace(index, given)
+    for shard_name in {name, str(copy.parent / "outside.safetensors") if name.startswith("..") else name}:
+        _replace(index, shard_name)
         (copy / INDEX).write_text(json.dumps(index))
         with pytest.raises(HeedfulError, match=message) as caught:
             heedful.load(copy)
@@ -652,7 +652,7 @@ def test_what_the_hub_does_not_have(name: str, revision: str, cache: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "told"),
+    ("kind", "text", "expected"),
     [
         ("HTTPError", "a proxy said no\nand more", "a proxy said no"),
         ("HTTPError", "", "HTTPError"),
@@ -660,14 +660,14 @@ def test_what_the_hub_does_not_have(name: str, revision: str, cache: Path) -> No
         ("OfflineModeIsEnabled", "offline", "offline"),
     ],
 )
-def test_faults_of_the_network_are_told(kind: str, text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_the_network_are_told(kind: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.errors
 
-    def fails(*given: Any, **more: Any) -> str:
+    def fails(*args: Any, **more: Any) -> str:
         raise getattr(huggingface_hub.errors, kind)(text)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
-    with pytest.raises(HeedfulError, match=f"not in the local cache and could not be fetched: {told}$"):
+    with pytest.raises(HeedfulError, match=f"not in the local cache and could not be fetched: {expected}$"):
         heedful.load("maker/model", revision="main")
 
 
@@ -752,9 +752,9 @@ for overwrite in (False, True):
 def test_a_limit_of_the_system_leaves_nothing_or_the_old(folder: Path, tmp_path: Path) -> None:
     heedful.save(heedful.load(folder), tmp_path / "old")
     before = listing(tmp_path)
-    said = in_child(FULL, folder, tmp_path / "new", tmp_path / "old").splitlines()
-    assert len(said) == 2
-    assert all("nothing of it was kept" in line and "File too large" in line for line in said)
+    lines = in_child(FULL, folder, tmp_path / "new", tmp_path / "old").splitlines()
+    assert len(lines) == 2
+    assert all("nothing of it was kept" in line and "File too large" in line for line in lines)
     assert listing(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
@@ -833,5 +833,5 @@ def test_saving_a_hub_folder_does_not_touch_the_cache(folder: Path, tmp_path: Pa
 
 def batch() -> heedful.Packed:
     """Three short sequences."""
-    given = packed("bert", (4, 1, 7))
-    return heedful.Packed.of([[token % 31 for token in part.tolist()] for part in given.unpack(given.tokens)])
+    batch = packed("bert", (4, 1, 7))
+    return heedful.Packed.of([[token % 31 for token in part.tolist()] for part in batch.unpack(batch.tokens)])

@@ -70,9 +70,9 @@ def dense(inputs: int, outputs: int, **settings: Any) -> Dense:
     return Dense(inputs, outputs, **settings)
 
 
-def close(found: np.ndarray, expected: np.ndarray) -> bool:
-    return found.shape == expected.shape and bool(
-        np.abs(found - expected).max() <= 2e-6 * max(1, np.abs(expected).max())
+def close(actual: np.ndarray, expected: np.ndarray) -> bool:
+    return actual.shape == expected.shape and bool(
+        np.abs(actual - expected).max() <= 2e-6 * max(1, np.abs(expected).max())
     )
 
 
@@ -208,8 +208,8 @@ def test_exported_vectors_pass_the_dense_layers(body: Path, tmp_path: Path) -> N
     encoded = loaded.tokenizer.encode(TEXTS[0])
     feeds = {"input_ids": [encoded.ids], "attention_mask": [[1] * len(encoded)], "token_type_ids": [encoded.types]}
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx/model.onnx"))
-    given = {each.name: np.array(feeds[each.name], np.int64) for each in session.get_inputs()}
-    (vectors,) = session.run(["sentence_embedding"], given)
+    session_inputs = {each.name: np.array(feeds[each.name], np.int64) for each in session.get_inputs()}
+    (vectors,) = session.run(["sentence_embedding"], session_inputs)
     assert close(vectors, theirs.encode(TEXTS[:1]))
     assert (tmp_path / "onnx/2_Dense/model.safetensors").exists()
 
@@ -302,8 +302,8 @@ def test_cross_encoders_score_as_in_sentence_transformers(
     folder = written_by_version(version, classifier, tmp_path / "theirs", activation)
     expected = CrossEncoder(str(folder), device="cpu").predict(PAIRS)
     engine = heedful.Engine(folder)
-    found = [answer["values"]["LABEL_0"] for answer in engine(PAIRS)]
-    assert close(np.array(found), expected)
+    actual = [answer["values"]["LABEL_0"] for answer in engine(PAIRS)]
+    assert close(np.array(actual), expected)
     heedful.save(heedful.load(folder), tmp_path / "ours")
     assert heedful.load(tmp_path / "ours").config.head == engine.loaded.config.head
     assert (CrossEncoder(str(tmp_path / "ours"), device="cpu").predict(PAIRS) == expected).all()

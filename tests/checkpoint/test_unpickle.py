@@ -158,8 +158,8 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
 
     done = convert_pickles(folder, tmp_path / "out")
     assert done.tensors == len(state)
-    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == {WEIGHTS, "config.json", "special_tokens_map.json", "1_Pooling/config.json"}
+    names = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert names == {WEIGHTS, "config.json", "special_tokens_map.json", "1_Pooling/config.json"}
     assert torch.equal(outputs(tmp_path / "out"), outputs(safe))
     with pytest.raises(HeedfulError, match="has safetensors already"):
         convert_pickles(tmp_path / "out", tmp_path / "again")
@@ -285,10 +285,10 @@ def test_what_the_child_says(case: str, tmp_path: Path) -> None:
         with warnings.catch_warnings(action="ignore"):  # the child's go nowhere
             unpickle_child.convert(str(tmp_path / PICKLE), str(tmp_path / WEIGHTS), (tmp_path / PICKLE).stat().st_size)
     except Exception as error:
-        said = f"{PICKLE} could not be converted: {unpickle_child.explain_refusal(error)}"
-        assert re.search(message, said), said
-        assert "weights_only" not in said
-        assert "add_safe_globals" not in said
+        explanation = f"{PICKLE} could not be converted: {unpickle_child.explain_refusal(error)}"
+        assert re.search(message, explanation), explanation
+        assert "weights_only" not in explanation
+        assert "add_safe_globals" not in explanation
     else:
         assert case == "a line break"  # the parent's business
     assert not (tmp_path / "canary").exists()

@@ -30,4 +30,4 @@ def test_queries_keys_and_values_are_in_bfloat16(family: str, tmp_path: Path, mo
     with torch.autocast("cpu", torch.bfloat16):
         rows = our_rows(load(tmp_path).train(), packed(family))
     assert rows.isfinite().all()
-    assert dtypes and all(found == {torch.bfloat16} for found in dtypes)
+    assert dtypes and all(head_dtypes == {torch.bfloat16} for head_dtypes in dtypes)

@@ -46,10 +46,10 @@ def test_distances_past_the_last_bucket(tmp_path: Path, changed: dict[str, Any])
         rows = Packed.of(ids).unpack(ours.hidden_states(Packed.of(ids)))
         # transformers needs a buffer of positions as long as the text, which it does not use
         theirs.embeddings.position_ids = torch.arange(100)[None]
-        for row_ids, found in zip(ids, rows, strict=True):
+        for row_ids, actual in zip(ids, rows, strict=True):
             with Exact(torch.float64):
                 expected = theirs(torch.tensor([row_ids])).last_hidden_state[0]
-            assert (found - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+            assert (actual - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
 
 
 def test_learned_positions_and_types_as_in_version_2(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ def test_learned_positions_and_types_as_in_version_2(tmp_path: Path) -> None:
     batch, ours = Packed.of(ids, types), heedful.load(tmp_path, dtype=torch.float64)
     assert ours.max_length == 40
     with torch.no_grad():
-        for number, found in enumerate(batch.unpack(ours.hidden_states(batch))):
-            given = torch.tensor([ids[number]]), torch.tensor([types[number]])
+        for number, actual in enumerate(batch.unpack(ours.hidden_states(batch))):
+            inputs = torch.tensor([ids[number]]), torch.tensor([types[number]])
             with Exact(torch.float64):
-                expected = theirs(given[0], token_type_ids=given[1]).last_hidden_state[0]
-            assert (found - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+                expected = theirs(inputs[0], token_type_ids=inputs[1]).last_hidden_state[0]
+            assert (actual - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
 
 
 def test_published_files_hold_the_head_for_masked_tokens_and_the_discriminator(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_published_files_hold_the_head_for_masked_tokens_and_the_discriminator(t
     ids, types = sequences("deberta-v2")
     with torch.no_grad():
         (expected,) = their_outputs(theirs, "deberta-v2", ids, types)
-        (found,) = our_outputs(ours, packed("deberta-v2"))
-    assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
+        (actual,) = our_outputs(ours, packed("deberta-v2"))
+    assert (actual - expected).abs().max() <= 2e-6 * expected.abs().max()
 
 
 @pytest.mark.parametrize(

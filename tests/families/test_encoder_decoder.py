@@ -31,8 +31,8 @@ def test_gated(tmp_path: Path, architecture: str) -> None:
     ours = heedful.load(tmp_path, dtype=torch.float64)
     ids, types = sequences("t5")
     with torch.no_grad():
-        (found,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(theirs, "t5", ids, types)
-    assert (found - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
+        (actual,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(theirs, "t5", ids, types)
+    assert (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
     heedful.save(ours, tmp_path / "again")
     before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "again"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
@@ -82,8 +82,8 @@ def test_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) ->
     assert ours.config.head == NextToken(tied=False)
     ids, types = sequences("t5")
     with torch.no_grad():
-        (found,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(resaved, "t5", ids, types)
-    assert (found - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
+        (actual,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(resaved, "t5", ids, types)
+    assert (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
     heedful.save(ours, tmp_path / "again")
     again = heedful.load(tmp_path / "again", dtype=torch.float64)
     assert again.config.head == ours.config.head
@@ -102,15 +102,15 @@ def test_version_1_1_that_is_tied(tmp_path: Path, resaved: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("buckets", "told"), [({"num_buckets": 3}, "num_buckets is 3"), ({"max_distance": 4}, "max_distance is 4")]
+    ("buckets", "expected"), [({"num_buckets": 3}, "num_buckets is 3"), ({"max_distance": 4}, "max_distance is 4")]
 )
-def test_buckets_that_hold_no_distances(tmp_path: Path, buckets: dict[str, int], told: str) -> None:
+def test_buckets_that_hold_no_distances(tmp_path: Path, buckets: dict[str, int], expected: str) -> None:
     save_tiny(tmp_path, "t5", "T5Model")
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(
         json.dumps(values | {f"relative_attention_{name}": value for name, value in buckets.items()})
     )
-    with pytest.raises(heedful.HeedfulError, match=rf"config\.json: relative_attention_{told}; expected a whole"):
+    with pytest.raises(heedful.HeedfulError, match=rf"config\.json: relative_attention_{expected}; expected a whole"):
         heedful.load(tmp_path)
 
 
@@ -145,8 +145,8 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
     again, report = transformers.T5EncoderModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
     with torch.no_grad(), Exact(torch.float64):
-        found = eager(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
-    assert (found - expected).abs().max() < 1e-12
+        actual = eager(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+    assert (actual - expected).abs().max() < 1e-12
 
     tagger = with_head(encoder, "token_classification", labels=["a", "b"], seed=1)
     assert tagger.model.decoder is None and tagger(Packed.of([[5, 6, 7]])).shape == (3, 2)
@@ -203,8 +203,8 @@ def test_a_folder_without_final_logits_bias(tmp_path: Path) -> None:
     writes = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64)
     ids, types = sequences("bart")
     with torch.no_grad():
-        (found,), (expected,) = our_outputs(ours, packed("bart")), their_outputs(eager(writes), "bart", ids, types)
-    assert theirs is not None and (found - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
+        (actual,), (expected,) = our_outputs(ours, packed("bart")), their_outputs(eager(writes), "bart", ids, types)
+    assert theirs is not None and (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
 
 
 def test_other_positions_than_sinusoids_are_refused(tmp_path: Path) -> None:

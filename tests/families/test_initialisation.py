@@ -26,17 +26,17 @@ def test_as_transformers(family: str, tmp_path: Path) -> None:
     heedful.save(fresh, tmp_path / "ours")
     ours = load_file(tmp_path / "ours/model.safetensors")
     tensors = under_file_names(theirs, theirs.state_dict())
-    said = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    published = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     constants = FAMILIES[family].body(fresh.config.model).constants
     compared = 0
     for name, tensor in ours.items():
         mean, std, count = tensor.mean(), tensor.std(), tensor.numel()
         if FAMILIES[family].prefix + name in constants:
-            assert torch.allclose(tensor, said[name], atol=1e-6), name
-        elif said[name].std() == 0:
-            assert torch.equal(tensor, said[name]), name
+            assert torch.allclose(tensor, published[name], atol=1e-6), name
+        elif published[name].std() == 0:
+            assert torch.equal(tensor, published[name]), name
         elif tensor.ndim > 1 and count >= 64:
             compared += 1
-            assert abs(mean) < 6 * said[name].std() / count**0.5, name
-            assert abs(std / said[name].std() - 1) < 6 / count**0.5, name  # two spreads of 1 / sqrt(2 count) each
+            assert abs(mean) < 6 * published[name].std() / count**0.5, name
+            assert abs(std / published[name].std() - 1) < 6 / count**0.5, name  # two spreads of 1 / sqrt(2 count) each
     assert compared >= 10

@@ -224,8 +224,8 @@ def test_a_reranker_scores_as_in_sentence_transformers(tmp_path: Path) -> None:
     theirs.save_pretrained(str(tmp_path / "reranker"))
     pairs = [(f"<Query>: {query}\n", f"<Document>: {text}") for query in ("noon?", "why") for text in TEXTS[:3]]
     answers = heedful.Engine(tmp_path / "reranker")(pairs)
-    found = np.array([answer["values"]["score"] for answer in answers])
-    assert np.abs(found - theirs.predict(pairs)).max() < 2e-6 and found.std() > 0.01
+    scores = np.array([answer["values"]["score"] for answer in answers])
+    assert np.abs(scores - theirs.predict(pairs)).max() < 2e-6 and scores.std() > 0.01
 
 
 TEXTS = [

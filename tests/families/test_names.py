@@ -62,9 +62,9 @@ def test_round_trip_is_bitwise_and_transformers_reads_it(tmp_path: Path, family:
 
     again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    expected, found = theirs.state_dict(), again.state_dict()
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, actual = theirs.state_dict(), again.state_dict()
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
     eager(again)
     ids, types = sequences(family)
     with torch.no_grad():  # the same bits at other addresses may be summed in another order
@@ -90,10 +90,10 @@ def test_config_is_written_as_transformers_understands_it(family: str, architect
     eager(model)
     ids, types = sequences(family)
     with torch.no_grad():
-        for expected, found in zip(
+        for expected, actual in zip(
             their_outputs(source, family, ids, types), their_outputs(model.eval(), family, ids, types), strict=True
         ):
-            assert (expected - found).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
+            assert (expected - actual).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
@@ -174,10 +174,10 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
     assert whole.unused_tensors == ()
     ids, types = sequences("bert")
     with torch.no_grad():
-        for found, expected in zip(
+        for actual, expected in zip(
             our_outputs(whole, packed("bert")), their_outputs(theirs, "bert", ids, types), strict=True
         ):
-            assert (found - expected).abs().max() < 2e-6 * expected.abs().max()
+            assert (actual - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):
         heedful.load(tmp_path, head="question_answering")
     with pytest.raises(heedful.HeedfulError, match=r"'mask' is no head.*did you mean \"masked_lm\""):

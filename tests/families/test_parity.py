@@ -38,14 +38,14 @@ Both = Callable[[str, str, torch.dtype], tuple[Any, heedful.ModelBundle]]
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     """Transformers' model, which is made once and shared by all tests here, and ours, loaded anew for each."""
-    made: dict[tuple[str, str, torch.dtype], tuple[Any, Path]] = {}
+    models: dict[tuple[str, str, torch.dtype], tuple[Any, Path]] = {}
 
     def make(family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.ModelBundle]:
         key = family, architecture, dtype
-        if key not in made:
+        if key not in models:
             folder = tmp_path_factory.mktemp(architecture)
-            made[key] = save_tiny(folder, *key), folder
-        theirs, folder = made[key]
+            models[key] = save_tiny(folder, *key), folder
+        theirs, folder = models[key]
         theirs.zero_grad()
         return theirs.eval(), heedful.load(folder, dtype=dtype)
 
@@ -98,8 +98,8 @@ def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtyp
     named = {FAMILIES[family].table_name(n, bare): g for n, g in under_file_names(theirs, theirs_by_name).items()}
     gradients = to_our_names(table, {name: gradient for name, gradient in named.items() if name not in table.tied})
     for name, parameter in ours.named_tensors().items():
-        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert (found - gradients[name]).abs().max() <= tolerance * _scale(gradients[name]), name
+        actual = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert (actual - gradients[name]).abs().max() <= tolerance * _scale(gradients[name]), name
 
 
 @each_own_head
@@ -178,11 +178,11 @@ def test_packed_is_padded(both: Both, family: str) -> None:
     def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
         return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
 
-    given = {"input_ids": padded(ids, pad), "attention_mask": padded([[1] * len(row) for row in ids], 0)}
+    inputs = {"input_ids": padded(ids, pad), "attention_mask": padded([[1] * len(row) for row in ids], 0)}
     if family != "distilbert":
-        given["token_type_ids"] = padded(types, 0)
+        inputs["token_type_ids"] = padded(types, 0)
     with torch.no_grad():
-        expected = theirs.base_model(**given).last_hidden_state
+        expected = theirs.base_model(**inputs).last_hidden_state
         for b, rows in enumerate(packed(family).unpack(ours.model(packed(family)))):
             assert (rows - expected[b, : len(rows)]).abs().max() <= 1e-12 * _scale(expected)
 
@@ -197,8 +197,8 @@ def test_bfloat16_is_as_near_as_transformers_is(both: Both, tmp_path: Path, fami
     ids, types = sequences(family)
     with torch.no_grad():
         truth = exact.model(packed(family))
-        found = ours.model(packed(family)).float()
-        given = [their_inputs(family, *each) for each in zip(ids, types, strict=True)]
+        actual = ours.model(packed(family)).float()
+        inputs = [their_inputs(family, *each) for each in zip(ids, types, strict=True)]
         rounding = copy.deepcopy(theirs).bfloat16()
-        rounded = torch.cat([rounding.base_model(**each).last_hidden_state[0].float() for each in given])
-    assert (found - truth).square().mean() <= 1.5**2 * (rounded - truth).square().mean()
+        rounded = torch.cat([rounding.base_model(**each).last_hidden_state[0].float() for each in inputs])
+    assert (actual - truth).square().mean() <= 1.5**2 * (rounded - truth).square().mean()

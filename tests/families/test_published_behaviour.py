@@ -81,8 +81,8 @@ def test_class_defaults_are_not_the_published_values() -> None:
 def test_positions_start_after_the_padding_id(tmp_path: Path) -> None:
     """[0, 5, 6, 2, 1, 1] has the positions [2, 3, 4, 5, 1, 1]; in a pack every sequence starts at 2 again."""
     embeddings = transformers.models.roberta.modeling_roberta.RobertaEmbeddings
-    given = torch.tensor([[0, 5, 6, 2, 1, 1]])
-    assert embeddings.create_position_ids_from_input_ids(given, 1).tolist() == [[2, 3, 4, 5, 1, 1]]
+    ids = torch.tensor([[0, 5, 6, 2, 1, 1]])
+    assert embeddings.create_position_ids_from_input_ids(ids, 1).tolist() == [[2, 3, 4, 5, 1, 1]]
     theirs = save_tiny(tmp_path, "roberta", "RobertaModel", torch.float64)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
     place = loaded.config.model.embedding.positions
@@ -90,7 +90,7 @@ def test_positions_start_after_the_padding_id(tmp_path: Path) -> None:
     batch = Packed.of([[0, 5, 6, 2], [0, 9, 2]])
     assert (batch.positions + place.offset).tolist() == [2, 3, 4, 5, 2, 3, 4]
     with torch.no_grad():
-        expected = theirs(given, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).last_hidden_state[0, :4]
+        expected = theirs(ids, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).last_hidden_state[0, :4]
         assert (loaded.model(batch)[:4] - expected).abs().max() < 1e-12 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
         loaded.model(Packed.of([[5] * 41]))
@@ -158,13 +158,13 @@ def test_albert_projects_embeddings_as_wide_as_the_model(tmp_path: Path, archite
     """transformers always has `embedding_hidden_mapping_in`: loading, saving and creating agree with it."""
     theirs = save_tiny(tmp_path / "theirs", "albert", architecture, torch.float64, embedding_size=32)
     ours = heedful.load(tmp_path / "theirs", dtype=torch.float64)
-    made = create(read_config(json.loads((tmp_path / "theirs/config.json").read_text()), "config.json"), seed=3)
-    heedful.save(made, tmp_path / "created")
-    theirs_made, report = type(theirs).from_pretrained(tmp_path / "created", output_loading_info=True)
+    created = create(read_config(json.loads((tmp_path / "theirs/config.json").read_text()), "config.json"), seed=3)
+    heedful.save(created, tmp_path / "created")
+    their_created, report = type(theirs).from_pretrained(tmp_path / "created", output_loading_info=True)
     assert not any(report.values())
     batch, (ids, types) = packed("albert"), sequences("albert")
     with torch.no_grad():
-        for model, expected, tolerance in ((ours, theirs, 1e-12), (made.eval(), theirs_made.eval(), 1e-5)):
+        for model, expected, tolerance in ((ours, theirs, 1e-12), (created.eval(), their_created.eval(), 1e-5)):
             for out, right in zip(
                 our_outputs(model, batch), their_outputs(expected, "albert", ids, types), strict=True
             ):
@@ -176,13 +176,13 @@ def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> Non
     theirs = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
     ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("xlnet", (5, 9))
     ids, types = (batch.unpack(each) for each in (batch.tokens, batch.types))
-    given = {
+    inputs = {
         "input_ids": torch.stack([torch.cat([torch.full((4,), 5), ids[0]]), ids[1]]),
         "token_type_ids": torch.stack([torch.cat([torch.full((4,), 3), types[0]]), types[1]]),
         "attention_mask": torch.tensor([[0] * 4 + [1] * 5, [1] * 9]),
     }
     with torch.no_grad(), Exact(torch.float64):
-        assert (ours(batch) - theirs(**given).logits).abs().max() < 1e-12
+        assert (ours(batch) - theirs(**inputs).logits).abs().max() < 1e-12
     config = json.loads((tmp_path / "config.json").read_text())
     for key, value in (("attn_type", "uni"), ("bi_data", True), ("same_length", True), ("untie_r", False)):
         with pytest.raises(heedful.HeedfulError, match=f"{key} is {value!r}; only"):
@@ -196,12 +196,12 @@ def test_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> No
     ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("gpt2", (5, 9))
     ids = batch.unpack(batch.tokens)
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
-    given = {"input_ids": torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), ids[0]]), ids[1]])}
+    inputs = {"input_ids": torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), ids[0]]), ids[1]])}
     with torch.no_grad():
-        right = theirs(**given, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
-        wrong = theirs(**given, attention_mask=mask, position_ids=torch.arange(9).expand(2, -1)).logits
-        found = ours(batch)
-    assert (found[:5] - right[0, 4:]).abs().max() < 1e-12 < 0.01 < (found[:5] - wrong[0, 4:]).abs().max()
+        right = theirs(**inputs, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+        wrong = theirs(**inputs, attention_mask=mask, position_ids=torch.arange(9).expand(2, -1)).logits
+        actual = ours(batch)
+    assert (actual[:5] - right[0, 4:]).abs().max() < 1e-12 < 0.01 < (actual[:5] - wrong[0, 4:]).abs().max()
     kept = load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"]
     assert torch.equal(ours.named_tensors()["decoder.blocks.0.mlp.up.weight"], kept.T)
 
@@ -241,9 +241,9 @@ def test_relative_positions_of_transformers_4(tmp_path: Path) -> None:
     model.config._attn_implementation = "version_4"
     model.embeddings.position_embeddings.weight.data.zero_()
     ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("bert", (23,))
-    given = {"input_ids": batch.tokens[None], "token_type_ids": batch.types[None]}
+    inputs = {"input_ids": batch.tokens[None], "token_type_ids": batch.types[None]}
     with torch.no_grad():
-        expected = model(**given).last_hidden_state[0]
+        expected = model(**inputs).last_hidden_state[0]
         assert (ours.model(batch) - expected).abs().max() < 1e-12
     heedful.save(ours, tmp_path / "again")
     again = load_file(tmp_path / "again/model.safetensors")
@@ -286,9 +286,11 @@ def test_every_key_of_published_configs_is_known(family: str) -> None:
 )
 def test_the_same_said_in_other_keys(family: str, values: dict[str, Any]) -> None:
     """Configurations as they were published and as transformers 5 writes them."""
-    given = {name: each for name, each in _values(family, FAMILIES[family].bare).items() if not name.startswith("rope")}
-    given.pop("layer_types")
-    encoder = read_config(given | values, "config.json").model.encoder
+    config_values = {
+        name: each for name, each in _values(family, FAMILIES[family].bare).items() if not name.startswith("rope")
+    }
+    config_values.pop("layer_types")
+    encoder = read_config(config_values | values, "config.json").model.encoder
     assert encoder is not None and encoder.relation is not None
     base = values.get(
         "global_rope_theta", values.get("rope_parameters", {}).get("full_attention", {}).get("rope_theta")
@@ -298,7 +300,7 @@ def test_the_same_said_in_other_keys(family: str, values: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         (
             {"layer_types": ["sliding_attention"] * 3},
@@ -315,8 +317,8 @@ def test_the_same_said_in_other_keys(family: str, values: dict[str, Any]) -> Non
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "transformers ignores it here"),
     ],
 )
-def test_other_rotary_positions_are_refused(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(heedful.HeedfulError, match=told):
+def test_other_rotary_positions_are_refused(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(heedful.HeedfulError, match=expected):
         read_config(_values("modernbert", "ModernBertModel", **values), "config.json")
 
 
@@ -395,13 +397,13 @@ def test_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
         for hook in hooks:
             hook.remove()
         for b, span in enumerate(batch.spans()):
-            given = {"input_ids": batch.tokens[span][None], "token_type_ids": batch.types[span][None]}
-            expected = theirs(**given, output_attentions=True).attentions
+            inputs = {"input_ids": batch.tokens[span][None], "token_type_ids": batch.types[span][None]}
+            expected = theirs(**inputs, output_attentions=True).attentions
             for layer, qkv in enumerate(seen):
                 q, k, _ = qkv.unflatten(-1, (3, 4, 8)).unbind(1)
-                found = attention_weights(q, k, AttentionArgs(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
-                assert (found.sum(-1) - 1).abs().max() < 1e-12
-                assert (found - expected[layer][0]).abs().max() < 1e-12
+                actual = attention_weights(q, k, AttentionArgs(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
+                assert (actual.sum(-1) - 1).abs().max() < 1e-12
+                assert (actual - expected[layer][0]).abs().max() < 1e-12
 
 
 ODD: list[Any] = [None, -1, 0, 1, 3, 2**31, 1e308, float("nan"), "", "x", [], {}, [1], {"a": 1}, True, False]

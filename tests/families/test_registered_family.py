@@ -90,17 +90,17 @@ def registered() -> Iterator[None]:
 
 def shapes() -> dict[str, tuple[int, ...]]:
     """The tensors of the bare model, by their names in a folder."""
-    found: dict[str, tuple[int, ...]] = {"words.weight": (len(VOCABULARY), WIDTH)}
+    shapes: dict[str, tuple[int, ...]] = {"words.weight": (len(VOCABULARY), WIDTH)}
     for norm in ("norm", *(f"layer{layer}.norm{number}" for layer in range(LAYERS) for number in (1, 2))):
-        found |= {f"{norm}.weight": (WIDTH,), f"{norm}.bias": (WIDTH,)}
+        shapes |= {f"{norm}.weight": (WIDTH,), f"{norm}.bias": (WIDTH,)}
     for layer in range(LAYERS):
         for name, rows, columns in (
             *((name, WIDTH, WIDTH) for name in "qkvo"),
             ("up", INNER, WIDTH),
             ("down", WIDTH, INNER),
         ):
-            found |= {f"layer{layer}.{name}.weight": (rows, columns), f"layer{layer}.{name}.bias": (rows,)}
-    return found
+            shapes |= {f"layer{layer}.{name}.weight": (rows, columns), f"layer{layer}.{name}.bias": (rows,)}
+    return shapes
 
 
 @pytest.fixture(scope="module")

@@ -229,9 +229,14 @@ STRETCHES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("parameters", STRETCHES, ids=lambda each: "-".join(f"{value}" for value in each.values()))
 def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
     """Texts shorter and longer than the trained positions; what is written describes the same model."""
-    given = {"rope_theta": 500.0} | parameters
+    rope_parameters = {"rope_theta": 500.0} | parameters
     theirs = save_tiny(
-        tmp_path, family, FAMILIES[family].bare, torch.float64, rope_parameters=given, max_position_embeddings=10
+        tmp_path,
+        family,
+        FAMILIES[family].bare,
+        torch.float64,
+        rope_parameters=rope_parameters,
+        max_position_embeddings=10,
     )
     ours = heedful.load(tmp_path, dtype=torch.float64)
     ids, types = sequences(family, (3, 9, 11, 30))  # longer ones later: transformers keeps the base of the longest

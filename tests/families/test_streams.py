@@ -54,10 +54,10 @@ def test_two_streams_are_those_of_transformers(tmp_path: Path) -> None:
     lengths = (11, 4, 17)  # odd ones too
     theirs = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    batch, given = permuted(lengths)
+    batch, their_inputs = permuted(lengths)
     with torch.no_grad(), Exact(torch.float64):
-        found = batch.unpack(ours(batch))
-        for rows, length, each in zip(found, lengths, given, strict=True):
+        actual = batch.unpack(ours(batch))
+        for rows, length, each in zip(actual, lengths, their_inputs, strict=True):
             assert (rows[length:] - theirs(**each).logits[0]).abs().max() < 1e-12
 
 

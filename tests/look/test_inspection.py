@@ -185,11 +185,11 @@ def test_steps_end_where_the_next_block_begins(tmp_path: Path, family: str) -> N
             assert torch.allclose(steps[-1].vectors["x"], states[layer + 1][4], atol=1e-5)
             named = {step.name: step for step in steps}
             assert torch.allclose(named[f"Into block {layer}"].vectors["x"], states[layer][4], atol=1e-6)
-            taken, heard = named["Weighted sum"].vectors["z"], named["Softmax"].vectors["w"]
-            assert torch.isclose(heard.sum(), torch.tensor(1.0), atol=1e-5)
+            head_output, weights = named["Weighted sum"].vectors["z"], named["Softmax"].vectors["w"]
+            assert torch.isclose(weights.sum(), torch.tensor(1.0), atol=1e-5)
             attention = inside.attention(part, layer, ("v",), heads=[3])
             assert attention.v is not None
-            assert torch.allclose(heard @ attention.v[:, 0], taken, atol=1e-5)
+            assert torch.allclose(weights @ attention.v[:, 0], head_output, atol=1e-5)
 
 
 def test_fused_models_are_inspected_layer_by_layer(tmp_path: Path) -> None:

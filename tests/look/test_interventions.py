@@ -25,33 +25,33 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
 
 
 def test_nothing_changed_changes_nothing(single: Inspection) -> None:
-    found = intervene([single], 0, [], {})
-    assert found.before == found.after and found.item == PAIR and found.before is not None
+    result = intervene([single], 0, [], {})
+    assert result.before == result.after and result.item == PAIR and result.before is not None
 
 
 def test_heads_that_are_off_add_nothing(single: Inspection) -> None:
     """The answer is that of the model whose gates are closed by hand, and the model is as before afterwards."""
     off = [("encoder", layer, head) for layer in range(2) for head in range(4)]
-    found = intervene([single], 0, off, {})
-    assert found.before is not None and found.after is not None
+    result = intervene([single], 0, off, {})
+    assert result.before is not None and result.after is not None
     gates = masking_gates(single, off)
     assert gates is not None and float(gates["encoder"].sum()) == 0
     loaded, packed = single.loaded, Packed.of([single.encoded.ids], [single.encoded.types])
     with torch.no_grad(), gated_heads(loaded.model, gates):
         logits = loaded.head_outputs(packed)[0]
     expected = torch.softmax(logits.float().flatten(), 0)
-    torch.testing.assert_close(torch.tensor([*found.after["probabilities"].values()]), expected, atol=1e-4, rtol=1e-3)
-    assert found.after["probabilities"] != found.before["probabilities"]
-    assert intervene([single], 0, [], {}).after == found.before
+    torch.testing.assert_close(torch.tensor([*result.after["probabilities"].values()]), expected, atol=1e-4, rtol=1e-3)
+    assert result.after["probabilities"] != result.before["probabilities"]
+    assert intervene([single], 0, [], {}).after == result.before
 
 
 def test_tokens_are_replaced_where_they_stand(single: Inspection) -> None:
     names = [token["text"] for token in single.sides["source"]]
     rows = {names.index("cat"): "dog", names.index("mat"): "big \u732b"}
     assert replace_tokens(single, rows) == ("The dog sat on the big \u732b.", "A dog ran.")
-    found = intervene([single], 0, [], {names.index("cat"): "dog"})
+    result = intervene([single], 0, [], {names.index("cat"): "dog"})
     expected = intervene([Inspection(single.loaded, ("The dog sat on the mat.", "A dog ran."))], 0, [], {}).before
-    assert found.after == expected
+    assert result.after == expected
 
 
 def test_an_embedding_is_compared_with_itself(tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def check_layout(chrome: Browser, url: str, name: str) -> dict[str, list[str]]:
     problems = {}
     for view in each_view(chrome, url):
         keep_picture(chrome, f"{name}-{view}")
-        if found := [*layout_problems(chrome), *chrome.complaints()]:
-            problems[view] = found
+        if view_problems := [*layout_problems(chrome), *chrome.complaints()]:
+            problems[view] = view_problems
     return problems
 
 
@@ -144,8 +144,8 @@ def test_layout_of_every_kind_of_model(chrome: Browser, tmp_path: Path, width: i
     problems = {}
     for kind, inspections in inspections_of_every_kind(tmp_path).items():
         with serve_in_background(PageAPI(inspections)) as server:
-            if found := check_layout(chrome, server.url, f"{width}-{kind}"):
-                problems[kind] = found
+            if kind_problems := check_layout(chrome, server.url, f"{width}-{kind}"):
+                problems[kind] = kind_problems
     assert problems == {}
 
 
@@ -162,8 +162,8 @@ def test_layout_of_every_classic_model(chrome: Browser, width: int) -> None:
     for number, (kind, inspection) in enumerate(inspections.items()):
         chrome.dark(number % 2 == 1)
         with serve_in_background(PageAPI([inspection])) as server:
-            if found := check_layout(chrome, server.url, f"{width}-{kind}"):
-                problems[kind] = found
+            if kind_problems := check_layout(chrome, server.url, f"{width}-{kind}"):
+                problems[kind] = kind_problems
     chrome.dark(False)
     assert problems == {}
 
@@ -177,8 +177,8 @@ def test_layout_of_every_family(chrome: Browser, tmp_path: Path, width: int) -> 
     for number, family in enumerate(TINY):
         chrome.dark(number % 2 == 1)
         with serve_in_background(PageAPI([family_inspection(tmp_path, family)])) as server:
-            if found := check_layout(chrome, server.url, f"{width}-{family}"):
-                problems[family] = found
+            if family_problems := check_layout(chrome, server.url, f"{width}-{family}"):
+                problems[family] = family_problems
     chrome.dark(False)
     assert problems == {}
 
@@ -200,8 +200,8 @@ def test_axe_and_contrast(chrome: Browser, model: heedful.ModelBundle, text: str
     problems = {}
     with serve_in_background(api_of(model, TEXTS[text])) as server:
         for view in each_view(chrome, server.url):
-            if found := [*axe_violations(chrome), *chrome.js(CONTRAST)]:
-                problems[view] = found
+            if violations := [*axe_violations(chrome), *chrome.js(CONTRAST)]:
+                problems[view] = violations
     chrome.dark(False)
     assert problems == {}
 
@@ -212,6 +212,6 @@ def test_no_control_loses_the_focus(chrome: Browser, model: heedful.ModelBundle)
     lost = {}
     with serve_in_background(api_of(model, TEXTS["13"])) as server:
         for view in each_view(chrome, server.url):
-            if found := lost_focus(chrome):
-                lost[view] = found
+            if lost_elements := lost_focus(chrome):
+                lost[view] = lost_elements
     assert lost == {}

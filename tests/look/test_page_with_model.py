@@ -426,11 +426,11 @@ def test_every_view_is_drawn_anew(chromium: Browser, page: str, width: int, heig
             chromium.click(f'[data-view="{view}"]')
             chromium.until(lambda view=view: chromium.js("return document.querySelector('.body').dataset.view") == view)
             body = chromium.text(".body")
-            told = chromium.js(
+            notice = chromium.js(
                 "return [...document.querySelectorAll('.body .problem')].map((e) => e.textContent).join('')"
             )
             assert (
-                told.startswith("Words as vectors are not computed in this page") if view == "words" else told == ""
+                notice.startswith("Words as vectors are not computed in this page") if view == "words" else notice == ""
             ), view
             if view not in ("model", "positions", "similarity", "words", "compare"):
                 inputs = chromium.js(

@@ -41,12 +41,12 @@ def test_rows_on_a_line_and_equal_rows_have_finite_points() -> None:
 
 
 def test_a_word_map_names_what_has_no_vector(mini: heedful.ModelBundle) -> None:
-    found = word_map(mini, ["king", "queen", "king", "天", "river", "rivers"])
-    assert found.words == ["king", "queen", "river", "rivers"] and found.unknown == ["天"]
-    rows = torch.stack([F.normalize(static_vector(mini, word)[0], dim=-1) for word in found.words])
-    assert torch.cdist(found.points, found.points).max() <= torch.cdist(rows, rows).max() + 1e-5
-    apart = torch.cdist(found.points, found.points)
-    assert apart[2, 3] < apart[0, 2] and found.variance is not None
+    plane = word_map(mini, ["king", "queen", "king", "天", "river", "rivers"])
+    assert plane.words == ["king", "queen", "river", "rivers"] and plane.unknown == ["天"]
+    rows = torch.stack([F.normalize(static_vector(mini, word)[0], dim=-1) for word in plane.words])
+    assert torch.cdist(plane.points, plane.points).max() <= torch.cdist(rows, rows).max() + 1e-5
+    apart = torch.cdist(plane.points, plane.points)
+    assert apart[2, 3] < apart[0, 2] and plane.variance is not None
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,13 @@ def test_umap_places_every_word(mini: heedful.ModelBundle) -> None:
 
 
 def test_what_is_suggested_has_vectors(mini: heedful.ModelBundle) -> None:
-    found = suggest_words(Inspection(mini, TEXT))
-    assert found.word == "Doctor" and set(found.own) >= {"Doctor", "river", "bank", "Paris"}
-    assert [word.lower() for word in found.own].count("the") == 1, "the vocabulary has no capitals"
-    assert found.analogy == ("man", "king", "woman") and len(found.words) == len(set(found.words)) > 2 * len(found.own)
-    for word in (found.word, *found.analogy, *found.words):
+    suggestion = suggest_words(Inspection(mini, TEXT))
+    assert suggestion.word == "Doctor" and set(suggestion.own) >= {"Doctor", "river", "bank", "Paris"}
+    assert [word.lower() for word in suggestion.own].count("the") == 1, "the vocabulary has no capitals"
+    assert suggestion.analogy == ("man", "king", "woman") and len(suggestion.words) == len(
+        set(suggestion.words)
+    ) > 2 * len(suggestion.own)
+    for word in (suggestion.word, *suggestion.analogy, *suggestion.words):
         static_vector(mini, word)
 
 

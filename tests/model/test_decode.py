@@ -42,14 +42,14 @@ def both(folder: Path, family: str) -> tuple[Any, heedful.ModelBundle, int]:
     free = [
         set(output[0].tokens[1:])
         for output in generate(
-            bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[], **given(family)
+            bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[], **decoding_inputs(family)
         )
     ]
     often = Counter(token for tokens in free for token in tokens)
     return reference, bundle, min(token for token, count in often.items() if count < len(PROMPTS))
 
 
-def given(family: str, prompts: list[list[int]] = PROMPTS) -> dict[str, Packed]:
+def decoding_inputs(family: str, prompts: list[list[int]] = PROMPTS) -> dict[str, Packed]:
     if family != "t5":
         return {"prompts": Packed.of(prompts)}
     return {"prompts": Packed.of([[0]] * len(prompts)), "source": Packed.of(prompts)}
@@ -79,7 +79,9 @@ def stripped(tokens: list[int], family: str, prompt: list[int], stop: int) -> li
 def test_greedy_decoding_equals_transformers(tmp_path: Path, family: str) -> None:
     reference, bundle, stop = both(tmp_path, family)
     assert bundle.head is not None
-    outputs = generate(bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
+    outputs = generate(
+        bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **decoding_inputs(family)
+    )
     expected = [
         stripped(
             theirs_writes(reference, family, prompt, stop, do_sample=False).sequences[0].tolist(), family, prompt, stop
@@ -112,7 +114,9 @@ def test_beam_search_equals_transformers(
 ) -> None:
     reference, bundle, stop = both(tmp_path, family)
     assert bundle.head is not None
-    outputs = beam_search(bundle.model, bundle.head, method=how, max_new_tokens=MOST, stop=[stop], **given(family))
+    outputs = beam_search(
+        bundle.model, bundle.head, method=how, max_new_tokens=MOST, stop=[stop], **decoding_inputs(family)
+    )
     for prompt, written in zip(PROMPTS, outputs, strict=True):
         out = theirs_writes(
             reference,
@@ -135,9 +139,16 @@ def test_beam_search_equals_transformers(
 def test_one_beam_is_greedy(tmp_path: Path, family: str) -> None:
     _, bundle, stop = both(tmp_path, family)
     assert bundle.head is not None
-    greedy = generate(bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **given(family))
+    greedy = generate(
+        bundle.model, bundle.head, method=Greedy(), max_new_tokens=MOST, stop=[stop], **decoding_inputs(family)
+    )
     beam = generate(
-        bundle.model, bundle.head, method=BeamSearch(num_beams=1), max_new_tokens=MOST, stop=[stop], **given(family)
+        bundle.model,
+        bundle.head,
+        method=BeamSearch(num_beams=1),
+        max_new_tokens=MOST,
+        stop=[stop],
+        **decoding_inputs(family),
     )
     assert [output[0].tokens for output in greedy] == [output[0].tokens for output in beam]
     for from_greedy, from_beam in zip(greedy, beam, strict=True):
@@ -151,7 +162,7 @@ def test_one_beam_is_greedy_where_tokens_are_equally_likely(tmp_path: Path, fami
     assert bundle.head is not None
     head: Any = bundle.head
     for scores in (lambda rows, batch: head(rows, batch) * 0, lambda rows, batch: head(rows, batch).round()):
-        how: dict[str, Any] = {"max_new_tokens": MOST, "stop": [], **given(family)}
+        how: dict[str, Any] = {"max_new_tokens": MOST, "stop": [], **decoding_inputs(family)}
         greedy = generate(bundle.model, scores, method=Greedy(), **how)
         beam = generate(bundle.model, scores, method=BeamSearch(num_beams=1), **how)
         assert [output[0].tokens for output in greedy] == [output[0].tokens for output in beam]
@@ -169,7 +180,7 @@ OTHERS: dict[str, ModelConfig] = {
 }
 
 
-def made(name: str, folder: Path) -> tuple[heedful.ModelBundle, int]:
+def make_bundle(name: str, folder: Path) -> tuple[heedful.ModelBundle, int]:
     if name in FAMILIES:
         _, bundle, stop = both(folder, name)
         return bundle, stop
@@ -183,9 +194,9 @@ def made(name: str, folder: Path) -> tuple[heedful.ModelBundle, int]:
 @pytest.mark.parametrize("name", [*FAMILIES, "transformer", *OTHERS])
 def test_the_cache_changes_no_token(tmp_path: Path, name: str) -> None:
     """Each step's distribution is that of the whole sequence computed anew, alone."""
-    bundle, stop = made(name, tmp_path)
+    bundle, stop = make_bundle(name, tmp_path)
     assert bundle.head is not None
-    reads = given("t5" if bundle.model.encoder is not None else "gpt2")
+    reads = decoding_inputs("t5" if bundle.model.encoder is not None else "gpt2")
     texts = [list(prompt) for prompt in ([[0]] * len(PROMPTS) if "source" in reads else PROMPTS)]
     seen = 0
     for step in stream(
@@ -215,7 +226,7 @@ def test_the_cache_changes_no_token(tmp_path: Path, name: str) -> None:
     "how", [Greedy(), Sampling(temperature=1.5, top_k=20), BeamSearch(num_beams=3, num_return_sequences=2)]
 )
 def test_what_is_written_does_not_depend_on_the_company(tmp_path: Path, how: DecodingMethod) -> None:
-    bundle, stop = made("gpt2", tmp_path)
+    bundle, stop = make_bundle("gpt2", tmp_path)
     assert bundle.head is not None
     together = generate(bundle.model, bundle.head, Packed.of(PROMPTS), how, max_new_tokens=MOST, stop=[stop], seed=1)
     fewer = generate(bundle.model, bundle.head, Packed.of(PROMPTS[:2]), how, max_new_tokens=MOST, stop=[stop], seed=1)
@@ -257,11 +268,11 @@ def bare(written: list[GeneratedTokens]) -> list[tuple[list[int], float, float, 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "transformer"])
 def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, name: str) -> None:
     """Steps of many decodings of one model in any order, by every method and to several lengths: the same bits."""
-    bundle, stop = made(name, tmp_path)
+    bundle, stop = make_bundle(name, tmp_path)
     assert bundle.head is not None
     batches = {
         (number, most): {"method": how, "max_new_tokens": most, "stop": [stop], "seed": number}
-        | given("gpt2" if name == "gpt2" else "t5")
+        | decoding_inputs("gpt2" if name == "gpt2" else "t5")
         for number, how in enumerate(HOWS)
         for most in (1, 4, 11)
     }
@@ -284,7 +295,7 @@ def test_decodings_that_take_turns_write_what_each_writes_alone(tmp_path: Path, 
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(temperature=1.5), BeamSearch(num_beams=3, num_return_sequences=2)])
 def test_sequences_that_are_dropped_leave_the_others_as_they_are(tmp_path: Path, how: DecodingMethod) -> None:
-    bundle, stop = made("gpt2", tmp_path)
+    bundle, stop = make_bundle("gpt2", tmp_path)
     assert bundle.head is not None
     rows: list[int] = []
 
@@ -340,7 +351,7 @@ def test_draws_follow_the_distribution_that_transformers_leaves(how: Sampling) -
 
 
 def test_what_cannot_be_written() -> None:
-    bundle, _ = made("shaw", Path())
+    bundle, _ = make_bundle("shaw", Path())
     assert bundle.head is not None
     with pytest.raises(heedful.HeedfulError, match="takes no source: only a model with an encoder reads one"):
         generate(
@@ -362,7 +373,7 @@ def test_what_cannot_be_written() -> None:
 
 @pytest.mark.parametrize("how", [Greedy(), BeamSearch()])
 def test_sources_may_all_be_empty(tmp_path: Path, how: DecodingMethod) -> None:
-    bundle, stop = made("transformer", tmp_path)
+    bundle, stop = make_bundle("transformer", tmp_path)
     assert bundle.head is not None
     alone = generate(
         bundle.model, bundle.head, Packed.of([[1]]), how, max_new_tokens=5, stop=[stop], source=Packed.of([[]])
@@ -381,7 +392,7 @@ def test_sources_may_all_be_empty(tmp_path: Path, how: DecodingMethod) -> None:
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(), BeamSearch()])
 def test_each_prompt_has_a_source(tmp_path: Path, how: DecodingMethod) -> None:
-    bundle, _ = made("transformer", tmp_path)
+    bundle, _ = make_bundle("transformer", tmp_path)
     assert bundle.head is not None
     with pytest.raises(heedful.HeedfulError, match=r"^there are 2 prompts, but 1 sources: give each prompt its own$"):
         generate(
@@ -391,8 +402,8 @@ def test_each_prompt_has_a_source(tmp_path: Path, how: DecodingMethod) -> None:
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(), BeamSearch(num_beams=3, num_return_sequences=2)])
 def test_writing_ends_where_positions_end(tmp_path: Path, how: DecodingMethod) -> None:
-    """40 positions are there: 3 given tokens and 38 written ones, of which the last is not read again."""
-    bundle, _ = made("gpt2", tmp_path)
+    """40 positions are there: 3 decoding_inputs tokens and 38 written ones, of which the last is not read again."""
+    bundle, _ = make_bundle("gpt2", tmp_path)
     assert bundle.head is not None
     prompts = Packed.of([[5, 6, 7], [8] * 40, [9] * 30])
     outputs = generate(bundle.model, bundle.head, prompts, how, max_new_tokens=60, stop=[])
@@ -410,7 +421,7 @@ def test_penalties_are_their_formulas() -> None:
 
 def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
     """Scores are log p over the divisor of the tokens with the last, best first."""
-    bundle, stop = made("gpt2", tmp_path)
+    bundle, stop = make_bundle("gpt2", tmp_path)
     assert bundle.head is not None
     how = BeamSearch(
         num_beams=4, num_return_sequences=4, normalization="gnmt", length_penalty=1.5, early_stopping="never"
@@ -428,10 +439,10 @@ def test_a_penalty_decides_between_short_and_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [Greedy(), BeamSearch(num_beams=2)])
 def test_with_bfloat16_products(tmp_path: Path, name: str, how: DecodingMethod) -> None:
     """float32 weights under autocast, as an evaluation may run; keys and values may differ in dtype then."""
-    bundle, stop = made(name, tmp_path)
+    bundle, stop = make_bundle(name, tmp_path)
     bundle = bundle.float()
     assert bundle.head is not None
-    reads = given("t5" if bundle.model.encoder is not None else "gpt2")
+    reads = decoding_inputs("t5" if bundle.model.encoder is not None else "gpt2")
     with torch.autocast("cpu", torch.bfloat16):
         outputs = generate(bundle.model, bundle.head, method=how, max_new_tokens=5, stop=[stop], **reads)
     assert len(outputs) == len(PROMPTS) and all(output[0].log_probability < 0 for output in outputs)
@@ -441,7 +452,7 @@ def test_scores_that_are_not_numbers_are_written_on_as_the_greatest(tmp_path: Pa
     _, bundle, _ = both(tmp_path, next(iter(FAMILIES)))
     assert bundle.head is not None
     head: Any = bundle.head
-    how: dict[str, Any] = {"max_new_tokens": 3, "stop": [], **given(next(iter(FAMILIES)))}
+    how: dict[str, Any] = {"max_new_tokens": 3, "stop": [], **decoding_inputs(next(iter(FAMILIES)))}
     outputs = generate(
         bundle.model, lambda rows, batch: head(rows, batch) * float("nan"), method=BeamSearch(num_beams=2), **how
     )

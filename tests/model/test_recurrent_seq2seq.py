@@ -39,7 +39,7 @@ WRITERS: dict[str, RecurrentSeq2Seq] = {
 NAMES = pytest.mark.parametrize("name", WRITERS)
 
 
-def made(writer: RecurrentSeq2Seq, vocabulary: int = 20, **more: Any) -> ModelBundle:
+def make_bundle(writer: RecurrentSeq2Seq, vocabulary: int = 20, **more: Any) -> ModelBundle:
     """A tiny one in float64."""
     words = EmbeddingConfig(vocabulary=vocabulary, width=6, scale=2.0)
     config = BundleConfig(
@@ -112,7 +112,7 @@ def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple
 @NAMES
 @torch.no_grad()
 def test_each_is_its_formulas_packed_and_alone(name: str) -> None:
-    loaded, trace = made(WRITERS[name]), Trace(what=("weights",) if WRITERS[name].look else ())
+    loaded, trace = make_bundle(WRITERS[name]), Trace(what=("weights",) if WRITERS[name].look else ())
     together = Packed.of(TARGET).unpack(loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=trace))
     for number, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
         rows, seen = by_loops(loaded, source, target)
@@ -134,7 +134,7 @@ def test_each_is_its_formulas_packed_and_alone(name: str) -> None:
 @torch.no_grad()
 def test_token_by_token_is_all_at_once(name: str) -> None:
     """Each step's distribution is that of the whole text, told the tokens before it; some texts end sooner."""
-    loaded, seen = made(WRITERS[name]), 0
+    loaded, seen = make_bundle(WRITERS[name]), 0
     assert loaded.head is not None
     texts = [[1] for _ in SOURCE]
     reads = {"prompts": Packed.of(texts), "source": Packed.of(SOURCE)}
@@ -161,7 +161,7 @@ def test_token_by_token_is_all_at_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["additive", "hard", "local-p, not fed"])
 def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> None:
-    loaded = made(WRITERS[name])
+    loaded = make_bundle(WRITERS[name])
 
     def gradient(source: list[list[int]], target: list[list[int]]) -> list[Tensor]:
         loaded.zero_grad()
@@ -180,12 +180,12 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> No
 @torch.no_grad()
 def test_a_window_as_wide_as_the_text_is_global_attention() -> None:
     """A wide window equals global attention; sampling in training takes one position, the same for the same seed."""
-    everywhere = made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="additive")))
-    near = made(RecurrentSeq2Seq(**GRU, look=LocalM(score="additive", radius=9)))
+    everywhere = make_bundle(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="additive")))
+    near = make_bundle(RecurrentSeq2Seq(**GRU, look=LocalM(score="additive", radius=9)))
     assert near.named_tensors().keys() == everywhere.named_tensors().keys()
     read = (Packed.of(SOURCE), Packed.of(TARGET))
     assert torch.allclose(everywhere(*read), near(*read), atol=1e-12)
-    drawing = made(RecurrentSeq2Seq(**GRU, look=HardAttention(score="dot", how="drawn")))
+    drawing = make_bundle(RecurrentSeq2Seq(**GRU, look=HardAttention(score="dot", how="drawn")))
     outputs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -204,7 +204,7 @@ def test_hard_attention_learns_straight_through(how: Any) -> None:
     loaded = create(config, seed=0).train()
     optimizer = torch.optim.Adam(loaded.parameters(), lr=1e-2)
 
-    def told(count: int) -> tuple[Tensor, Tensor]:
+    def scores_and_targets(count: int) -> tuple[Tensor, Tensor]:
         source = torch.randint(2, 14, (count, 6))
         back = source.flip(1)
         target = torch.cat([torch.ones(count, 1, dtype=torch.long), back[:, :-1]], 1)
@@ -212,11 +212,11 @@ def test_hard_attention_learns_straight_through(how: Any) -> None:
 
     for _ in range(200):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(*told(16)).backward()
+        nn.functional.cross_entropy(*scores_and_targets(16)).backward()
         nn.utils.clip_grad_norm_(loaded.parameters(), 1.0)
         optimizer.step()
     loaded.eval()
-    scores, right = told(200)
+    scores, right = scores_and_targets(200)
     assert (scores.argmax(-1) == right).double().mean() > 0.75
 
 
@@ -224,7 +224,7 @@ def test_hard_attention_learns_straight_through(how: Any) -> None:
 @pytest.mark.parametrize("penalty", ["none", "power"])
 def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
     """Every text of up to three of four tokens, scored by teacher forcing."""
-    loaded, most, stop = made(WRITERS["additive"], vocabulary=5), 3, 0
+    loaded, most, stop = make_bundle(WRITERS["additive"], vocabulary=5), 3, 0
     assert loaded.head is not None
     sources = [[1, 2, 3], [4]]
     how = BeamSearch(num_beams=64, num_return_sequences=1, normalization=penalty, early_stopping=True)
@@ -249,7 +249,7 @@ def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
 
 def test_cells_are_torchs_own_and_half_precision_runs() -> None:
     """The size of the published attention model's decoder; bfloat16 products leave the nets in float32."""
-    loaded = made(RecurrentSeq2Seq(**LSTM)).float()
+    loaded = make_bundle(RecurrentSeq2Seq(**LSTM)).float()
     body: Any = loaded.model
     assert isinstance(body.writing, nn.LSTM) and body.writing.input_size == 12
     with torch.autocast("cpu", torch.bfloat16):
@@ -260,7 +260,7 @@ def test_cells_are_torchs_own_and_half_precision_runs() -> None:
 
 
 def test_dropout_stands_between_the_layers_of_both_nets_and_biases_begin_at_0() -> None:
-    loaded = made(RecurrentSeq2Seq(width=8, layers=2, dropout=0.5))
+    loaded = make_bundle(RecurrentSeq2Seq(width=8, layers=2, dropout=0.5))
     body: Any = loaded.model
     assert body.reading.cells.dropout == body.writing.dropout == 0.5
     biases = [bias for name, bias in loaded.named_tensors().items() if "bias" in name]
@@ -278,10 +278,10 @@ def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match="local_m attention compares some of them"):
         LocalM(score="location")
     with pytest.raises(HeedfulError, match="a sequence has 8 keys, but location scores know 3 positions"):
-        made(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="location", longest=3))).model(
+        make_bundle(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="location", longest=3))).model(
             Packed.of(SOURCE), Packed.of(TARGET)
         )
-    loaded, read = made(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
+    loaded, read = make_bundle(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
     for trace, message in (
         (Trace(what=["q", "weights", "states"]), "trace: this model has no q, states; it has weights alone"),
         (Trace(layers=[0, 1]), r"trace: layers \[1\] do not exist; give numbers from 0 to 0"),
@@ -290,7 +290,7 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(HeedfulError, match=message):
             loaded.model(*read, trace=trace)
-    loaded = made(WRITERS["plain"])
+    loaded = make_bundle(WRITERS["plain"])
     with pytest.raises(HeedfulError, match="trace: this model has no weights"):
         loaded.model(*read, trace=Trace())
     with pytest.raises(HeedfulError, match="generates text"):

@@ -14,7 +14,7 @@ from heedful.nn.recurrence import run_cells
 COUNTS = ([3, 2, 2, 1], [1], [4], [2, 2, 2], [5, 1, 1, 1, 1], [6, 5, 4, 3, 2, 1])
 
 
-def made(
+def make_cells(
     kind: type[nn.LSTM | nn.GRU], counts: Sequence[int], layers: int = 1, **more: bool
 ) -> tuple[nn.Module, torch.Tensor]:
     """Cells and rows, in double precision."""
@@ -30,7 +30,7 @@ def made(
 def test_rows_and_gradients_are_those_of_torch(
     kind: type[nn.LSTM | nn.GRU], counts: list[int], layers: int, bidirectional: bool
 ) -> None:
-    cells, x = made(kind, counts, layers, bidirectional=bidirectional)
+    cells, x = make_cells(kind, counts, layers, bidirectional=bidirectional)
     mine, reference = run_cells(cells, x, counts), cells(PackedSequence(x, torch.tensor(counts)))[0].data
     assert torch.allclose(mine, reference, rtol=0, atol=1e-12)
     learned, weights = [x, *cells.parameters()], torch.randn_like(mine)
@@ -41,7 +41,7 @@ def test_rows_and_gradients_are_those_of_torch(
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_states_are_not_rounded(kind: type[nn.LSTM | nn.GRU]) -> None:
-    cells, x = made(kind, [3, 2, 2, 1])
+    cells, x = make_cells(kind, [3, 2, 2, 1])
     cells, x = cells.float(), x.float()
     with torch.autocast("cpu", torch.bfloat16):
         inside = run_cells(cells, x, [3, 2, 2, 1])

@@ -31,7 +31,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def made(types: bool = False) -> tuple[Packed, Tensor, Tensor, Tensor]:
+def make_qkv(types: bool = False) -> tuple[Packed, Tensor, Tensor, Tensor]:
     ids = [[7] * length for length in LENGTHS]
     batch = Packed.of(ids, [[place % 3 for place in range(length)] for length in LENGTHS] if types else None)
     return batch, *(torch.randn(len(batch.tokens), HEADS, WIDTH, dtype=torch.float64) for _ in range(3))
@@ -60,7 +60,7 @@ def not_projected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
 
 def test_disentangled_scores_are_their_formula() -> None:
     """scale (q k + q K(p) + k Q(p)), with the vector p of query minus key."""
-    batch, q, k, _ = made()
+    batch, q, k, _ = make_qkv()
     relation = DisentangledPosition(buckets=4, reach=6, width=12, norm_eps=1e-7, dropout=0.0).double()
     queries, keys = (torch.nn.Linear(12, HEADS * WIDTH).double() for _ in range(2))
 
@@ -82,7 +82,7 @@ def test_disentangled_scores_are_their_formula() -> None:
 
 
 def test_bucket_scores_are_those_of_the_distance() -> None:
-    batch, q, k, _ = made()
+    batch, q, k, _ = make_qkv()
     relation = BucketedPosition(count=8, reach=6, heads=HEADS, causal=False).double()
     bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 1.0, not_projected)
     for gap in range(-8, 9):
@@ -92,7 +92,7 @@ def test_bucket_scores_are_those_of_the_distance() -> None:
 
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
-    batch, q, k, _ = made()
+    batch, q, k, _ = make_qkv()
     relation = RotaryPosition(base=100.0, width=WIDTH)
     turned = relation.rotate(q, k, relation.prepare(batch, q, keep=True))
     moved = Packed(tokens=batch.tokens, positions=batch.positions + 11, types=batch.types, bounds=batch.bounds)
@@ -113,7 +113,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
 @pytest.mark.parametrize("reach", [2, 30])
 def test_shaw(values: bool, backend: str, reach: int) -> None:
     """Clipped distances: 2 k + 1 vectors, one table for keys and one for values, in each layer."""
-    batch, q, k, v = made()
+    batch, q, k, v = make_qkv()
     relation = ShawPosition(reach=reach, width=WIDTH, values=values).double()
     assert sum(weight.numel() for weight in relation.parameters()) == (1 + values) * (2 * reach + 1) * WIDTH
     bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 0.4, not_projected)
@@ -132,7 +132,7 @@ def test_shaw(values: bool, backend: str, reach: int) -> None:
 @pytest.mark.parametrize("two_streams", [False, True])
 def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
     """(q + u) k + (q + w) R p + (q + s) e, the same for rows in order and for rows with a mask of their own."""
-    batch, q, k, v = made(types=True)
+    batch, q, k, v = make_qkv(types=True)
     relation = TransformerXlPosition(width=8, heads=HEADS, head_width=WIDTH, reach=reach, dropout=0.0).double()
     for weight in relation.parameters():
         torch.nn.init.normal_(weight)

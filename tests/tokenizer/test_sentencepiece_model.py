@@ -86,9 +86,9 @@ def test_a_model_folder_with_its_pieces(tmp_path: Path, family: str) -> None:
         return theirs.encode(text.lower() if family == "albert" else text)  # type: ignore[no-any-return]
 
     def id(token: str) -> int:
-        found = ours.id(token)
-        assert found is not None
-        return found
+        token_id = ours.id(token)
+        assert token_id is not None
+        return token_id
 
     one, other = spoken("Ada reads the café guide"), spoken("Nobody has lost it")
     pair = ours.encode(("Ada reads the café guide", "Nobody has lost it"))
@@ -119,9 +119,9 @@ def test_a_model_folder_with_its_pieces(tmp_path: Path, family: str) -> None:
 def test_what_the_configuration_says_counts(tmp_path: Path) -> None:
     _, folder = written(tmp_path, **SPECIAL["t5"])
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 3, "do_lower_case": True}))
-    made = Tokenizer.load(folder, FAMILIES["t5"].tokenizer_defaults)
-    assert made.id("<extra_id_2>") is not None and made.id("<extra_id_3>") is None
-    assert made.encode("ADA").ids == made.encode("ada").ids
+    tokenizer = Tokenizer.load(folder, FAMILIES["t5"].tokenizer_defaults)
+    assert tokenizer.id("<extra_id_2>") is not None and tokenizer.id("<extra_id_3>") is None
+    assert tokenizer.encode("ADA").ids == tokenizer.encode("ada").ids
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": -3}))
     with pytest.raises(HeedfulError, match="extra_ids is -3; expected a whole number from 0 to 10000"):
         Tokenizer.load(folder, FAMILIES["t5"].tokenizer_defaults)
@@ -162,7 +162,7 @@ def test_language_codes_around_texts(tmp_path: Path, tokenizer_class: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (b"", "it holds no pieces"),
         (b"\x0a", "is no SentencePiece model, or is damaged"),
@@ -171,14 +171,14 @@ def test_language_codes_around_texts(tmp_path: Path, tokenizer_class: str) -> No
         (b"{}", "is no SentencePiece model, or is damaged"),
     ],
 )
-def test_damaged_files(tmp_path: Path, data: bytes, told: str) -> None:
+def test_damaged_files(tmp_path: Path, data: bytes, expected: str) -> None:
     (tmp_path / "spiece.model").write_bytes(data)
-    with pytest.raises(HeedfulError, match=told):
+    with pytest.raises(HeedfulError, match=expected):
         read_model(tmp_path, "spiece.model")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (
             {"model_type": "char"},
@@ -188,9 +188,9 @@ def test_damaged_files(tmp_path: Path, data: bytes, told: str) -> None:
         ({"treat_whitespace_as_suffix": True}, "it writes spaces in an unusual way"),
     ],
 )
-def test_other_models_are_refused(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+def test_other_models_are_refused(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
     _, folder = written(tmp_path, **options)
-    with pytest.raises(HeedfulError, match=told):
+    with pytest.raises(HeedfulError, match=expected):
         Tokenizer.load(folder)
 
 
@@ -301,5 +301,5 @@ def test_first_pieces_that_the_family_does_not_expect(tmp_path: Path) -> None:
 def test_defaults_of_another_file_are_not_used(tmp_path: Path) -> None:
     _, folder = written(tmp_path)
     with pytest.warns(HeedfulWarning, match=r"spiece\.model does not name the special tokens around a text"):
-        made = Tokenizer.load(folder, FAMILIES["bert"].tokenizer_defaults)
-    assert made.id("<mask>") is None
+        tokenizer = Tokenizer.load(folder, FAMILIES["bert"].tokenizer_defaults)
+    assert tokenizer.id("<mask>") is None

@@ -83,21 +83,21 @@ def basic_words(text: str, *, lower: bool) -> list[str]:
         if character in "\0\ufffd" or is_control(character):
             continue
         clean.append(" " if is_space(character) else f" {character} " if is_ideograph(character) else character)
-    found = []
+    words_found = []
     for word in "".join(clean).split():
         if lower:
             apart = unicodedata.normalize("NFD", word.lower())
             word = "".join(character for character in apart if unicodedata.category(character) != "Mn")
         spaced = "".join(f" {character} " if is_punctuation(character) else character for character in word)
-        found.extend(spaced.split())
-    return found
+        words_found.extend(spaced.split())
+    return words_found
 
 
 def greedy(word: str, vocabulary: set[str], *, longest: int = 100) -> list[str]:
     """The longest piece first; a word with a rest that no piece begins is unknown as a whole."""
     if len(word) > longest:
         return ["[UNK]"]
-    found: list[str] = []
+    pieces: list[str] = []
     start = 0
     while start < len(word):
         prefix = "##" if start else ""
@@ -105,9 +105,9 @@ def greedy(word: str, vocabulary: set[str], *, longest: int = 100) -> list[str]:
         stop = next(ends, None)
         if stop is None:
             return ["[UNK]"]
-        found.append(prefix + word[start:stop])
+        pieces.append(prefix + word[start:stop])
         start = stop
-    return found
+    return pieces
 
 
 def library_words(text: str, tokenizer: Tokenizer) -> list[str]:
@@ -118,15 +118,15 @@ def library_words(text: str, tokenizer: Tokenizer) -> list[str]:
 @pytest.fixture(scope="module")
 def deviating(words: Tokenizer) -> set[str]:
     """The characters that the library splits otherwise than the published rules with this Python's Unicode tables."""
-    found = set()
+    characters = set()
     for number in range(0x110000):
         character = chr(number)
         if unicodedata.category(character) in ("Cs", "Cn"):
             continue
         for text in (character, f"x{character}y"):
             if library_words(text, words) != basic_words(text, lower=True):
-                found.add(character)
-    return found
+                characters.add(character)
+    return characters
 
 
 @pytest.mark.slow
@@ -192,9 +192,9 @@ def test_wordpiece_equals_the_published_rules_on_random_unicode(
     tokenizer = Tokenizer.load(write_wordpiece(tmp_path, ordered, f'{{"do_lower_case": {str(lower).lower()}}}'))
     vocabulary = set(ordered)
     unknown = 0
-    for text, found in zip(texts, tokenizer.encode_batch(texts), strict=True):
+    for text, encoded in zip(texts, tokenizer.encode_batch(texts), strict=True):
         expected = [piece for word in basic_words(text, lower=lower) for piece in greedy(word, vocabulary)]
-        assert [tokenizer.name(number) for number in found.ids[1:-1]] == expected, ascii(text)
+        assert [tokenizer.name(number) for number in encoded.ids[1:-1]] == expected, ascii(text)
         unknown += expected.count("[UNK]")
     assert unknown > 500
 
@@ -227,10 +227,10 @@ def test_a_word_of_more_than_100_characters_is_unknown(words: Tokenizer) -> None
     ],
 )
 def test_offsets_point_at_the_original_text(words: Tokenizer, text: str, spans: list[tuple[str, str]]) -> None:
-    found = words.encode(text)
+    encoded = words.encode(text)
     shown = [
         (words.name(number), text[start:stop].strip("\0\u00ad "))
-        for number, (start, stop) in zip(found.ids[1:-1], found.offsets[1:-1], strict=True)
+        for number, (start, stop) in zip(encoded.ids[1:-1], encoded.offsets[1:-1], strict=True)
     ]
     assert shown == spans
 
@@ -245,15 +245,15 @@ def test_offsets_are_in_range_in_order_and_name_words(kind: str, request: pytest
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
     @given(ODD | st.text(max_size=20), ODD)
     def check(first: str, second: str) -> None:
-        found = tokenizer.encode((first, second))
+        encoded = tokenizer.encode((first, second))
         for segment, text in enumerate((first, second)):
-            offsets = [each for each, of in zip(found.offsets, found.segments, strict=True) if of == segment]
-            numbers = [each for each, of in zip(found.words, found.segments, strict=True) if of == segment]
+            offsets = [each for each, of in zip(encoded.offsets, encoded.segments, strict=True) if of == segment]
+            numbers = [each for each, of in zip(encoded.words, encoded.segments, strict=True) if of == segment]
             assert all(0 <= start <= stop <= len(text) for start, stop in offsets)
             assert [start for start, _ in offsets] == sorted(start for start, _ in offsets)
             assert [stop for _, stop in offsets] == sorted(stop for _, stop in offsets)
             assert numbers == sorted(numbers)
-        for segment, offset, word in zip(found.segments, found.offsets, found.words, strict=True):
+        for segment, offset, word in zip(encoded.segments, encoded.offsets, encoded.words, strict=True):
             assert (segment is None) <= (offset == (0, 0) and word is None)
 
     check()
@@ -267,28 +267,28 @@ def unigram() -> Tokenizer:
 
 def test_ascii_offsets_are_exactly_the_words(words: Tokenizer) -> None:
     text = "  Hello, unaffable the\tthings "
-    found = words.encode(text)
-    spelled = "".join(text[start:stop].lower() for start, stop in found.offsets)
+    encoded = words.encode(text)
+    spelled = "".join(text[start:stop].lower() for start, stop in encoded.offsets)
     assert spelled == "hello,unaffablethethings"
-    assert found.words[1:6] == (0, 1, 2, 2, 2)
+    assert encoded.words[1:6] == (0, 1, 2, 2, 2)
 
 
 # Pairs and limits.
 
 
 def test_pairs_have_type_0_up_to_and_with_the_first_separator(words: Tokenizer) -> None:
-    found = words.encode(("hello the", "cat"))
-    separator = found.ids.index(words.special.eos_or_sep)
-    assert found.types == (0,) * (separator + 1) + (1,) * (len(found) - separator - 1)
-    assert [found.segments[number] for number in (0, separator, -1)] == [None] * 3
-    assert found.special == tuple(segment is None for segment in found.segments)
+    encoded = words.encode(("hello the", "cat"))
+    separator = encoded.ids.index(words.special.eos_or_sep)
+    assert encoded.types == (0,) * (separator + 1) + (1,) * (len(encoded) - separator - 1)
+    assert [encoded.segments[number] for number in (0, separator, -1)] == [None] * 3
+    assert encoded.special == tuple(segment is None for segment in encoded.segments)
 
 
 def test_byte_level_pairs_have_two_separators_and_type_0(bytes_: Tokenizer) -> None:
-    found = bytes_.encode(("hello world", "cat"))
-    assert [bytes_.name(number) for number in found.ids] == ["<s>", "hello", "Ġworld", "</s>", "</s>", "cat", "</s>"]
-    assert set(found.types) == {0}
-    assert found.segments == (None, 0, 0, None, None, 1, None)
+    encoded = bytes_.encode(("hello world", "cat"))
+    assert [bytes_.name(number) for number in encoded.ids] == ["<s>", "hello", "Ġworld", "</s>", "</s>", "cat", "</s>"]
+    assert set(encoded.types) == {0}
+    assert encoded.segments == (None, 0, 0, None, None, 1, None)
 
 
 @pytest.fixture(scope="module")
@@ -338,11 +338,11 @@ def test_longest_first_is_one_token_at_a_time(first: int, second: int, room: int
 
 
 def test_only_second_keeps_the_first(words: Tokenizer) -> None:
-    found = words.encode(("hello the", "the hello the hello"), max_length=7, truncate="only_second")
-    assert [words.name(number) for number in found.ids] == [
+    encoded = words.encode(("hello the", "the hello the hello"), max_length=7, truncate="only_second")
+    assert [words.name(number) for number in encoded.ids] == [
         *("[CLS]", "hello", "the", "[SEP]", "the", "hello", "[SEP]")
     ]
-    assert found.dropped == 2
+    assert encoded.dropped == 2
     with pytest.raises(HeedfulError, match="first text of item 0 alone has 2 tokens"):
         words.encode(("hello the", "the"), max_length=5, truncate="only_second")
     with pytest.raises(HeedfulError, match='needs a pair, but item 0 is one text: use truncate="longest_first"'):
@@ -386,15 +386,15 @@ def test_windows_advance_by_the_stride_and_cover_every_token(words: Tokenizer) -
             body = [n for n, of in zip(whole.ids, whole.segments, strict=True) if of == segment]
             fixed = len(whole) - len(body)
             room, stride = rng.randint(1, 12), rng.randint(1, 14)
-            found = words.windows(item, max_length=fixed + room, stride=stride)
+            windows = words.windows(item, max_length=fixed + room, stride=stride)
             merged: dict[int, int] = {}
-            for window in found:
+            for window in windows:
                 inside = [n for n, of in zip(window.ids, window.segments, strict=True) if of == segment]
                 assert len(window) <= fixed + room and len(window) - len(inside) == fixed
                 merged |= dict(enumerate(inside, window.start))
                 assert window.dropped == 0
             assert list(merged.values()) == body and list(merged) == list(range(len(body)))
-            assert {b.start - a.start for a, b in pairwise(found)} <= {min(room, stride)}
+            assert {b.start - a.start for a, b in pairwise(windows)} <= {min(room, stride)}
 
 
 @pytest.mark.parametrize("kind", ["words", "bytes_"])
@@ -458,10 +458,10 @@ def test_pack_equals_encode(kind: str, request: pytest.FixtureRequest) -> None:
         ("", "cat"),
         "中文 é",
     ]
-    found = tokenizer.encode_batch(items)
+    encodings = tokenizer.encode_batch(items)
     packed = tokenizer.pack(items)
-    assert [row.tolist() for row in packed.unpack(packed.tokens)] == [list(each.ids) for each in found]
-    assert [row.tolist() for row in packed.unpack(packed.types)] == [list(each.types) for each in found]
+    assert [row.tolist() for row in packed.unpack(packed.tokens)] == [list(each.ids) for each in encodings]
+    assert [row.tolist() for row in packed.unpack(packed.types)] == [list(each.types) for each in encodings]
     limited = tokenizer.pack(items, max_length=5, truncate="longest_first")
     assert max(limited.lengths) == 5
     for item, row in zip(items, limited.unpack(limited.tokens), strict=True):
@@ -537,21 +537,21 @@ def test_published_vocabularies_equal_transformers_and_the_rules(name: str, data
     oracle = transformers.BertTokenizerFast.from_pretrained(str(tmp_path), do_lower_case=lower)
     texts = random_texts(1000, set())
     texts += ["The quick brown fox jumps over the lazy dog's back.", "Zürich is unaffable, [MASK] it?", "#hashtag 東京"]
-    assert [list(found.ids) for found in tokenizer.encode_batch(texts)] == oracle(texts)["input_ids"]
+    assert [list(encoded.ids) for encoded in tokenizer.encode_batch(texts)] == oracle(texts)["input_ids"]
     vocabulary = set(tokenizer._backend.get_vocab())
     for text in texts[-3:]:
         expected = [
             piece for word in basic_words(text.replace("[MASK]", ""), lower=lower) for piece in greedy(word, vocabulary)
         ]
-        found = [tokenizer.name(number) for number in tokenizer.encode(text).ids[1:-1]]
-        assert [piece for piece in found if piece != "[MASK]"] == expected
+        pieces = [tokenizer.name(number) for number in tokenizer.encode(text).ids[1:-1]]
+        assert [piece for piece in pieces if piece != "[MASK]"] == expected
 
 
 def test_encoded_is_a_value(words: Tokenizer) -> None:
-    found = words.encode("hello")
-    assert found == words.encode("hello") and isinstance(found, Encoding) and hash(found)
+    encoded = words.encode("hello")
+    assert encoded == words.encode("hello") and isinstance(encoded, Encoding) and hash(encoded)
     with pytest.raises(AttributeError):
-        found.ids = ()  # type: ignore[misc]
+        encoded.ids = ()  # type: ignore[misc]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert repr(words) == f"Tokenizer(size={words.size}, max_length=None)"

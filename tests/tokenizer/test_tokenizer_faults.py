@@ -130,9 +130,9 @@ def test_broken_files_are_refused(
 ) -> None:
     state = copy.deepcopy(whole["words"])
     change(state)
-    with pytest.raises(HeedfulError, match=message) as told:
+    with pytest.raises(HeedfulError, match=message) as raised:
         load(tmp_path, state)
-    assert str(tmp_path) in str(told.value)
+    assert str(tmp_path) in str(raised.value)
 
 
 BOMB = {"Regex": r"(?:a|aa)+$"}  # looks at every way to split the letters
@@ -226,12 +226,12 @@ def test_mutations_give_a_tokenizer_or_an_error(kind: str, whole: dict[str, Stat
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HeedfulWarning)
                 tokenizer = Tokenizer.load(tmp_path)
-            found = [
+            encodings = [
                 tokenizer.encode("the cat é"),
                 tokenizer.encode(("hello", "a")),
                 tokenizer.encode(PreTokenized(["the"])),
             ]
-            assert all(0 <= number < tokenizer.size for each in found for number in each.ids)
+            assert all(0 <= number < tokenizer.size for each in encodings for number in each.ids)
             tokenizer.save(tmp_path / "out")
             assert Tokenizer.load(tmp_path / "out").fingerprint == tokenizer.fingerprint
         except HeedfulError:

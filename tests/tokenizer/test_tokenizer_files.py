@@ -1,4 +1,4 @@
-"""Tokenizer folders: what transformers reads from them, what is saved, and what is refused or told."""
+"""Tokenizer folders: what transformers reads from them, what is saved, and what is refused or warned."""
 
 import json
 from collections.abc import Callable
@@ -137,9 +137,9 @@ def test_published_byte_vocabularies_equal_transformers(
     same(tokenizer, theirs)
     texts = random_texts(500, set())
     expected = theirs(texts, return_offsets_mapping=True)
-    found = tokenizer.encode_batch(texts)
-    assert [list(each.ids) for each in found] == expected["input_ids"]
-    assert [list(each.offsets) for each in found] == expected["offset_mapping"]
+    encodings = tokenizer.encode_batch(texts)
+    assert [list(each.ids) for each in encodings] == expected["input_ids"]
+    assert [list(each.offsets) for each in encodings] == expected["offset_mapping"]
 
 
 # Saving.
@@ -254,9 +254,9 @@ def test_forms_of_vocab_txt_keep_the_ids_of_transformers(data: bytes, message: s
     if message is None:
         tokenizer = Tokenizer.load(tmp_path)
     else:
-        with pytest.warns(HeedfulWarning, match=message) as told:
+        with pytest.warns(HeedfulWarning, match=message) as warned:
             tokenizer = Tokenizer.load(tmp_path)
-        assert len(told) == 1
+        assert len(warned) == 1
     if not data.startswith(b"\xef\xbb\xbf"):  # transformers takes the mark for a part of the first token
         theirs = transformers.BertTokenizerFast.from_pretrained(str(tmp_path)).get_vocab()
         assert tokenizer._backend.get_vocab() == {token: number for token, number in theirs.items() if token}
@@ -289,9 +289,9 @@ def test_a_vocabulary_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: 
 
 def test_missing_special_tokens_are_told_and_left_out(tmp_path: Path) -> None:
     write_wordpiece(tmp_path, ["[UNK]", "[CLS]", "hello"])
-    with pytest.warns(HeedfulWarning, match=r"pad_token '\[PAD\]' is not .*sep_token.*mask_token") as told:
+    with pytest.warns(HeedfulWarning, match=r"pad_token '\[PAD\]' is not .*sep_token.*mask_token") as warned:
         tokenizer = Tokenizer.load(tmp_path)
-    assert len(told) == 1 and tokenizer.size == 3
+    assert len(warned) == 1 and tokenizer.size == 3
     assert tokenizer.special.pad is None and tokenizer.special.mask is None and tokenizer.special.eos_or_sep is None
     assert tokenizer.encode(("hello", "hello")).ids == (1, 2, 2)
 

@@ -51,17 +51,17 @@ for folder in sorted(pathlib.Path(sys.argv[1]).iterdir()):
             resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
             resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
             before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-            told = attempt(folder)
+            message = attempt(folder)
             seconds = time.process_time() - start
             megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-            answer.write(json.dumps({"told": told, "seconds": seconds, "megabytes": megabytes}).encode())
+            answer.write(json.dumps({"told": message, "seconds": seconds, "megabytes": megabytes}).encode())
             answer.flush()
             os._exit(0)
         status = os.waitpid(pid, 0)[1]
         answer.seek(0)
         errors.seek(0)
-        found = json.loads(answer.read() or "{}")
-        print(json.dumps({"name": folder.name, "status": status, "stderr": errors.read(2000).decode(), **found}))
+        outcome = json.loads(answer.read() or "{}")
+        print(json.dumps({"name": folder.name, "status": status, "stderr": errors.read(2000).decode(), **outcome}))
 """
 
 
@@ -361,13 +361,13 @@ HARMLESS = {
 @pytest.mark.timeout(600)  # all of them are run by the first
 @pytest.mark.parametrize("name", [*BOMBS, *OTHER_FILES])
 def test_a_hostile_file_costs_little_and_ends_in_an_answer(name: str, outcomes: dict[str, State]) -> None:
-    found = outcomes[name]
-    assert found["status"] == 0, found
-    assert found["stderr"] == ""
-    assert found["seconds"] < SECONDS and found["megabytes"] < MEGABYTES, found
-    assert len(found["told"]) < 5_000
+    outcome = outcomes[name]
+    assert outcome["status"] == 0, outcome
+    assert outcome["stderr"] == ""
+    assert outcome["seconds"] < SECONDS and outcome["megabytes"] < MEGABYTES, outcome
+    assert len(outcome["told"]) < 5_000
     expected = "loaded" if name in HARMLESS else "failed" if name == "unigram: nothing unknown" else "refused"
-    assert found["told"].partition(":")[0] == expected
+    assert outcome["told"].partition(":")[0] == expected
 
 
 def written(folder: Path, whole: State) -> Path:
@@ -453,9 +453,9 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("pattern", PUBLISHED)
 def test_patterns_in_use_are_read(pattern: str) -> None:
-    found = bound_cost(pattern)
+    bound = bound_cost(pattern)
     tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated").pre_tokenize_str("I'd say 12345 words\r\n")
-    assert 1 <= found.cost < 1_500
+    assert 1 <= bound.cost < 1_500
 
 
 @pytest.mark.parametrize(
@@ -515,20 +515,20 @@ def test_a_pattern_within_its_bound_takes_little_time() -> None:
     """Random patterns on texts of one letter: what is let through is quick."""
     draw = random.Random(5)
 
-    def made(depth: int) -> str:
+    def make_pattern(depth: int) -> str:
         match draw.randrange(6 if depth else 2):
             case 0 | 1:
                 return draw.choice(["a", "b", r"\w", "[ab]", "."])
             case 2:
-                return made(depth - 1) + made(depth - 1)
+                return make_pattern(depth - 1) + make_pattern(depth - 1)
             case 3:
-                return f"(?:{made(depth - 1)}|{made(depth - 1)})"
+                return f"(?:{make_pattern(depth - 1)}|{make_pattern(depth - 1)})"
             case _:
-                return f"(?:{made(depth - 1)})" + draw.choice(["*", "+", "?", "{2}", "{1,3}", "*?", "++"])
+                return f"(?:{make_pattern(depth - 1)})" + draw.choice(["*", "+", "?", "{2}", "{1,3}", "*?", "++"])
 
     passed = 0
     for _ in range(3_000):
-        pattern = made(4) + draw.choice(["", "$", r"\d", "(?!a)"])
+        pattern = make_pattern(4) + draw.choice(["", "$", r"\d", "(?!a)"])
         try:
             bound_cost(pattern)
         except UnsupportedError:

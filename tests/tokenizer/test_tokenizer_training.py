@@ -38,10 +38,10 @@ def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
     named = {special.pad, special.unknown, special.bos_or_cls, special.eos_or_sep, special.mask}
     assert named == {0, 1, 2, 3, 4}
     for text in TEXTS:
-        found = tokenizer.encode((text, "dogs"))
-        assert special.unknown not in found.ids
-        assert found.ids[0] == special.bos_or_cls and found.ids[-1] == special.eos_or_sep
-        assert set(found.types) == ({0} if kind == "bpe" else {0, 1})
+        encoded = tokenizer.encode((text, "dogs"))
+        assert special.unknown not in encoded.ids
+        assert encoded.ids[0] == special.bos_or_cls and encoded.ids[-1] == special.eos_or_sep
+        assert set(encoded.types) == ({0} if kind == "bpe" else {0, 1})
     if kind != "wordpiece":
         assert tokenizer.decode(tokenizer.encode(TEXTS[0]).ids) == TEXTS[0]
     unread = tokenizer.encode("ж").ids[1:-1]
@@ -96,7 +96,7 @@ def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path
     """The library's own WordPiece trainer does not: it breaks ties in the order of a hash table."""
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     size = str(settings(kind).vocab_size)
-    found = [
+    fingerprints = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM, str(tmp_path / "texts.txt"), kind, size],
             env={**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)},
@@ -106,14 +106,14 @@ def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path
         ).stdout
         for threads in ("1", "2")
     ]
-    assert found[0] == found[1] and len(found[0]) > 50
+    assert fingerprints[0] == fingerprints[1] and len(fingerprints[0]) > 50
 
 
 def test_repeated_training_breaks_ties_in_one_way() -> None:
     texts = [f"{a}{b}{c} {c}{b}{a}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
     for kind in ("wordpiece", "bpe"):
-        found = {train_tokenizer(texts, settings(kind, limit_alphabet=15)).fingerprint for _ in range(5)}
-        assert len(found) == 1
+        fingerprints = {train_tokenizer(texts, settings(kind, limit_alphabet=15)).fingerprint for _ in range(5)}
+        assert len(fingerprints) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
