@@ -31,8 +31,10 @@ class Packed:
     types: Int[Tensor, " rows"]  # token type (segment) of each row
     bounds: tuple[int, ...]  # on the host: sequences + 1 row indices, from 0 to the count of rows
     past_lengths: tuple[int, ...] | None = None  # rows of each sequence in the KV cache, if there is one
-    key_lengths: tuple[int, ...] | None = None  # how many rows of each sequence, the first ones, are keys; None: all
-    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows attend to which keys; None: to all
+    key_lengths: tuple[int, ...] | None = None  # how many first rows of each sequence are keys (default: all)
+    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = (
+        None  # which row attends to which key (default: to all)
+    )
     states: Float[Tensor, "rows _width"] | None = None  # stored outputs of frozen layers
     extremes: IdExtremes | None = None  # `id_extremes` of a batch that was moved from the CPU
 

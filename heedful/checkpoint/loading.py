@@ -233,7 +233,8 @@ class _FolderContents:
         cls, folder: Path, head: str | None, ignore: tuple[str, ...], dtype: torch.dtype, adapter: Adapter | None
     ) -> _FolderContents:
         """Read config.json and the headers of the weights; raises ModelError if they do not belong together."""
-        values, source = read_folder_json(folder / "config.json"), str(folder / "config.json")
+        values = read_folder_json(folder / "config.json")
+        source = str(folder / "config.json")
         if adapter is not None:
             adapter = adapter.with_table_names(FAMILIES[read_config(values, source, ignore=ignore).family])
             values = adapter.config_values(values, source, ignore)

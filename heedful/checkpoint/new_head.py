@@ -191,7 +191,8 @@ def _shared_head_tensors(bundle: ModelBundle, new: ModelBundle) -> dict[str, Ten
     old_table, new_table = (
         FAMILIES[config.family].table(config.model, config.head) for config in (bundle.config, new.config)
     )
-    old_tensors, new_tensors = _hf_tensors(old_table, bundle, HEAD), _hf_tensors(new_table, new, HEAD)
+    old_tensors = _hf_tensors(old_table, bundle, HEAD)
+    new_tensors = _hf_tensors(new_table, new, HEAD)
     other_tensors = bundle.other_head_tensors
     names = _names_of_same_shape(old_tensors, new_tensors)
     other_names = _names_of_same_shape(other_tensors, new_tensors) - old_tensors.keys()

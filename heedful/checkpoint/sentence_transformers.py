@@ -190,7 +190,8 @@ def _read_prompts(head: SentenceEmbedding, path: Path) -> SentenceEmbedding:
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{path}: prompts is {prompts!r:.80}; expected an object of names and texts")
-    name, dimensions = values.get("default_prompt_name"), values.get("truncate_dim")
+    name = values.get("default_prompt_name")
+    dimensions = values.get("truncate_dim")
     if name is not None and name not in (names := list(prompts)):
         raise ModelError(f"{path}: default_prompt_name is {name!r:.80}, none of {names!r:.80}: set it to null")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):

@@ -118,7 +118,8 @@ def _pack(library: Kernels, weight: Tensor, *, transpose: bool = True) -> Tensor
 def _linear(library: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None, *, transpose: bool = True) -> Tensor:
     """Compute x W' + b, or x W + b, by the library."""
     (count, width), dtype, columns = x.shape, _is_bfloat16(x), weight.shape[0 if transpose else 1]
-    packed, y = _pack(library, weight, transpose=transpose), _empty(count, columns, dtype=x.dtype)
+    packed = _pack(library, weight, transpose=transpose)
+    y = _empty(count, columns, dtype=x.dtype)
     inputs = (x.data_ptr(), width, count, packed.data_ptr(), width, columns, 0 if bias is None else bias.data_ptr())
     library.linear(*inputs, False, dtype, not dtype, y.data_ptr(), 1)
     return y
@@ -144,8 +145,11 @@ def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     if not library.has_int8:
         return
     weight = (40 * sample(columns, WIDTH)).clamp(-127, 127).to(torch.int8)
-    weight_scales, sums, bias = sample(columns).abs() / 100, weight.float().sum(1), sample(columns)
-    panels, y = _empty(library.packed_words(columns, WIDTH, 4), dtype=torch.int32), _empty(ROWS, columns)
+    weight_scales = sample(columns).abs() / 100
+    sums = weight.float().sum(1)
+    bias = sample(columns)
+    panels = _empty(library.packed_words(columns, WIDTH, 4), dtype=torch.int32)
+    y = _empty(ROWS, columns)
     library.pack8(weight.data_ptr(), columns, WIDTH, panels.data_ptr(), 1)
     layer = (panels.data_ptr(), WIDTH, columns, weight_scales.data_ptr(), sums.data_ptr(), bias.data_ptr())
     library.linear8(rounded.data_ptr(), scales.data_ptr(), ROWS, *layer, False, 0, y.data_ptr(), 1)
@@ -154,7 +158,8 @@ def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
 
 def _search(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     """Compare scores of int8 vectors and of binary vectors, as in a search index."""
-    rows, queries = (40 * sample(ROWS, WIDTH + 5)).to(torch.int8), (4000 * sample(2, WIDTH + 5)).to(torch.int16)
+    rows = (40 * sample(ROWS, WIDTH + 5)).to(torch.int8)
+    queries = (4000 * sample(2, WIDTH + 5)).to(torch.int16)
     row_scales, query_scales, scores = sample(ROWS), sample(2), _empty(2, ROWS)
     inputs = (rows.data_ptr(), row_scales.data_ptr(), *rows.shape, queries.data_ptr(), query_scales.data_ptr(), 2)
     library.scores8(*inputs, scores.data_ptr(), 1)
@@ -197,7 +202,10 @@ def _norms(
     library: Kernels, x: Tensor, y: Tensor, gain: Tensor, bias: Tensor, dz: Tensor, p: float
 ) -> Iterator[Result]:
     """Compare norm(x + dropout(y)) and its gradients."""
-    dtype, z, sums, moments = _is_bfloat16(x), _empty(*x.shape, dtype=x.dtype), _empty(*x.shape), _empty(len(x), 2)
+    dtype = _is_bfloat16(x)
+    z = _empty(*x.shape, dtype=x.dtype)
+    sums = _empty(*x.shape)
+    moments = _empty(len(x), 2)
     rows = [argument for tensor in (x, y, z) for argument in (tensor.data_ptr(), dtype)]
     outputs = (sums.data_ptr(), moments.data_ptr(), 1)
     library.add_norm(*x.shape, EPS, gain.data_ptr(), bias.data_ptr(), p, 5, *rows, *outputs)
@@ -218,7 +226,8 @@ def _norms(
         *x.shape, EPS, gain.data_ptr(), p, 5, *addresses, dtype, gains.data_ptr(), scratch.data_ptr(), 1
     )
     d_normed = dz * gain
-    mean, projection = d_normed.mean(-1, keepdim=True), (d_normed * normed).mean(-1, keepdim=True)
+    mean = d_normed.mean(-1, keepdim=True)
+    projection = (d_normed * normed).mean(-1, keepdim=True)
     d_sums = (d_normed - mean - normed * projection) * scale
     yield "add_norm_gradient", dx, d_sums
     yield "add_norm_gradient of what is added", dy, d_sums * factors
@@ -240,7 +249,9 @@ def _dropout_rate(is_kept: Tensor, p: float) -> Iterator[Result]:
 def _cross_entropy(library: Kernels, sample: _Sampler) -> Iterator[Result]:
     """Compare cross-entropy and its gradient."""
     scores = 3 * sample(ROWS, 37)
-    targets, gradients, losses = torch.arange(ROWS), _empty(*scores.shape, dtype=scores.dtype), _empty(ROWS)
+    targets = torch.arange(ROWS)
+    gradients = _empty(*scores.shape, dtype=scores.dtype)
+    losses = _empty(ROWS)
     inputs = (scores.data_ptr(), *scores.shape, targets.data_ptr(), _is_bfloat16(scores))
     library.cross_entropy(*inputs, gradients.data_ptr(), losses.data_ptr(), 1)
     log_p = scores.float().log_softmax(-1)
@@ -316,7 +327,8 @@ def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Resu
     vectors = sample(2, 2 * near + 1, HEADS, width)
     distances = torch.arange(-max_distance - margin, max_distance + margin + 1)
     indexes = distances.clamp(-near, near) + near
-    both_ways, out = torch.stack([indexes, indexes.flip(0)]).int(), _empty(*q.shape, dtype=q.dtype)
+    both_ways = torch.stack([indexes, indexes.flip(0)]).int()
+    out = _empty(*q.shape, dtype=q.dtype)
     spans = torch.tensor(SPANS)
     rows = [argument for tensor in (q, k, v) for argument in (tensor.data_ptr(), tensor.stride(0))]
     library.disentangled_attention(
@@ -339,7 +351,9 @@ def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Resu
     position_q, position_k = vectors.float()
     expected = []
     for start, stop, *_ in SPANS:
-        queries, keys, position = q[start:stop].float(), k[start:stop].float(), torch.arange(stop - start)
+        queries = q[start:stop].float()
+        keys = k[start:stop].float()
+        position = torch.arange(stop - start)
         index = (position[:, None] - position).clamp(-near, near) + near
         scores = (queries[:, None] * (keys + position_k[index])).sum(-1) + (keys * position_q[index]).sum(-1)
         weights = (SCALE * scores).softmax(1)
@@ -391,7 +405,9 @@ def _optimizer_steps(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     yield from _dense_step(library, sample, steps)
     width = 21  # whole vector registers, and a part of one
     p, m, v = sample(6, width), sample(6, width), sample(6, width).square()
-    rows, gradient, applied = torch.tensor([1, 3, 5]), sample(3, width), torch.tensor([0, 1, 2] * 2, dtype=torch.int32)
+    rows = torch.tensor([1, 3, 5])
+    gradient = sample(3, width)
+    applied = torch.tensor([0, 1, 2] * 2, dtype=torch.int32)
     dense_gradient, old_p = torch.zeros(6, width, dtype=torch.float64), p.clone()
     dense_gradient[rows] = gradient.double() / 2
     expected = [x.double() for x in (p, m, v)]

@@ -72,7 +72,8 @@ def read(
     shaw = Shaw(reach=reader.integer(names["positions"]) - 1, values=False) if kind == "relative_key" else None
     width, heads = reader.integer(names["width"]), reader.integer(names["heads"])
     reader.divides(names["heads"], heads, names["width"], width)
-    vocabulary, dropout = reader.integer(names["vocabulary"]), reader.number(names["dropout"], default_dropout)
+    vocabulary = reader.integer(names["vocabulary"])
+    dropout = reader.number(names["dropout"], default_dropout)
     padding = reader.integer(names["padding"], None, minimum=0, maximum=vocabulary - 1)
     eps = reader.number(names["eps"], 1e-12) if "eps" in names else 1e-12
     positions = reader.integer(names["positions"])

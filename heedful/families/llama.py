@@ -59,7 +59,8 @@ def read(
     head_width = reader.integer("head_dim", None) or head_width or width // heads
     kv_heads = reader.integer("num_key_value_heads", None) or heads
     reader.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", maximum=1024)
+    vocabulary = reader.integer("vocab_size")
+    layers = reader.integer("num_hidden_layers", maximum=1024)
     reader.only("rope_interleaved", False, None, why="dimensions are rotated in halves here")
     stack = StackConfig(
         width=width,

@@ -30,9 +30,11 @@ from heedful.model.config import (
 
 def read(reader: ConfigReader) -> ModelConfig:
     """Read config.json, with the published keys or those of transformers 5."""
-    width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    width = reader.integer("hidden_size")
+    heads = reader.integer("num_attention_heads")
     reader.divides("num_attention_heads", heads, "hidden_size", width)
-    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", maximum=1024)
+    vocabulary = reader.integer("vocab_size")
+    layers = reader.integer("num_hidden_layers", maximum=1024)
     eps, norm_bias = reader.number("norm_eps", 1e-5), reader.flag("norm_bias", False)
     attention_dropout = reader.number("attention_dropout", 0.0)
     global_layers = _read_global_layers(reader, layers)

@@ -109,7 +109,8 @@ def _read_yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
 
 def _read_llama3(reader: ConfigReader, part: ConfigReader) -> Llama3Scaling:
     """Read the settings of Llama 3.1's scaling."""
-    low, high = part.number("low_freq_factor", maximum=1e6), part.number("high_freq_factor", maximum=1e6)
+    low = part.number("low_freq_factor", maximum=1e6)
+    high = part.number("high_freq_factor", maximum=1e6)
     if low >= high:
         raise ModelError(f"{part.source}: low_freq_factor is {low:g}; expected less than high_freq_factor, {high:g}")
     factor = part.number("factor", minimum=1.0, maximum=1e6)

@@ -70,7 +70,8 @@ def read(
     width, heads = reader.integer(names["width"]), reader.integer(names["heads"])
     reader.divides(names["heads"], heads, names["width"], width)
     head_width = reader.integer(names["head_width"], None) or width // heads
-    vocabulary, norm_eps = reader.integer(names["vocabulary"]), reader.number(names["eps"], eps)
+    vocabulary = reader.integer(names["vocabulary"])
+    norm_eps = reader.number(names["eps"], eps)
     dropout = reader.number(names["dropout"], default_dropout)
     return ModelConfig(
         embedding=EmbeddingConfig(

@@ -56,7 +56,7 @@ class ExplainedScore(NamedTuple):
 
     score: Score
     name: str
-    row: int | None = None  # row of the model's output that the score is computed from; None: all rows
+    row: int | None = None  # row of the model's output that the score is computed from (default: all rows)
     label: int | None = None  # index of the class, or id of the token
     positions: Choices = ()  # rows that can be explained
     labels: Choices = ()  # labels that can be explained

@@ -318,7 +318,8 @@ def _telling_heads_of_layer(
 ) -> Iterator[NamedHead]:
     """Yield the heads of a layer that follow one of the patterns. m and s are those of `find_head_patterns`."""
     is_word = torch.tensor([not token["special"] for token in inspection.sides[view.rows]])
-    weights, visible = inspection.weights(view.part, layer), _visible_keys(inspection, view.part, layer)
+    weights = inspection.weights(view.part, layer)
+    visible = _visible_keys(inspection, view.part, layer)
     m = visible.sum(-1).float()
     for name, points_at in targets.items():
         visible_targets = points_at & visible

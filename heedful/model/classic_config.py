@@ -50,7 +50,7 @@ class UntrainedSelfAttention:
 class PoolingConfig:
     """Settings of every pooling."""
 
-    over: Recurrent | UntrainedSelfAttention | None = None  # layer over the word vectors; None: none
+    over: Recurrent | UntrainedSelfAttention | None = None  # layer over the word vectors (default: none)
     binary: Literal["softmax", "sigmoid"] = "softmax"  # for two labels: two scores, or one for the second label
 
 
@@ -90,11 +90,11 @@ class StructuredPooling(PoolingConfig):
     """
 
     kind: Literal["structured"] = "structured"
-    over: Recurrent | UntrainedSelfAttention | None = Recurrent(width=300)  # encoder over the word vectors; None: none
+    over: Recurrent | UntrainedSelfAttention | None = Recurrent(width=300)  # encoder over the word vectors, or none
     hops: int = 30  # number of attention queries
     inner: int = 350  # width of the hidden layer that scores positions
     penalty: float = 1.0  # weight of the penalty on attention rows that repeat each other
-    hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper); 0: none
+    hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper; default: no such layer)
 
     def __post_init__(self) -> None:
         _check_minimum(self, hops=1, inner=1, hidden=0, penalty=0)
@@ -109,11 +109,11 @@ class HierarchicalPooling(PoolingConfig):
     """
 
     kind: Literal["hierarchical"] = "hierarchical"
-    # encoder over the words of a sentence; None: none
+    # encoder over the words of a sentence, or none
     over: Recurrent | UntrainedSelfAttention | None = Recurrent(cell="gru", width=50)
     sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # layer over the sentence vectors
     inner: int = 100  # width of the hidden layer that scores words and sentences
-    ends: tuple[int, ...] = ()  # ids of tokens that end a sentence; (): those of ".", "!" and "?"
+    ends: tuple[int, ...] = ()  # ids of tokens that end a sentence (default: those of ".", "!" and "?")
 
     def __post_init__(self) -> None:
         _check_minimum(self, inner=1)
@@ -208,7 +208,7 @@ class RecurrentSeq2Seq:
     cell: Literal["lstm", "gru"] = "gru"  # kind of recurrent unit
     width: int = 512  # width of the decoder, and of both directions of the encoder together
     layers: int = 1  # stacked recurrent layers of the encoder and of the decoder
-    # attention over the source; None: only the encoder's last state
+    # attention over the source; without it, the decoder has only the encoder's last state
     look: GlobalAttention | HardAttention | LocalM | LocalP | None = GlobalAttention()
     feed: bool = True  # feed the attended vector into the decoder's next step (input feeding, Luong et al. 2015)
     dropout: float = 0.0  # dropout of word vectors, between layers, and of the output

@@ -59,7 +59,7 @@ class Sinusoidal:
     offset: int = 0  # added to the positions
     join: Literal["add", "concatenate"] = "add"
     width: int | None = None  # width of concatenated positions; added positions are as wide as the embedding
-    limit: int | None = None  # tokens in the longest sequences of the model's training; None: unlimited
+    limit: int | None = None  # tokens in the longest sequences of the model's training (default: unlimited)
 
 
 # -- relative positions, in attention ---------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Rotary:
 
     kind: Literal["rotary"] = "rotary"
     base: float = 10_000.0
-    local_base: float | None = None  # base in layers with a window; None: `base` and `scaling` in all layers
+    local_base: float | None = None  # base in layers with a window (default: `base` and `scaling` in all layers)
     scaling: Scaling | None = None
     local_scaling: Scaling | None = None  # scaling in layers with a window, if `local_base` is set
 
@@ -217,14 +217,14 @@ class StackConfig:
     layers: int
     heads: int
     head_width: int  # dimension of a head
-    kv_heads: int | None = None  # heads of keys and values in self-attention, shared by groups of heads; None: heads
+    kv_heads: int | None = None  # heads of keys and values in self-attention, for groups of heads (default: heads)
     qk_norm: bool = False  # RMS norm of each head's query and key, before positions are applied
     inner_width: int  # size of the MLP's inner layer
     activation: Activation = "gelu"
     gated: bool = False  # the MLP computes activation(gate) * up instead of activation(up)
     attention_bias: bool = True
     mlp_bias: bool = True
-    up_bias: bool | None = None  # bias of the MLP's first layer; None: mlp_bias
+    up_bias: bool | None = None  # bias of the MLP's first layer (default: mlp_bias)
     norm: Norm = "layer"
     norm_at: Literal["post", "pre"] = "post"  # norm after each residual sum, or before each sublayer
     norm_eps: float = 1e-12
@@ -233,14 +233,14 @@ class StackConfig:
     first_norm: bool = True  # with pre-norm: norm before the first attention
     blocks: int | None = None  # different blocks; if fewer than layers, adjacent layers share one (Lan et al. 2020)
     relation: Rotary | Buckets | Shaw | TransformerXl | Disentangled | None = None  # relative positions
-    score_scale: float | None = None  # factor of q k; None: 1 / sqrt(head_width)
+    score_scale: float | None = None  # factor of q k (default: 1 / sqrt(head_width))
     causal: bool = False
     cross: bool = False  # cross-attention to the encoder's hidden states
-    window: int | None = None  # tokens on each side that a token attends to, except in global layers; None: all
-    global_every: int | None = None  # g: layers 0, g, 2g, ... have no window; None: all layers have it
+    window: int | None = None  # tokens on each side that a token attends to, except in global layers (default: all)
+    global_every: int | None = None  # g: layers 0, g, 2g, ... have no window (default: all layers have it)
     global_layers: tuple[int, ...] | None = None  # indices of the layers without a window, instead of global_every
     dropout: float = 0.0  # dropout after the MLP, and after attention unless attention_out_dropout is set
-    attention_out_dropout: float | None = None  # dropout after attention; None: dropout
+    attention_out_dropout: float | None = None  # dropout after attention (default: dropout)
     attention_dropout: float = 0.0  # dropout of attention weights, after the softmax
     inner_dropout: float = 0.0  # dropout inside the MLP, after the activation
     final_dropout: float = 0.0  # dropout of the output
@@ -485,7 +485,7 @@ class Classes(Summary):
     labels: tuple[str, ...]
     problem_type: ProblemType = "single_label_classification"
     bias: bool = True  # bias of the last layer
-    score_activation: ScoreActivation | None = None  # activation of a cross-encoder's score; None: no cross-encoder
+    score_activation: ScoreActivation | None = None  # activation of a cross-encoder's score (default: no cross-encoder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -568,10 +568,10 @@ class SentenceEmbedding:
     dense: tuple[DenseLayer, ...] = ()  # layers after the pooling
     normalise: bool = False  # scale vectors to unit length
     dimensions: int | None = None  # how many dimensions of a vector to return, the first ones (default: all)
-    max_length: int | None = None  # longest text, in tokens; None: the model's limit
+    max_length: int | None = None  # longest text, in tokens (default: the model's limit)
     keeps_pooler: bool = False  # the model folder has an unused pooler, which is saved again
     prompts: tuple[tuple[str, str], ...] = ()  # names and texts of prompts
-    default_prompt: str | None = None  # name of the prompt for texts without a named one; None: no prompt
+    default_prompt: str | None = None  # name of the prompt for texts without a named one (default: no prompt)
     pools_prompt: bool = True  # False: the model reads the tokens of a prompt, but does not pool them
     similarity: str | None = None  # name of a similarity, saved for sentence-transformers
 

@@ -67,7 +67,8 @@ Matrices = list[tuple[torch.Tensor, float]]  # matrices of one layer's weight, w
 
 def _matrices(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Matrices]]:
     """Return the matrices of layers whose weight joins several matrices, or has another factor than 1."""
-    output_factor, has_unscaled_scores = getattr(scheme, "outputs", 1.0), isinstance(scheme, FanIn)
+    output_factor = getattr(scheme, "outputs", 1.0)
+    has_unscaled_scores = isinstance(scheme, FanIn)
     match part:
         case Attention():
             factors = (part.head_width**-0.5 if has_unscaled_scores else 1.0, 1.0, 1.0)

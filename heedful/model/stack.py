@@ -88,7 +88,7 @@ class LayerContext:
     window: int | None  # tokens on each side that a token attends to; None: all
     relation: RelativePosition
     prepared: Any  # result of relation.prepare for the batch
-    output_rows: Int[Tensor, " outputs"] | None = None  # indices of the rows that the block returns; None: all
+    output_rows: Int[Tensor, " outputs"] | None = None  # indices of the rows that the block returns (default: all)
 
 
 class Attention(nn.Module):
@@ -422,7 +422,8 @@ class Transformer(nn.Module):
             trace.check(self._layers(), self.traceable)
         rows, sequences = (source if target is None else target).bounds[-1], len(source)
         if self._pads_to_bucket():
-            source, target = source.pad_to_bucket(), None if target is None else target.pad_to_bucket()
+            source = source.pad_to_bucket()
+            target = None if target is None else target.pad_to_bucket()
         first_layer = self.execution.frozen_layers if self.training else 0
         x: Tensor = self.frozen_states(source, trace=trace) if first_layer else self.embedding(source)
         if self.encoder is None and self.decoder is None:

@@ -140,9 +140,12 @@ def _cannot_disentangle(
 
 def _disentangled_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> Tensor:
     """Compute attention with the terms of relative positions, only for the distances that occur in each sequence."""
-    library, out, spans = kernels(), empty(*q.shape, dtype=q.dtype), span_table(args.layout)
+    library = kernels()
+    out = empty(*q.shape, dtype=q.dtype)
+    spans = span_table(args.layout)
     assert library is not None
-    position_q, position_k = bias.position_q.to(q.dtype).contiguous(), bias.position_k.to(q.dtype).contiguous()
+    position_q = bias.position_q.to(q.dtype).contiguous()
+    position_k = bias.position_k.to(q.dtype).contiguous()
     indexes = _position_indexes(bias.indexes, args.layout, 2 * library.lanes).both_ways
     sizes = (len(spans), q.shape[1], q.shape[2], address(spans))
     rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))

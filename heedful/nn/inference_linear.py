@@ -83,7 +83,8 @@ class NativeLinear(nn.Module):
 def cannot_use_native(linear: nn.Linear) -> str:
     """Return why `NativeLinear` cannot replace a layer, or an empty string."""
     if cpu_ops.usable_kernels(linear.weight) is None or len(linear.weight) % 16:
-        shape, dtype = tuple(linear.weight.shape), str(linear.weight.dtype).removeprefix("torch.")
+        shape = tuple(linear.weight.shape)
+        dtype = str(linear.weight.dtype).removeprefix("torch.")
         return unavailable_reason() or f"the C++ kernels take float32 or bfloat16 in whole vectors, not {dtype} {shape}"
     return ""
 

@@ -65,7 +65,8 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         vocabulary = _read_vocabulary_json(folder, joint_vocabulary.VOCABULARY)
         backend = joint_vocabulary.read_joint_vocabulary(folder, vocabulary, config, defaults)
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        vocabulary, merges = _read_vocabulary_json(folder, "vocab.json"), _read_merges(folder, "merges.txt", notes)
+        vocabulary = _read_vocabulary_json(folder, "vocab.json")
+        merges = _read_merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
         defaults_by_class = (defaults or {}).get("by_class", {})

@@ -100,7 +100,8 @@ class JointVocabulary:
 
     def to_str(self) -> str:
         """Return everything that decides ids, as JSON."""
-        state, segmenter = json.loads(self._vocabulary.to_str()), json.loads(self._segmenters[self._side].to_str())
+        state = json.loads(self._vocabulary.to_str())
+        segmenter = json.loads(self._segmenters[self._side].to_str())
         state["model"]["segmenter"] = segmenter["model"]
         steps = ("normalizer", "pre_tokenizer", "post_processor")
         return json.dumps(state | {step: segmenter[step] for step in steps})

@@ -116,7 +116,8 @@ class _Node:
             raise UnsupportedError("it repeats something that can be empty")
         if not can_fail_later and self.min_repeats < 2:
             return inner.cost(False)
-        inner_cost, max_repeats = inner.cost(True), min(self.max_repeats, max(ASSUMED_REPEATS, self.min_repeats))
+        inner_cost = inner.cost(True)
+        max_repeats = min(self.max_repeats, max(ASSUMED_REPEATS, self.min_repeats))
         if inner_cost == 1:
             return max_repeats - self.min_repeats + 1
         capped = min(inner_cost, MAX_COST + 1) ** min(max_repeats, ASSUMED_REPEATS)  # does not overflow

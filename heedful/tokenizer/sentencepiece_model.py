@@ -219,7 +219,8 @@ def build_sentencepiece(
 
 def _with_family_pieces(model: SentencePieceModel, defaults: Mapping[str, object], path: Path) -> SentencePieceModel:
     """Return the model with the first pieces of its family instead of those in the file."""
-    leading, replaced = defaults.get("leading", []), defaults.get("replaced", [])
+    leading = defaults.get("leading", [])
+    replaced = defaults.get("replaced", [])
     assert isinstance(leading, list) and isinstance(replaced, list)
     if not leading:
         return model
