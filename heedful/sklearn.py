@@ -168,7 +168,7 @@ class TextRegressor(RegressorMixin, _FinetunedEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Sequence[TextItem]) -> NDArray[np.float64]:
-        """Return the number of each text."""
+        """Return the predicted number of each text."""
         return np.array([next(iter(answer["values"].values())) for answer in self.engine_(_texts(X))], np.float64)
 
 

@@ -63,7 +63,7 @@ class ModelBundle(nn.Module):
         trace: Trace | None = None,
         output_rows: Tensor | None = None,
     ) -> HeadOutputs:
-        """Return the outputs of the head, computing only the rows that it reads.
+        """Return the outputs of the head; only the hidden states that the head reads are computed.
 
         Args:
             output_rows: Indices of the rows to score, for a head that scores rows. If None, all rows.

@@ -18,7 +18,7 @@ _resolved: dict[str, Path] = {}  # name without a revision -> snapshot, so that 
 
 
 def name_and_revision(source: str | Path) -> tuple[str, str | None]:
-    """Split NAME@REVISION; the revision of a folder, or of a name without one, is None.
+    """Split NAME@REVISION into its parts. The revision of a folder, or of a name without "@", is None.
 
     >>> name_and_revision("someone/model@v1"), name_and_revision("folder")
     (('someone/model', 'v1'), ('folder', None))

@@ -14,7 +14,7 @@ NOTES = "heedful.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notes:
-    """The values of heedful.json; `ModelBundle` explains those that are its attributes."""
+    """The values of heedful.json. `ModelBundle` has most of them as attributes, and explains them."""
 
     tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with, if there was one
     thresholds: dict[str, float] = field(default_factory=dict)

@@ -21,7 +21,7 @@ def is_training_checkpoint(folder: Path) -> bool:
 
 
 def with_checkpoint_weights(bundle: ModelBundle, folder: Path) -> ModelBundle:
-    """Return the run's model with the weights of a checkpoint; weights that are not in the checkpoint stay.
+    """Return the run's model with the weights of a checkpoint; weights that the checkpoint lacks are unchanged.
 
     Args:
         bundle: The run's model, whose weights are replaced.

@@ -29,7 +29,7 @@ def cut_off_network() -> str:
 
 
 def limit(max_bytes: int, seconds: int) -> None:
-    """Limit memory to four times the weights beyond the present use, files to twice the weights, and CPU time."""
+    """Limit CPU time, the memory beyond the present use to four times the weights, and files to twice the weights."""
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")

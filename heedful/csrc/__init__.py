@@ -1,6 +1,7 @@
 """Optional C++ kernels: compiled on first use if there is a compiler, cached for later processes.
 
-`kernels()` returns the library, or None; `unavailable_reason()` says why. HEEDFUL_KERNELS=off turns them off.
+`kernels()` returns the library, or None, and `unavailable_reason()` then returns why. HEEDFUL_KERNELS=off turns the
+kernels off.
 """
 
 from heedful.csrc.abi import Kernels

@@ -445,4 +445,4 @@ def _compare_update(name: str, ours: list[Tensor], expected: list[Tensor], old_p
     """Compare the change of a parameter and both moments."""
     yield name, ours[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated parameter
     for index in (1, 2):
-        yield f"{name}' moments", ours[index], expected[index], FLOAT32_TOLERANCE
+        yield f"moments of {name}", ours[index], expected[index], FLOAT32_TOLERANCE

@@ -53,7 +53,7 @@ def _read_mbart(reader: ConfigReader) -> ModelConfig:
 
 
 def _learned_positions(reader: ConfigReader) -> Learned:
-    """Read the number of learned positions."""
+    """Read how many learned positions there are."""
     count = reader.integer("max_position_embeddings", 1024)
     return Learned(count=count + POSITION_OFFSET, offset=POSITION_OFFSET)
 

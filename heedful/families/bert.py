@@ -184,7 +184,7 @@ def _pretraining_table(head: Pretraining) -> NameTable:
 def size(
     vocabulary: int, layers: int, width: int, heads: int | None = None, inner: int | None = None
 ) -> dict[str, object]:
-    """Return a published configuration. By default, heads have 64 dimensions, and the MLP 4 * width."""
+    """Return a published configuration. By default, heads have 64 dimensions, and the MLP's inner layer 4 * width."""
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,

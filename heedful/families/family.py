@@ -99,7 +99,7 @@ class Family:
         return {head_map.kind: name for name, head_map in self.heads.items()}
 
     def table(self, model: ModelConfig, head: Head | None) -> NameTable:
-        """Return the name table of a model with a head: the names of the body, and those of the head."""
+        """Return the name table of a model with a head: the names of the body and of the head."""
         body = self.body(model)
         if isinstance(head, SentenceEmbedding) and head.dense and not claims(body, "head.dense.0.weight"):
             body = body.merged_with(NameTable(rows=name_rows(("head.dense.{}", "head.dense.{}"))))

@@ -54,9 +54,10 @@ def concat(*sizes: int) -> TensorOp:
 
 
 def merge_input_heads(heads: int) -> TensorOp:
-    """Return the operation that joins XLNet's q, k and v, [width, heads, head width] each, into one matrix.
+    """Return the operation that joins XLNet's q, k and v into one matrix.
 
-    Each projection becomes a matrix [heads * head width, width]; these are concatenated along dimension 0.
+    Each projection [hidden size, heads, head dimension] becomes a matrix [heads * head dimension, hidden size]; these
+    are concatenated along dimension 0.
     """
     return TensorOp(
         lambda hf: torch.cat([projection.flatten(1).T for projection in hf]),
@@ -65,7 +66,7 @@ def merge_input_heads(heads: int) -> TensorOp:
 
 
 def merge_output_heads(heads: int) -> TensorOp:
-    """Return the operation that flattens XLNet's output, [width, heads, head width], to [width, heads * head width]."""
+    """Return the operation that flattens XLNet's output [hidden size, heads, head dimension] to a matrix."""
     return TensorOp(lambda hf: hf[0].flatten(1), lambda tensor, count: [tensor.unflatten(1, (heads, -1))])
 
 

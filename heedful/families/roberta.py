@@ -13,7 +13,7 @@ from heedful.model.config import MaskedTokens, ModelConfig
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's keys; those whose default values for BERT differ from the published values are required."""
+    """Read BERT's keys. A key is required if its default for BERT differs from the published value."""
     reader.number("layer_norm_eps")
     return bert.read(reader, offset=reader.integer("pad_token_id", minimum=0) + 1)
 

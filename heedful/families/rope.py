@@ -135,7 +135,7 @@ def _read_trained(reader: ConfigReader, part: ConfigReader) -> int:
 
 
 def _read_factor(reader: ConfigReader, part: ConfigReader, trained: int) -> float:
-    """Read the factor. If it is missing, it is max_position_embeddings / trained."""
+    """Read the factor, whose default is max_position_embeddings / trained."""
     positions: int | None = reader.integer("max_position_embeddings", None)
     factor: float | None = part.number("factor", None, minimum=1.0, maximum=1e6)
     return (positions or trained) / trained if factor is None else factor

@@ -62,7 +62,7 @@ def _recording(block: Block, record: BlockRecord) -> Iterator[None]:
 
 
 def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: int) -> list[BlockStep]:
-    """Return the steps of a block, for one token and one attention head; those of block 0 begin with the embedding.
+    """Return the steps of a block, for one token and one attention head. Block 0 begins with the embedding's steps.
 
     Args:
         inspection: The model and the text.

@@ -53,7 +53,7 @@ def align_tokens(a: Sequence[str], b: Sequence[str]) -> Pairs:
 def attention_difference(
     a: Inspection, b: Inspection, part: str, layers: tuple[int, int], heads: tuple[int | None, int | None]
 ) -> AttentionDifference:
-    """Return the weights of b minus those of a on aligned tokens.
+    """Return the difference of attention weights, b - a, on aligned tokens.
 
     Args:
         a: One inspection.
@@ -82,7 +82,7 @@ def _align_sides(a: Inspection, b: Inspection, side: str) -> Pairs:
 
 
 def _unzip(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Return the positions in the first text, and those in the second text."""
+    """Split pairs into the positions in the first text and the positions in the second text."""
     return [first for first, _ in pairs], [second for _, second in pairs]
 
 

@@ -1,4 +1,4 @@
-"""The attention of one layer as a figure for papers and slides: lines from each token to those it attends to."""
+"""The attention of one layer as a figure for papers and slides: lines between tokens, made by `look --figure`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def choose_heads(
 
 
 def draw_heads(inspection: Inspection, part: str, layer: int, heads: Sequence[int]) -> Figure:
-    """Draw a line from each token to those it attends to: one colour for each head, opaque for large weights.
+    """Draw a line from each token to the tokens it attends to: one colour for each head, opaque for large weights.
 
     Below are a legend and a caption with model, layer, heads and text.
     """
@@ -115,7 +115,7 @@ def draw_heads(inspection: Inspection, part: str, layer: int, heads: Sequence[in
 
 
 def _draw_lines(axes: Axes, weights: Float[Tensor, "heads rows keys"]) -> None:
-    """Draw a curve for each of the largest weights, those of larger weights above the others."""
+    """Draw a curve for each of the largest weights; larger weights are above smaller ones."""
     from matplotlib.collections import PathCollection
     from matplotlib.colors import to_rgba
     from matplotlib.path import Path as Curve

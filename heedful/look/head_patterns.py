@@ -44,7 +44,7 @@ MIN_COSINE = 0.6  # minimum cosine of the static vectors of two related tokens
 MIN_RATIO = 10.83  # minimum log-likelihood ratio of two words that predict each other: p < 0.001 (Dunning 1993)
 MAX_PAIRED_WORDS = 256  # words of a text that are paired with each other, the first ones in alphabetical order
 MAX_TEXTS = 400
-TOKEN_BUCKETS = 512  # buckets of tokens, by id modulo this number; standard deviations are summed within a bucket
+TOKEN_BUCKETS = 512  # buckets of tokens, by id modulo TOKEN_BUCKETS; standard deviations are summed within a bucket
 
 WordPairs = dict[tuple[str, str], float]  # log-likelihood ratios of pairs of words; each pair is in alphabetical order
 
@@ -82,7 +82,7 @@ class PatternScore:
 
     @property
     def lift(self) -> float:
-        """Score relative to chance: 0 if it is as large as by chance, 1 if all attention follows the pattern."""
+        """Score relative to chance: 0 for a score equal to chance, 1 if all attention follows the pattern."""
         return (self.score - self.chance) / (1 - self.chance) if self.chance < 1 else 0.0
 
 
@@ -173,7 +173,7 @@ def _add_text(
     vectors: Float[Tensor, "tokens width"] | None,
     pairs: WordPairs,
 ) -> None:
-    """Add the attention in one text to the sums. m and s are those of `find_head_patterns`.
+    """Add the attention in one text to the sums. `find_head_patterns` defines m and s.
 
     Args:
         inspection: The model and the text.
@@ -292,7 +292,7 @@ class NamedHead(TypedDict):
 
 
 def telling_heads(inspection: Inspection) -> list[NamedHead]:
-    """Return the heads that follow a pattern in this text, those with the largest lift first.
+    """Return the heads that follow a pattern in this text, sorted by lift, largest first.
 
     A pattern is one of `ONE_TEXT_PATTERNS`. A head follows it if its lift is `MIN_LIFT` or more over at least
     `MIN_ROWS` words. Delimiters come last, since many heads attend to them by default.
@@ -316,7 +316,7 @@ def telling_heads(inspection: Inspection) -> list[NamedHead]:
 def _telling_heads_of_layer(
     inspection: Inspection, view: View, layer: int, targets: Mapping[str, Bool[Tensor, "n n"]]
 ) -> Iterator[NamedHead]:
-    """Yield the heads of a layer that follow one of the patterns. m and s are those of `find_head_patterns`."""
+    """Yield the heads of a layer that follow one of the patterns. `find_head_patterns` defines m and s."""
     is_word = torch.tensor([not token["special"] for token in inspection.sides[view.rows]])
     weights = inspection.weights(view.part, layer)
     visible = _visible_keys(inspection, view.part, layer)
@@ -354,7 +354,7 @@ def pattern_targets(
     vectors: Float[Tensor, "tokens width"] | None = None,
     pairs: WordPairs | None = None,
 ) -> dict[str, Bool[Tensor, "n n"]]:
-    """Return for each pattern the keys that it points at from each row, [rows, keys].
+    """Return for each pattern which keys it points at from each row, [rows, keys].
 
     Args:
         tokens: The tokens of a text.

@@ -14,7 +14,6 @@ from heedful.infer.engine import Engine
 from heedful.look.head_masking import gated_heads, open_gates
 from heedful.look.inspection import Inspection
 from heedful.look.prediction import compared_texts, engine_answer
-from heedful.model.stack import Transformer
 from heedful.model.trace import check_indices
 from heedful.tasks.answering import Answer
 
@@ -77,12 +76,11 @@ def masking_gates(inspection: Inspection, masked_heads: Sequence[Head]) -> dict[
         RequestError: If the model or the part has no heads that can be masked.
         HeedfulError: If there is no such layer or head.
     """
-    model = inspection.loaded.model
     if not masked_heads:
         return None
-    if not isinstance(model, Transformer):
+    gates = open_gates(inspection.loaded.model)
+    if not gates:
         raise RequestError("this model has no heads that can be switched off: replace tokens instead")
-    gates = open_gates(model)
     for part, layer, head in masked_heads:
         if part not in gates:
             raise RequestError(f'part "{part[:40]}" has no heads to switch off: use one of {", ".join(gates)}')

@@ -191,7 +191,7 @@ class PageAPI:
         return {"weights": encode_tensor(inspection.rollout(params.get("part", inspection.views[0].part)), "u2")}
 
     def neuron(self, params: Params) -> Json:
-        """Return q [rows, width], k and v [keys, width] of one head, and its scores: scale * q k^T (+ bias)."""
+        """Return q [rows, d], k and v [keys, d] of one head of dimension d, and its scores scale * q k^T (+ bias)."""
         inspection = self.side(params)
         view, layer, head = _view_layer_head(inspection, params)
         attention = inspection.attention(view.part, layer, ("q", "k", "v", "scores"), heads=[head])

@@ -164,7 +164,7 @@ def _nearest(vector: Tensor, tokens: list[tuple[str, Tensor]]) -> list[Neighbour
 
 
 def static_vector(loaded: ModelBundle, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
-    """Return the mean of the rows of the embedding table for a word's tokens, and the ids of these tokens.
+    """Return the mean embedding of a word's tokens, from the embedding table, and the ids of these tokens.
 
     Raises:
         ModelError: If the model has no tokenizer.
@@ -190,7 +190,7 @@ def nearest_words(loaded: ModelBundle, word: str, count: int = NEIGHBOURS) -> li
 
 
 def analogy(loaded: ModelBundle, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[Neighbour]:
-    """Return the tokens d for which a is to b as c is to d: those nearest to b - a + c (Mikolov et al. 2013).
+    """Return the tokens d for which a is to b as c is to d: the tokens nearest to b - a + c (Mikolov et al. 2013).
 
     a, b and c are unit vectors. The tokens of the three words are left out.
 

@@ -52,7 +52,7 @@ class ClassicModel(Transformer):
 
     @property
     def traceable(self) -> tuple[TraceItem, ...]:
-        """The values that a Trace can record: those of the encoder."""
+        """The values that a Trace can record, which are those of the encoder."""
         return () if self.encoder is None else super().traceable
 
     def train(self, mode: bool = True) -> ClassicModel:

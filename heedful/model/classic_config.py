@@ -25,7 +25,7 @@ class Recurrent:
 
     kind: Literal["recurrent"] = "recurrent"
     cell: Literal["lstm", "gru"] = "lstm"  # kind of recurrent unit
-    width: int = 128  # width of each direction; outputs are twice as wide
+    width: int = 128  # hidden size of each direction; outputs have twice this size
     layers: int = 1  # stacked recurrent layers
 
     def __post_init__(self) -> None:
@@ -91,8 +91,8 @@ class StructuredPooling(PoolingConfig):
 
     kind: Literal["structured"] = "structured"
     over: Recurrent | UntrainedSelfAttention | None = Recurrent(width=300)  # encoder over the word vectors, or none
-    hops: int = 30  # number of attention queries
-    inner: int = 350  # width of the hidden layer that scores positions
+    hops: int = 30  # count of attention queries
+    inner: int = 350  # size of the hidden layer that scores positions
     penalty: float = 1.0  # weight of the penalty on attention rows that repeat each other
     hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper; default: no such layer)
 
@@ -112,7 +112,7 @@ class HierarchicalPooling(PoolingConfig):
     # encoder over the words of a sentence, or none
     over: Recurrent | UntrainedSelfAttention | None = Recurrent(cell="gru", width=50)
     sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # layer over the sentence vectors
-    inner: int = 100  # width of the hidden layer that scores words and sentences
+    inner: int = 100  # size of the hidden layer that scores words and sentences
     ends: tuple[int, ...] = ()  # ids of tokens that end a sentence (default: those of ".", "!" and "?")
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class RecurrentSeq2Seq:
 
     kind: Literal["recurrent"] = "recurrent"
     cell: Literal["lstm", "gru"] = "gru"  # kind of recurrent unit
-    width: int = 512  # width of the decoder, and of both directions of the encoder together
+    width: int = 512  # hidden size of the decoder, and of both directions of the encoder together
     layers: int = 1  # stacked recurrent layers of the encoder and of the decoder
     # attention over the source; without it, the decoder has only the encoder's last state
     look: GlobalAttention | HardAttention | LocalM | LocalP | None = GlobalAttention()
@@ -249,7 +249,7 @@ class ClassicConfig(ModelConfig):
 
     @property
     def has_decoder(self) -> bool:
-        """Whether the model generates text: if it has a recurrent decoder."""
+        """Whether the model has a recurrent decoder, which generates text."""
         return isinstance(self.reader, RecurrentSeq2Seq)
 
     @property

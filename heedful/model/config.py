@@ -1,7 +1,6 @@
 """Configurations of models and heads: plain data, independent of families, from which modules are built.
 
-`heedful.families` reads them from config.json. In these classes, `width` is the hidden size or the dimension of
-vectors, and `head_width` the dimension of a head.
+`families` reads them. `width` is the hidden size or the dimension of vectors; `head_width` is the dimension of a head.
 """
 
 from __future__ import annotations
@@ -333,8 +332,8 @@ class Normal:
 class FanIn:
     """Normal distribution with standard deviation factor * (fan in)^-0.5 (T5; Raffel et al. 2020, as released).
 
-    The deviation of query matrices is multiplied by (head width)^-0.5, since T5 does not scale scores. That of
-    embeddings is `factor`, that of relative biases factor * width^-0.5.
+    The deviation of query matrices is multiplied by head_width^-0.5, since T5 does not scale scores. Embeddings have
+    the deviation `factor`, and relative biases factor * width^-0.5.
     """
 
     kind: Literal["fan_in"] = "fan_in"
@@ -395,7 +394,6 @@ class ModelConfig:
 
 
 # -- heads ----------------------------------------------------------------------------------------------------
-
 
 Pooling = Literal["mean", "first", "max", "mean_sqrt_length", "last"]
 
@@ -508,8 +506,7 @@ class SpanScores(Rowwise):
     """Extractive question answering: start and end scores for each token (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["question_answering"] = "question_answering"
-    # token whose scores mean "no answer"; it must attend to all other tokens
-    no_answer: Literal["first", "last"] = "first"
+    no_answer: Literal["first", "last"] = "first"  # token that stands for "no answer"; it must attend to all others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

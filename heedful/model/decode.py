@@ -455,7 +455,7 @@ def beam_search(
     source: Packed | None = None,
     constraints: TokenConstraints = UNCONSTRAINED,
 ) -> list[list[GeneratedTokens]]:
-    """Return the best complete texts after each prompt by beam search; arguments are those of `decode`."""
+    """Return the best complete texts after each prompt by beam search; `decode` has the same arguments."""
     decoding = _BeamDecoding(
         model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, constraints=constraints
     )
@@ -580,7 +580,7 @@ class _Constrain:
         self._prompts = [tokens.tolist() for tokens in prompts.unpack(prompts.tokens.cpu())]
 
     def __call__(self, log_p: Tensor, rows: Iterable[tuple[int, list[int], bool]]) -> Tensor:
-        """Return log-probabilities with those of banned and forced tokens set.
+        """Return log-probabilities in which those of banned and forced tokens are set.
 
         Args:
             rows: Index of the prompt, generated tokens, and whether the next token is the last one, for each row.

@@ -152,7 +152,7 @@ class PretrainingHead(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """The pooler: one vector for each sequence, [sequences, width]."""
+    """The pooler: one vector for each sequence, [sequences, hidden size]."""
 
     def __init__(self, config: c.Pooled, model: Transformer) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class RowsHead(nn.Module):
 
 
 class SentenceEmbeddingHead(nn.Module):
-    """Sentence embeddings, [sequences, width]: the concatenated vectors of all poolings, through the dense layers."""
+    """Sentence embeddings, [sequences, dimensions]: vectors of all poolings, concatenated, through the dense layers."""
 
     def __init__(self, config: c.SentenceEmbedding, model: Transformer) -> None:
         super().__init__()

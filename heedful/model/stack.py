@@ -531,7 +531,7 @@ class Transformer(nn.Module):
         return ALL_ITEMS
 
     def _layers(self) -> int:
-        """Return the number of layers of the deepest stack."""
+        """Return how many layers the deepest stack has."""
         return max((stack.config.layers for stack in (self.encoder, self.decoder) if stack is not None), default=0)
 
     def _pads_to_bucket(self) -> bool:

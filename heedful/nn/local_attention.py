@@ -1,6 +1,7 @@
 """Local attention: each query attends to a window around its own position or around a predicted one.
 
-Memory and time grow with the number of queries times the window, not with queries times keys.
+Memory and time grow with queries times window, not with queries times keys. The recurrent decoder uses local-m and
+local-p; the studies use `restricted`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class LocalPredictive(nn.Module):
         self.out = nn.Linear(inner_width, 1, bias=False)
 
     def centres(self, q: Float[Tensor, "queries width"], layout: Layout) -> Float[Tensor, " queries"]:
-        """Predict the position that each query attends around, from 0 to the number of keys."""
+        """Predict the position that each query attends around, from 0 to the count of keys."""
         _, lengths, _ = _query_positions(layout, q.device)
         centres: Tensor = lengths * self.out(self.inner(q).tanh())[:, 0].to(_position_dtype(q)).sigmoid()
         return centres

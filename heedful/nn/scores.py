@@ -41,7 +41,7 @@ def cosine(q: Queries, k: Keys) -> Pairs:
 def unit_vectors(x: Float[Tensor, "*some width"]) -> Float[Tensor, "*some width"]:
     """Return x / |x|; 0 if x is zero.
 
-    Norms are computed in float32 at least, from vectors scaled to a largest number of 1, so that squares are finite.
+    Norms are computed in float32 at least, from vectors scaled to a largest element of 1, so that squares are finite.
     """
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
     largest = precise.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(precise.dtype).tiny)

@@ -220,7 +220,7 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig, f
             has_flags = entry.keys() != {"content"}
             if has_flags or entry["content"] not in added_before or backend.token_to_id(entry["content"]) != id:
                 new.append((id, entry))
-        # one call: the time of each grows with the number of tokens that were added before
+        # one call for all tokens, because the time of a call grows with the tokens that were added before
         backend.add_tokens([_added_token(entry, special=bool(entry.get("special"))) for _, entry in new])
         for id, entry in new:
             if backend.token_to_id(entry["content"]) != id:
@@ -263,22 +263,24 @@ def _read_lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int
     if (count := data.count(b"\n")) > MAX_TOKENS:
         raise TokenizerError(f"{path} has {count} lines: a vocabulary has at most {MAX_TOKENS}")
     with io.BytesIO(data) as file:
-        number = 0
+        line_number = 0
         while line_bytes := file.readline(4 * MAX_LINE_CHARS + 3):
-            number += 1
-            if number == 1 and line_bytes.startswith(b"\xef\xbb\xbf"):
+            line_number += 1
+            if line_number == 1 and line_bytes.startswith(b"\xef\xbb\xbf"):
                 line_bytes = line_bytes[3:]
                 notes.append("a byte order mark (ignored)")
             try:
                 line = line_bytes.decode("utf-8").removesuffix("\n")
             except UnicodeDecodeError as error:
-                raise TokenizerError(f"{path}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8") from None
+                raise TokenizerError(
+                    f"{path}, line {line_number} is not UTF-8 ({error.reason}): save it as UTF-8"
+                ) from None
             if len(line) > MAX_LINE_CHARS:
-                raise TokenizerError(f"{path}, line {number}: a line has at most {MAX_LINE_CHARS} characters")
+                raise TokenizerError(f"{path}, line {line_number}: a line has at most {MAX_LINE_CHARS} characters")
             if line.endswith("\r"):
                 has_windows_ends = True
                 line = line.removesuffix("\r")
-            yield number, line
+            yield line_number, line
     if has_windows_ends:
         notes.append("Windows line ends (ignored)")
 
@@ -291,14 +293,14 @@ def _read_vocabulary_lines(folder: Path, name: str, notes: list[str]) -> dict[st
     vocabulary: dict[str, int] = {}
     doubled_tokens: list[str] = []
     blank_lines: list[int] = []
-    for number, line in _read_lines(folder, name, notes):
+    for line_number, line in _read_lines(folder, name, notes):
         token = line.rstrip(WHITE_SPACE)  # as the library's own reader does
         if not token:
-            blank_lines.append(number)
+            blank_lines.append(line_number)
             continue
         if token in vocabulary:
-            doubled_tokens.append(f"{quoted(token)} (lines {vocabulary[token] + 1} and {number})")
-        vocabulary[token] = number - 1
+            doubled_tokens.append(f"{quoted(token)} (lines {vocabulary[token] + 1} and {line_number})")
+        vocabulary[token] = line_number - 1
     if doubled_tokens:
         notes.append(f"{len(doubled_tokens)} doubled tokens, first {doubled_tokens[0]} (the last one counts)")
     if blank_lines:
@@ -322,13 +324,13 @@ def _read_vocabulary_json(folder: Path, name: str) -> dict[str, int]:
 def _read_merges(folder: Path, name: str, notes: list[str]) -> list[tuple[str, str]]:
     """Read a file with two tokens on each line, which BPE merges."""
     merges = []
-    for number, line in _read_lines(folder, name, notes):
-        if not line or (number == 1 and line.startswith("#version")):
+    for line_number, line in _read_lines(folder, name, notes):
+        if not line or (line_number == 1 and line.startswith("#version")):
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise TokenizerError(
-                f"{folder / name}, line {number} is {quoted(line)}: a merge is two pieces with a space between"
+                f"{folder / name}, line {line_number} is {quoted(line)}: a merge is two pieces with a space between"
             )
         merges.append((left, right))
     return merges

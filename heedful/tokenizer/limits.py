@@ -301,7 +301,7 @@ def _check_template(step: State) -> float:
 
 
 def _num_template_tokens(step: State) -> int:
-    """Return the number of special tokens that a post-processor puts around a text or pair, at most."""
+    """Return how many special tokens a post-processor puts around a text or pair, at most."""
     match step["type"]:
         case "TemplateProcessing":
             num_ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}

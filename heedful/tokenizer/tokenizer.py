@@ -180,10 +180,10 @@ class Tokenizer:
         return tuple(token for token in special if LANGUAGE_CODE.fullmatch(token))
 
     def with_source_language(self, code: str) -> Tokenizer:
-        """Return the tokenizer of texts in another language, which puts the code of this language beside each text.
+        """Return the tokenizer of texts in another language, which adds the code of this language to each text.
 
         Raises:
-            TokenizerError: If the language is unknown, or the tokenizer puts no code beside texts.
+            TokenizerError: If the language is unknown, or the tokenizer adds no language codes.
         """
         state = self.tokenizer_json()
         template = state["post_processor"]
@@ -531,7 +531,7 @@ def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Speci
 
 
 def _all_steps(state: object) -> list[dict[str, Any]]:
-    """Return all objects in a normalizer, pre-tokenizer or post-processor, which is the first one; most are steps."""
+    """Return a normalizer, pre-tokenizer or post-processor, and all objects inside it, most of which are steps."""
     if isinstance(state, list):
         return [step for component in state for step in _all_steps(component)]
     if not isinstance(state, dict):
