@@ -57,7 +57,8 @@ class _Sampler:
     """Samples random tensors in one dtype, with a fixed seed."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.generator, self.dtype = torch.Generator().manual_seed(1), dtype
+        self.generator = torch.Generator().manual_seed(1)
+        self.dtype = dtype
 
     def __call__(self, *shape: int) -> Tensor:
         return self.float32(*shape).to(self.dtype)

@@ -109,8 +109,11 @@ class Inspection:
         if reason:
             raise RequestError(reason)
         assert loaded.tokenizer is not None
-        self.loaded, self.item, self.tokenizer = loaded, item, loaded.tokenizer
-        self.name, self.choices = name or loaded.source, tuple(choices)
+        self.loaded = loaded
+        self.item = item
+        self.tokenizer = loaded.tokenizer
+        self.name = name or loaded.source
+        self.choices = tuple(choices)
         self.source = Packed.of([self.encoded.ids], [self.encoded.types])
         self.target, self.target_is_generated = self._decoder_input(target)
         trace_items: tuple[TraceItem, ...] = ("states", "weights")

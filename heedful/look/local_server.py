@@ -45,7 +45,8 @@ class LocalServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, api: PageAPI, port: int = 0) -> None:
-        self.api, self.token = api, secrets.token_urlsafe(24)
+        self.api = api
+        self.token = secrets.token_urlsafe(24)
         self.lock = threading.Lock()  # one question at a time, since answers set hooks on modules of the model
         super().__init__(("127.0.0.1", port), _Handler)
         actual_port = self.server_address[1]

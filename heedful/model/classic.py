@@ -34,7 +34,8 @@ class ClassicModel(Transformer):
     def __init__(self, config: ClassicConfig) -> None:
         if config.encoder is None:
             nn.Module.__init__(self)  # instead of Transformer's, which needs a stack
-            self.config, self.execution = config, ExecutionOptions(pad_to_bucket=False)
+            self.config = config
+            self.execution = ExecutionOptions(pad_to_bucket=False)
             self.embedding = EmbeddingLayer(config.embedding, config.embedding.width)
             self.encoder = self.decoder = None
         else:

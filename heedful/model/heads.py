@@ -47,7 +47,9 @@ class SummaryVector(Transform):
 
     def __init__(self, config: c.Summary, width: int) -> None:
         super().__init__(config, width)
-        self.pooling, self.pools_last, self.dropout_first = config.pooling, config.pools_last, config.dropout_first
+        self.pooling = config.pooling
+        self.pools_last = config.pools_last
+        self.dropout_first = config.dropout_first
         self.pooled_token = config.pooled_token
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:  # type: ignore[override]
@@ -227,7 +229,8 @@ class RowsHead(nn.Module):
 
     def __init__(self, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens, model: Transformer) -> None:
         super().__init__()
-        self.dropout, self.has_one_score = config.dropout, isinstance(config, c.ReplacedTokens)
+        self.dropout = config.dropout
+        self.has_one_score = isinstance(config, c.ReplacedTokens)
         self.first = Transform(config, model.config.width)
         if isinstance(config, c.TokenClasses):
             num_scores = len(config.labels)

@@ -38,7 +38,8 @@ class KVBuffer:
 
     def reorder(self, lines: Int[Tensor, " lines"]) -> None:
         """Select these lines, in this order; a line may occur several times."""
-        self.keys, self.values = self.keys.index_select(0, lines), self.values.index_select(0, lines)
+        self.keys = self.keys.index_select(0, lines)
+        self.values = self.values.index_select(0, lines)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of all slots, lines end to end."""
@@ -58,9 +59,11 @@ class KVCache:
         """
         self.lengths = [0] * sequences  # cached rows of each sequence
         self.source = list(range(sequences))  # index of the encoder's sequence for each sequence; beams share one
-        self.memory, self.memory_lengths = memory, [stop - start for start, stop in pairwise(bounds)]
+        self.memory = memory
+        self.memory_lengths = [stop - start for start, stop in pairwise(bounds)]
         self._bounds = tuple(bounds)
-        self._line_slots, self._memory_line_slots = 0, max([1, *self.memory_lengths])
+        self._line_slots = 0
+        self._memory_line_slots = max([1, *self.memory_lengths])
         self._self_attention: dict[int, KVBuffer] = {}  # by layer
         self._cross_attention: dict[int, KVBuffer] = {}  # by layer
         self._device_lengths: Tensor | None = None  # `lengths` on the device of the rows; None: not sent yet

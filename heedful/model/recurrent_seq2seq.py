@@ -191,11 +191,15 @@ class RecurrentSeq2SeqModel(Transformer):
     def __init__(self, config: ClassicConfig) -> None:
         nn.Module.__init__(self)  # instead of Transformer's, which needs stacks
         assert isinstance(config.reader, RecurrentSeq2Seq)
-        self.config, self.recurrent, self.execution = config, config.reader, ExecutionOptions(pad_to_bucket=False)
+        self.config = config
+        self.recurrent = config.reader
+        self.execution = ExecutionOptions(pad_to_bucket=False)
         recurrent, word_width = config.reader, config.embedding.width
         self.embedding = EmbeddingLayer(config.embedding, word_width)
         self.encoder = self.decoder = None
-        width, layers, is_lstm = recurrent.width, recurrent.layers, recurrent.cell == "lstm"
+        width = recurrent.width
+        layers = recurrent.layers
+        is_lstm = recurrent.cell == "lstm"
         dropout = recurrent.dropout if layers > 1 else 0.0
         encoder = Recurrent(cell=recurrent.cell, width=width // 2, layers=layers)
         self.reading = BidirectionalRnn(encoder, word_width, dropout=dropout)  # the encoder

@@ -1,4 +1,7 @@
-"""The packed Transformer that every family is built from (Vaswani et al. 2017; Devlin et al. 2019)."""
+"""The packed Transformer that every family is built from (Vaswani et al. 2017; Devlin et al. 2019).
+
+A row is the hidden state of one token; the rows of a batch lie end to end, as in `Packed`.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +99,13 @@ class Attention(nn.Module):
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.heads, self.causal, self.dropout = config.heads, config.causal, config.attention_dropout
-        self.kv_heads, self.head_width = config.kv_heads or config.heads, config.head_width
-        self.scale, self.sizes = _scale(config), config.qkv_sizes
+        self.heads = config.heads
+        self.causal = config.causal
+        self.dropout = config.attention_dropout
+        self.kv_heads = config.kv_heads or config.heads
+        self.head_width = config.head_width
+        self.scale = _scale(config)
+        self.sizes = config.qkv_sizes
         self.qkv = TrainedLinear(config.width, sum(self.sizes), bias=config.attention_bias)
         self.q_norm, self.k_norm = (
             HeadNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
@@ -198,7 +205,8 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.attention_norm = nn.Identity() if first and not config.first_norm else _norm(config)
         if config.cross:
-            self.cross, self.cross_norm = CrossAttention(config), _norm(config)
+            self.cross = CrossAttention(config)
+            self.cross_norm = _norm(config)
         self.mlp_norm = _norm(config)
         self.mlp = Mlp(
             width=config.width,
@@ -386,7 +394,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         first = _first_stack(config)
-        self.config, self.execution = config, ExecutionOptions()
+        self.config = config
+        self.execution = ExecutionOptions()
         self.embedding = EmbeddingLayer(config.embedding, first.width)
         self.encoder = Stack(config.encoder) if config.encoder else None
         self.decoder = Stack(config.decoder, "decoder") if config.decoder else None

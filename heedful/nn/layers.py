@@ -88,7 +88,9 @@ class Mlp(nn.Module):
             up_bias: Whether `up` has a bias. If None, `bias` decides.
         """
         super().__init__()
-        self.activation, self.gated, self.inner_dropout = ACTIVATIONS[activation], gated, inner_dropout
+        self.activation = ACTIVATIONS[activation]
+        self.gated = gated
+        self.inner_dropout = inner_dropout
         up_bias = bias if up_bias is None else up_bias
         self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=up_bias)  # outputs: gate first, then up
         self.down = TrainedLinear(inner_width, width, bias=bias)

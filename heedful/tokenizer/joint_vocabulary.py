@@ -58,7 +58,10 @@ class JointVocabulary:
             files: Contents of the files, for saving.
             side: Which texts the tokenizer splits, SOURCE or TARGET.
         """
-        self._vocabulary, self._segmenters, self.files, self._side = vocabulary, segmenters, files, side
+        self._vocabulary = vocabulary
+        self._segmenters = segmenters
+        self.files = files
+        self._side = side
         self._ids = vocabulary.get_vocab(with_added_tokens=True)
         self._languages = _language_codes(self._ids)
 

@@ -296,7 +296,7 @@ def _check_template(step: State) -> float:
                 case {"Sequence": {"id": str(id), "type_id": int(type_)}} if id in texts - seen and 0 <= type_ < 256:
                     seen.add(id)
                     continue
-            raise BoundsError(f"{key} of its template holds {quoted(piece)}, which is unknown or there twice")
+            raise BoundsError(f"{key} of its template holds {quoted(piece)}, which is unknown or occurs twice")
     return 1
 
 

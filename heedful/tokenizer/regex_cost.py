@@ -25,7 +25,7 @@ _ANCHORS = set("bBAzZG")
 
 
 class UnsupportedError(ValueError):
-    """The pattern has a construct that is not read, or that can backtrack too much."""
+    """The pattern has a construct that is not supported, or that can backtrack too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def bound_cost(pattern: str) -> Bound:
     """Return the cost of a pattern, and the minimum length of a match.
 
     Raises:
-        UnsupportedError: If the pattern has a construct that is not read, or can backtrack too much.
+        UnsupportedError: If the pattern has a construct that is not supported, or can backtrack too much.
     """
     if len(pattern) > MAX_PATTERN_CHARS:
         raise UnsupportedError(f"it has {len(pattern)} characters, at most {MAX_PATTERN_CHARS} are read")
@@ -151,7 +151,9 @@ class _Parser:
     """Recursive-descent parser: each method reads one construct of the pattern at `position`."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.position, self.ignores_case = text, 0, False
+        self.text = text
+        self.position = 0
+        self.ignores_case = False
 
     def peek(self) -> str:
         """Return the next character, or "" at the end."""
@@ -228,7 +230,7 @@ class _Parser:
         kind: Literal["atomic", "look"] | None = None  # None for an ordinary group
         start = self.position
         if self.peek() == "*":
-            raise UnsupportedError("(* is not read")
+            raise UnsupportedError("(* is not supported")
         if self.peek() == "?":
             if match := _NAME.match(self.text, start):
                 self.position = match.end()
@@ -236,14 +238,14 @@ class _Parser:
                 self.position = match.end()
                 self.ignores_case |= "i" in match[0].partition("-")[0]
                 if "x" in match[0]:
-                    raise UnsupportedError("the flag x is not read")
+                    raise UnsupportedError("the flag x is not supported")
                 if match[0].endswith(")"):
                     return _Node("sequence")
             else:
                 openings = ("?=", "?!", "?<=", "?<!", "?>")
                 opening = next((mark for mark in openings if self.text.startswith(mark, start)), "")
                 if not opening:
-                    raise UnsupportedError(f"({self.text[start : start + 2]} is not read")
+                    raise UnsupportedError(f"({self.text[start : start + 2]} is not supported")
                 kind, self.position = "atomic" if opening == "?>" else "look", start + len(opening)
         inner = self.alternatives(depth + 1)
         if self.take() != ")":
@@ -266,7 +268,7 @@ class _Parser:
         elif character in _ANCHORS:
             return _Node("anchor")
         elif character.isascii() and character.isalnum() and character not in _CHARACTER_ESCAPES:
-            raise UnsupportedError(f"\\{character} is not read")
+            raise UnsupportedError(f"\\{character} is not supported")
         else:
             return _Node("one", text=_CONTROLS.get(character, "") if character in _CHARACTER_ESCAPES else character)
         return _Node("one")
