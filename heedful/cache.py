@@ -187,7 +187,8 @@ def lock(path: Path, work: str) -> Iterator[None]:
     make_private_folder(path.parent)
     handle = open_checked_file(path, os.O_RDWR | os.O_CREAT)
     try:
-        started_at, has_warned = time.monotonic(), False
+        started_at = time.monotonic()
+        has_warned = False
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -71,7 +71,8 @@ def load(
         HeedfulError: On unknown config keys, on missing, unexpected or misshapen tensors, on pickles, and on a
             tokenizer that does not fit the model.
     """
-    device, folder = resolve_device(device), folder_of(name, revision)
+    device = resolve_device(device)
+    folder = folder_of(name, revision)
     adapter = read_adapter(folder)
     if adapter is None and base is not None:
         raise ModelError(f"{folder} is no adapter, so base={str(base)!r} has no use: leave it out")

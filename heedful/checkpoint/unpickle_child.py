@@ -80,7 +80,8 @@ class NotWeightsError(Exception):
 
 def explain_refusal(error: BaseException) -> str:
     """Return the reason of an error, without PyTorch's advice to switch its protection off."""
-    text, kind = str(error), type(error).__name__
+    text = str(error)
+    kind = type(error).__name__
     global_name = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)
     if isinstance(error, NotWeightsError | OSError):
         return text

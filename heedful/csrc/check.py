@@ -138,8 +138,10 @@ def _weight_gradient(library: Kernels, dy: Tensor, x: Tensor) -> tuple[Tensor, T
 
 def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     """Compare rounding to int8 and an int8 linear layer."""
-    x, columns = sample(ROWS, WIDTH), 32
-    rounded, scales = _empty(ROWS, WIDTH, dtype=torch.uint8), _empty(ROWS, 2)
+    x = sample(ROWS, WIDTH)
+    columns = 32
+    rounded = _empty(ROWS, WIDTH, dtype=torch.uint8)
+    scales = _empty(ROWS, 2)
     library.round_rows(x.data_ptr(), WIDTH, ROWS, WIDTH, 0, rounded.data_ptr(), scales.data_ptr(), 1)
     restored = rounded * scales[:, :1] + scales[:, 1:]
     yield "round_rows", restored, x, 1e-2
@@ -161,12 +163,15 @@ def _search(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     """Compare scores of int8 vectors and of binary vectors, as in a search index."""
     rows = (40 * sample(ROWS, WIDTH + 5)).to(torch.int8)
     queries = (4000 * sample(2, WIDTH + 5)).to(torch.int16)
-    row_scales, query_scales, scores = sample(ROWS), sample(2), _empty(2, ROWS)
+    row_scales = sample(ROWS)
+    query_scales = sample(2)
+    scores = _empty(2, ROWS)
     inputs = (rows.data_ptr(), row_scales.data_ptr(), *rows.shape, queries.data_ptr(), query_scales.data_ptr(), 2)
     library.scores8(*inputs, scores.data_ptr(), 1)
     expected = _multiply(queries.double(), rows.double()) * row_scales * query_scales[:, None]
     yield "scores8", scores, expected, FLOAT32_TOLERANCE
-    bits, matches = sample(ROWS, 3).view(torch.int32).repeat(1, 2), _empty(2, ROWS)
+    bits = sample(ROWS, 3).view(torch.int32).repeat(1, 2)
+    matches = _empty(2, ROWS)
     library.matches(bits.data_ptr(), ROWS, 3, bits.data_ptr(), 2, matches.data_ptr(), 1)
     different = (bits[:2, None] ^ bits)[..., None] >> torch.arange(32) & 1
     yield "matches", matches, -different.sum((2, 3)).float(), FLOAT32_TOLERANCE
@@ -266,8 +271,10 @@ def _cross_entropy(library: Kernels, sample: _Sampler) -> Iterator[Result]:
 def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
     """Compare attention and its gradients, without and with causal mask, window, dropout and shared heads."""
     width = WIDTH // HEADS
-    dout, position = sample(ROWS, HEADS, width), torch.arange(ROWS)
-    spans, distance = torch.tensor(SPANS), position - position[:, None]
+    dout = sample(ROWS, HEADS, width)
+    position = torch.arange(ROWS)
+    spans = torch.tensor(SPANS)
+    distance = position - position[:, None]
     is_first = position < SPANS[0][1]
     same_sequence = is_first == is_first[:, None]
     for causal, window, p, kv_heads in ((False, -1, 0.0, HEADS), (True, 5, 0.25, 1)):
@@ -375,7 +382,8 @@ def _block(library: Kernels, sample: _Sampler) -> Case:
     ]
     parts += [struct.pack("2qd", gain.data_ptr(), bias.data_ptr(), EPS) for gain, bias in gains]
     descriptor = torch.frombuffer(bytearray(b"".join(parts) + struct.pack("2qd", HEADS, 0, SCALE)), dtype=torch.uint8)
-    z, dtype = _empty(*x.shape, dtype=x.dtype), _is_bfloat16(x)
+    z = _empty(*x.shape, dtype=x.dtype)
+    dtype = _is_bfloat16(x)
     scratch = _empty(library.block_space(descriptor.data_ptr(), ROWS, dtype), dtype=torch.uint8)
     arguments = (descriptor.data_ptr(), dtype, x.data_ptr(), ROWS, len(spans), spans.data_ptr(), -1)
     library.block(*arguments, z.data_ptr(), scratch.data_ptr(), 1)
@@ -409,7 +417,8 @@ def _optimizer_steps(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     rows = torch.tensor([1, 3, 5])
     gradient = sample(3, width)
     applied = torch.tensor([0, 1, 2] * 2, dtype=torch.int32)
-    dense_gradient, old_p = torch.zeros(6, width, dtype=torch.float64), p.clone()
+    dense_gradient = torch.zeros(6, width, dtype=torch.float64)
+    old_p = p.clone()
     dense_gradient[rows] = gradient.double() / 2
     expected = [x.double() for x in (p, m, v)]
     for index, step in enumerate(STEPS):

@@ -26,7 +26,8 @@ MLPS: dict[str, tuple[Activation, bool]] = {  # value of feed_forward_proj -> ac
 def read(reader: ConfigReader) -> ModelConfig:
     """Read config.json."""
     reader.only("is_encoder_decoder", True, False, why="the head decides whether the decoder is read")
-    width, dropout = reader.integer("d_model"), reader.number("dropout_rate", 0.1)
+    width = reader.integer("d_model")
+    dropout = reader.number("dropout_rate", 0.1)
     activation, gated = MLPS[reader.choice("feed_forward_proj", {word: word for word in MLPS}, "relu")]
     layers = reader.integer("num_layers", maximum=1024)
     count = reader.integer("relative_attention_num_buckets", 32, minimum=4)
@@ -117,7 +118,8 @@ _CROSS = name_rows(
 def body(model: ModelConfig) -> NameTable:
     """Return the names of the embedding, the encoder, and the decoder if there is one."""
     assert model.encoder is not None
-    tokens, gated = name_rows(("shared", "embedding.tokens")), model.encoder.gated
+    tokens = name_rows(("shared", "embedding.tokens"))
+    gated = model.encoder.gated
     tied = {"encoder.embed_tokens.weight": "shared.weight"}
     if model.decoder is None:
         return NameTable(rows=(*tokens, *_part_rows("encoder", 1, gated)), tied=tied)

@@ -29,7 +29,8 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], boo
         For each part its name, the names of its heads, and whether it pools the text. A part that pools has one row,
         for the text as a whole; the other parts have a row for each token.
     """
-    model, head = cast(ClassicModel, loaded.model), loaded.head
+    model = cast(ClassicModel, loaded.model)
+    head = loaded.head
     parts: list[tuple[str, tuple[str, ...], bool]] = []
     if isinstance(model.over, SelfAttentionMean):
         parts.append(("over", ("cosine" if model.over.cosine else "dot product",), False))
@@ -48,7 +49,8 @@ def attention_parts(loaded: ModelBundle) -> list[tuple[str, tuple[str, ...], boo
 
 def classic_attention_weights(loaded: ModelBundle, batch: Packed, part: str) -> Float[Tensor, "heads rows keys"]:
     """Return the weights of one part, "over" or "reader", for a batch of one sequence."""
-    model, head = cast(ClassicModel, loaded.model), loaded.head
+    model = cast(ClassicModel, loaded.model)
+    head = loaded.head
     word_vectors: Tensor = super(ClassicModel, model).forward(batch)  # input of self-attention or recurrent network
     if part == "over":
         assert isinstance(model.over, SelfAttentionMean)

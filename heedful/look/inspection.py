@@ -285,7 +285,8 @@ class Inspection:
 
     def hidden_states(self, part: str) -> list[Float[Tensor, "rows width"]]:
         """Return the hidden states before each block, and after the last one."""
-        stack_part, layers = cast(Part, part), self.view(part).layers
+        stack_part = cast(Part, part)
+        layers = self.view(part).layers
         return [self.trace.states[stack_part, layer, 0] for layer in range(layers + 1)]
 
 

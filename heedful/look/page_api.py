@@ -313,7 +313,8 @@ class PageAPI:
 
     def suggested(self, params: Params) -> Json:
         """Return a word of the text to follow, words for a plane, and an analogy; all have static vectors."""
-        suggestion, first = self.suggestion(self.side(params)), self.inspections[0]
+        suggestion = self.suggestion(self.side(params))
+        first = self.inspections[0]
         occurs = self.word and any(find_occurrences(inspection, self.word) for inspection in (first, *self.extra))
         word = self.word if occurs else self.suggestion(first).word
         return {

@@ -80,7 +80,8 @@ class QueryPooler(nn.Module):
 
     def _attention(self, rows: Rows, bounds: Bounds) -> tuple[Tensor, Tensor, AttentionArgs]:
         """Return queries, keys and the other arguments of attention."""
-        count, texts = len(self.queries), len(bounds) - 1
+        count = len(self.queries)
+        texts = len(bounds) - 1
         k = self.key(rows)
         k = (k.tanh() if self.tanh else k)[:, None]
         q = self.queries.to(k.dtype).repeat(texts, 1)[:, None]

@@ -131,7 +131,8 @@ class SourceAttention(nn.Module):
         count = q.shape[1]
         if isinstance(self.config, LocalM | LocalP):
             k, v = source.keys.flatten(0, 1), source.values.flatten(0, 1)
-            layout, states = source.layout(count), q.flatten(0, 1)
+            layout = source.layout(count)
+            states = q.flatten(0, 1)
             if self.place is not None:
                 context: Tensor = self.place(states, k, v, layout)
             else:
@@ -325,7 +326,8 @@ class RecurrentSeq2SeqModel(Transformer):
             return x.new_zeros(0, self.config.width), None
         longest_first = _longest_first(bounds)
         state, output = tuple(part[:, longest_first] for part in cache.state), cache.last_output[longest_first]
-        source, past = cache.encoded.select(longest_first), past[longest_first]
+        source = cache.encoded.select(longest_first)
+        past = past[longest_first]
         finished: list[tuple[Tensor, ...]] = []  # states and outputs of sequences without more tokens, the longest last
         rows, weights = [], []
         for step, step_inputs in enumerate(x[order].split(counts)):
@@ -335,7 +337,8 @@ class RecurrentSeq2SeqModel(Transformer):
                 state, output = tuple(part[:, :count].contiguous() for part in state), output[:count]
                 source = source.first(count)
             outputs, last = self.writing(torch.cat([step_inputs, output], -1)[None], _to_cell(state))
-            state, q = _from_cell(last), outputs[0][:, None]
+            state = _from_cell(last)
+            q = outputs[0][:, None]
             positions = past[:count, None] + step
             output = self._mix(outputs[0], self.look(q, positions, source)[:, 0])
             rows.append(output)

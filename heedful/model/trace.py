@@ -80,7 +80,8 @@ class Trace:
         """Record the selected items of one call of attention, for the first `sequences` sequences of the layout."""
         if not self.records(part, layer, ("q", "k", "v", "scores", "weights")):
             return
-        heads, args = self._heads(q.shape[1]), with_dense_bias(q, k, args)
+        heads = self._heads(q.shape[1])
+        args = with_dense_bias(q, k, args)
         # the layout may have fewer sequences: in cross-attention, all beams of a source are one
         for sequence in self._sequences(min(sequences, len(args.layout.queries))):
             (start, stop), (first, last) = args.layout.queries[sequence], args.layout.keys[sequence]

@@ -184,7 +184,8 @@ class _Attention(torch.autograd.Function):
     def forward(
         context: AutogradContext, q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, spans: Tensor, seed: int
     ) -> Tensor:
-        library, out = kernels(), empty(*q.shape, dtype=q.dtype)
+        library = kernels()
+        out = empty(*q.shape, dtype=q.dtype)
         assert library is not None
         log_sums = empty(*q.shape[:2]) if any(context.needs_input_grad) else None
         outputs = (address(out), out.stride(0), address(log_sums))
@@ -199,7 +200,8 @@ class _Attention(torch.autograd.Function):
     def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sums = context.saved_tensors
         args, spans, seed = context.call
-        library, dout = kernels(), gradients[0].contiguous()
+        library = kernels()
+        dout = gradients[0].contiguous()
         assert library is not None
         (_, heads, width), kv_heads = q.shape, k.shape[1]
         writes_all = len(q) == len(k) == sum(m for _, m in args.layout.sizes())

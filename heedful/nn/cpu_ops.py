@@ -57,7 +57,8 @@ def pack_weight(weight: Float[Tensor, "rows columns"], *, transpose: bool, bfloa
     """
     library = kernels()
     assert library is not None
-    weight, (rows, columns) = weight.contiguous(), weight.shape
+    weight = weight.contiguous()
+    rows, columns = weight.shape
     count = library.packed_words(*((rows, columns) if transpose else (columns, rows)), 2 if bfloat16 else 1)
     packed = empty(count, dtype=torch.int32)
     is_float32 = weight.dtype == torch.float32
@@ -148,10 +149,13 @@ class Int8Weight:
 
         Each row of x is rounded to 256 steps from its minimum to its maximum.
         """
-        library, threads, (rows, width) = kernels(), torch.get_num_threads(), x.shape
+        library = kernels()
+        threads = torch.get_num_threads()
+        rows, width = x.shape
         assert library is not None
         x = x if x.stride(1) == 1 else x.contiguous()
-        rounded, scales = empty(rows, width, dtype=torch.uint8), empty(rows, 2)
+        rounded = empty(rows, width, dtype=torch.uint8)
+        scales = empty(rows, 2)
         dtype, columns = DTYPE_CODES[x.dtype], len(self.scales)
         library.round_rows(address(x), x.stride(0), rows, width, dtype, address(rounded), address(scales), threads)
         y = empty(rows, columns, dtype=x.dtype)
@@ -226,7 +230,8 @@ def _weight_gradient(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tens
     assert library is not None
     rows, out, width = len(x), dy.shape[1], x.shape[1]
     scratch = empty(library.packed_words(width, rows, 2), dtype=torch.int32)
-    dw, db = empty(out, width), empty(out) if bias else None
+    dw = empty(out, width)
+    db = empty(out) if bias else None
     sizes = (address(dy), out, address(x), x.stride(0), width, rows, 1)
     library.weight_gradient(*sizes, address(scratch), address(dw), address(db), torch.get_num_threads())
     return dw, db
@@ -255,7 +260,8 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 def _gelu(x: Tensor) -> Tensor:
     """Compute GELU by our kernel."""
-    library, y = kernels(), torch.empty_like(x)
+    library = kernels()
+    y = torch.empty_like(x)
     assert library is not None
     library.gelu(address(x), x.numel(), 1, address(y), torch.get_num_threads())
     return y
@@ -273,7 +279,9 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(context: AutogradContext, *gradients: Tensor) -> Tensor:
         (x,) = context.saved_tensors
-        library, dy, dx = kernels(), gradients[0].contiguous(), torch.empty_like(x)
+        library = kernels()
+        dy = gradients[0].contiguous()
+        dx = torch.empty_like(x)
         assert library is not None
         library.gelu_gradient(address(x), address(dy), x.numel(), 1, address(dx), torch.get_num_threads())
         return dx
@@ -287,7 +295,8 @@ def add_norm(
         return None
     if x.ndim != 2 or p >= 1 or usable_kernels(x, y, norm.weight) is None:
         return None
-    gain, bias = norm.weight.float(), None if norm.bias is None else norm.bias.float()
+    gain = norm.weight.float()
+    bias = None if norm.bias is None else norm.bias.float()
     arguments = x.contiguous(), y.contiguous(), gain, bias, norm.eps, p, random_seed() if p else 0
     if not needs_grad(x, y, gain, bias):
         return _add_norm(*arguments, None, None)
@@ -312,7 +321,9 @@ def _add_norm(
         sums: If not None, receives x + dropout(y), [rows, width], for the backward pass.
         moments: If not None, receives two statistics of each row, [rows, 2], for the backward pass.
     """
-    library, z, threads = kernels(), torch.empty_like(x), torch.get_num_threads()
+    library = kernels()
+    z = torch.empty_like(x)
+    threads = torch.get_num_threads()
     assert library is not None
     rows = [argument for tensor in (x, y, z) for argument in (address(tensor), DTYPE_CODES[tensor.dtype])]
     norm = (eps, address(gain), address(bias), p, seed)
@@ -344,10 +355,12 @@ class _AddNorm(torch.autograd.Function):
     def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         sums, moments, gain = context.saved_tensors
         eps, p, seed, x_dtype, y_dtype, has_bias = context.settings
-        library, (rows, width) = kernels(), sums.shape
+        library = kernels()
+        rows, width = sums.shape
         assert library is not None
         dz, dx = gradients[0].float().contiguous(), empty(rows, width)
-        dy, gains = empty(rows, width, dtype=y_dtype), empty(2, width)
+        dy = empty(rows, width, dtype=y_dtype)
+        gains = empty(2, width)
         scratch = empty(-(-rows // 32), 2, width)
         library.add_norm_gradient(
             rows,
@@ -381,7 +394,8 @@ def cross_entropy(
         return None
     if scores.dtype == torch.bfloat16 and not library.has_bfloat16:
         return None
-    gradients, losses = torch.empty_like(scores), empty(len(scores))
+    gradients = torch.empty_like(scores)
+    losses = empty(len(scores))
     targets = targets.to(torch.int64).contiguous()
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < scores.shape[1]:
         return None  # so that PyTorch's cross_entropy is called, which raises an error that names the wrong target

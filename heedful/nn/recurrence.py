@@ -116,7 +116,8 @@ class _Gru(torch.autograd.Function):
         context: AutogradContext, inputs: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], reverse: bool
     ) -> Float[Tensor, "rows width"]:
         width, transposed = weight.shape[1], weight.t()
-        gates, hidden = inputs.clone(), bias.expand(len(inputs), -1).clone()
+        gates = inputs.clone()
+        hidden = bias.expand(len(inputs), -1).clone()
         h = inputs.new_empty(len(inputs), width)
         all_hidden, outputs = hidden.split(counts), h.split(counts)
         r, z, n = (gate.split(counts) for gate in gates.split(width, 1))

@@ -231,7 +231,8 @@ def window_at(encoding: Encoding, *, segment: int, start: int, room: int) -> Enc
     """Return a window: `room` tokens of one text from its token `start` on, and all tokens outside of this text."""
     first, last = 0, 0
     if segment in encoding.segments:  # searched from both ends: a long text has many windows
-        first, last = encoding.segments.index(segment), len(encoding)
+        first = encoding.segments.index(segment)
+        last = len(encoding)
         while encoding.segments[last - 1] != segment:
             last -= 1
     begin, end = min(first + start, last), min(first + start + room, last)

@@ -152,7 +152,8 @@ def _check_config(config: TokenizerConfig, folder: Path) -> None:
 
 def _read_tokenizer_json(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
     """Read tokenizer.json, without its stored truncation, padding and dropout."""
-    state, path = _read_object(folder, "tokenizer.json"), folder / "tokenizer.json"
+    state = _read_object(folder, "tokenizer.json")
+    path = folder / "tokenizer.json"
     state["truncation"] = state["padding"] = None
     model = state.get("model")
     if not isinstance(model, dict):

@@ -187,12 +187,15 @@ class _Parser:
         while True:
             match self.peek():
                 case "*" | "+" | "?" as mark:
-                    min_repeats, max_repeats, length = int(mark == "+"), 1 if mark == "?" else math.inf, 1
+                    min_repeats = int(mark == "+")
+                    max_repeats = 1 if mark == "?" else math.inf
+                    length = 1
                 case "{" if match := _COUNT.match(self.text, self.position):
                     low, comma, high = match.groups()
                     if not (low or high):
                         raise UnsupportedError(f"{match[0]} is no count")
-                    min_repeats, length = int(low or 0), len(match[0])
+                    min_repeats = int(low or 0)
+                    length = len(match[0])
                     without_high = math.inf if comma else min_repeats
                     max_repeats = float(high) if high else without_high
                     if min_repeats > max_repeats:

@@ -405,7 +405,8 @@ class Tokenizer:
     @cached_property
     def _pretokenized_backend(self) -> tokenizers.Tokenizer:
         """The library's tokenizer for PreTokenized words; in byte-level BPE, it puts a space before each word."""
-        state, is_changed = self.tokenizer_json(), False
+        state = self.tokenizer_json()
+        is_changed = False
         for step in [*_all_steps(state["pre_tokenizer"]), *_all_steps(state["post_processor"])]:
             if step.get("add_prefix_space") is False:
                 step["add_prefix_space"] = is_changed = True
