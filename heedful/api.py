@@ -1,4 +1,4 @@
-"""The public functions for training and prediction: finetune, pretrain, distil, predict."""
+"""The public functions for training and prediction, `heedful.finetune`, `pretrain`, `distil` and `predict`."""
 
 from __future__ import annotations
 

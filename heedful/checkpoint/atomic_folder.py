@@ -1,4 +1,7 @@
-"""Writes a model folder so that it appears complete or not at all."""
+"""Writes a model folder so that it appears complete or not at all.
+
+`saving.py`, the conversion of pickles and the ONNX export write their folders with `atomic_folder`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ModelBundle: the contents of a model folder, which are a model, its head and its tokenizer."""
+"""`ModelBundle`: the contents of a model folder, which are a model, its head and its tokenizer.
+
+`load` and `create` return one; training, inference and export use it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""JSON files of a model folder, with error messages for users who give a wrong folder."""
+"""JSON files of a model folder, with error messages for users who give a wrong folder.
+
+`checkpoint` reads config.json and its other JSON files with these functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading of model folders in Hugging Face's format; each file is read once."""
+"""`load`: a model folder in Hugging Face's format, read into a `ModelBundle`; each file is read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves a model folder in Hugging Face's format."""
+"""`save`: a `ModelBundle` written as a model folder in Hugging Face's format."""
 
 from __future__ import annotations
 

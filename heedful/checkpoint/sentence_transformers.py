@@ -1,4 +1,7 @@
-"""Folders in the format of sentence-transformers 2 to 6: modules.json, its modules and prompts, and cross-encoders."""
+"""Folders in the format of sentence-transformers 2 to 6: modules.json, its modules and prompts, and cross-encoders.
+
+`loading.py` reads them, and `saving.py` writes them for models of sentence embeddings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of a training checkpoint of a run, such as RUN/state/step-00000400."""
+"""Weights of a training checkpoint of a run, such as RUN/state/step-00000400, for `load`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Conversion of pickled weights to safetensors, in a child process with limited memory and no network.
 
+`heedful convert --pickle` calls `convert_pickles`.
+
 A pickle is a program, so `load` reads none. This converts a folder with pickled weights once.
 """
 

@@ -1,4 +1,7 @@
-"""Checks that config.json and the weights of a folder belong together, by names and shapes only."""
+"""Checks that config.json and the weights of a folder belong together, by names and shapes only.
+
+`load` calls these checks, and the warnings about tokenizers that do not fit a classifier.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A private scratch folder and commands that use it; both end with this process, even if it is killed."""
+"""A private scratch folder and commands that use it, for the compiler; both end with this process, even if killed."""
 
 from __future__ import annotations
 

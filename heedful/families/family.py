@@ -1,4 +1,7 @@
-"""A family as data: functions that read and write its config.json, and tables of its tensor names."""
+"""A family as data: functions that read and write its config.json, and tables of its tensor names.
+
+Each module of `families` defines a `Family`, and `checkpoint` calls it.
+"""
 
 from __future__ import annotations
 

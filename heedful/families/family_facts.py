@@ -1,4 +1,4 @@
-"""Facts about families, for a table that compares them: objectives, papers, and published results with sources."""
+"""Facts about families, for the table of `heedful models --family`: objectives, papers, and results with sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rotary positions in config.json: rope_parameters (transformers 5), or rope_theta and rope_scaling (before)."""
+"""Rotary positions in config.json: rope_parameters (transformers 5), or rope_theta and rope_scaling (before).
+
+The families with rotary positions call `read_rotary` or `read_scaling`.
+"""
 
 from __future__ import annotations
 

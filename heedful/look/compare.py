@@ -1,4 +1,7 @@
-"""Comparison of two inspections: aligned tokens, the difference of attention, the similarity of hidden states."""
+"""Comparison of two inspections: aligned tokens, the difference of attention, the similarity of hidden states.
+
+`page_api.py` answers with them when the page shows two texts or models side by side.
+"""
 
 from __future__ import annotations
 

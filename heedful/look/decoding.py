@@ -1,4 +1,4 @@
-"""Text generation step by step: the distribution over the vocabulary at each step; greedy decoding and beam search."""
+"""Text generation step by step, for the page: the distribution at each step, greedy decoding, and beam search."""
 
 from __future__ import annotations
 

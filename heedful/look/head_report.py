@@ -1,4 +1,7 @@
-"""Report on the attention heads of a model: patterns, importance, effect of masking each head, loss after pruning."""
+"""Report on the attention heads of a model: patterns, importance, effect of masking each head, loss after pruning.
+
+`heedful look RUN --heads DATA` calls `head_report`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name under which the page shows a model."""
+"""The name under which the page and figures show a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page as a widget in a notebook: Jupyter, VS Code, Colab, marimo."""
+"""`look`: the page as a widget in a notebook (Jupyter, VS Code, Colab, marimo)."""
 
 from __future__ import annotations
 

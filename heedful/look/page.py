@@ -1,4 +1,7 @@
-"""The page: ES modules and a style sheet, served as separate files, or bundled into one HTML file with its answers."""
+"""The page: ES modules and a style sheet, served as separate files, or bundled into one HTML file with its answers.
+
+`local_server.py`, `notebook.py` and `heedful look --html` show it; `page_api.py` answers its questions.
+"""
 
 from __future__ import annotations
 

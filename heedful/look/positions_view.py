@@ -1,4 +1,7 @@
-"""Representations of positions in a model: tables, sinusoids, rotations or distance biases, as tensors to plot."""
+"""Representations of positions in a model: tables, sinusoids, rotations or distance biases, as tensors to plot.
+
+The page and `heedful look --positions` show them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Explanation of a prediction: the engine's answer, its attribution to tokens, and attention to the same tokens."""
+"""Explanation of a prediction: the engine's answer, its attribution to tokens, and attention to the same tokens.
+
+`page_api.py` and `interventions.py` call it.
+"""
 
 from __future__ import annotations
 

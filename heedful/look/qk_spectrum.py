@@ -1,4 +1,7 @@
-"""Spectrum of a head's query-key matrix W_Q^T W_K, which shows whether the attention score is an inner product."""
+"""Spectrum of a head's query-key matrix W_Q^T W_K, which shows whether the attention score is an inner product.
+
+The page asks for `qk_spectrum` through `page_api.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Static word vectors in a plane, by PCA or UMAP; words and an analogy that a page shows first."""
+"""Static word vectors in a plane, by PCA or UMAP; words and an analogy that a page shows first.
+
+The page asks for `word_map` and `suggest_words` through `page_api.py`.
+"""
 
 from __future__ import annotations
 

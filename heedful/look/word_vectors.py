@@ -1,4 +1,7 @@
-"""Word vectors: one word in several texts, layer by layer; nearest neighbours of static vectors; analogies."""
+"""Word vectors: one word in several texts, layer by layer; nearest neighbours of static vectors; analogies.
+
+The page asks for them through `page_api.py`; `heedful look --analogy` prints analogies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Trace: records values of attention and blocks in a forward pass, for chosen layers, heads and rows."""
+"""Trace: records values of attention and blocks in a forward pass, for chosen layers, heads and rows.
+
+`Transformer.forward(..., trace=Trace(...))` fills one; `look`, the server and distillation read it.
+"""
 
 from __future__ import annotations
 

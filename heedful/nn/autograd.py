@@ -1,4 +1,4 @@
-"""The type of the context of autograd functions, which PyTorch leaves untyped."""
+"""`AutogradContext`: the type of the context of autograd functions, which PyTorch leaves untyped."""
 
 from __future__ import annotations
 

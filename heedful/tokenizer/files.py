@@ -1,4 +1,7 @@
-"""Read the tokenizer files of a folder, which is untrusted: everything that decides ids is checked before its use."""
+"""Read the tokenizer files of a folder, which is untrusted: everything that decides ids is checked before its use.
+
+`Tokenizer.load` calls `read_tokenizer_files`.
+"""
 
 from __future__ import annotations
 

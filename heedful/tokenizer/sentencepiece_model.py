@@ -1,5 +1,7 @@
 """Read SentencePiece's `.model` files (Kudo and Richardson 2018) without its library, as Unigram or BPE.
 
+`files.py` calls `read_model` and `build_sentencepiece`.
+
 The format is a protocol buffer with the fields of sentencepiece_model.proto.
 """
 

@@ -1,4 +1,4 @@
-"""The Tokenizer: from texts and pairs to token ids, types and offsets, within a limit, and back."""
+"""`Tokenizer`: from texts and pairs to token ids, types and offsets, within a limit, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a tokenizer on texts: WordPiece, byte-level BPE or Unigram. The same texts always give the same tokenizer."""
+"""`train_tokenizer`: WordPiece, byte-level BPE or Unigram, trained on texts. Equal texts give equal token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers of whole words, for models from before subwords: a word outside the vocabulary is unknown."""
+"""Tokenizers of whole words, for classic models and studies: a word outside the vocabulary is unknown."""
 
 from __future__ import annotations
 
