@@ -198,7 +198,7 @@ def _shared_head_tensors(bundle: ModelBundle, new: ModelBundle) -> dict[str, Ten
     other_names = _names_of_same_shape(other_tensors, new_tensors) - old_tensors.keys()
     if _predictions(bundle.config.head) != _predictions(new.config.head):
         names -= _hf_tensors(old_table, bundle, LAST_LAYER).keys()
-    # it is not known what the last layer of another head predicts
+    # the predictions of the last layer of another head are unknown
     other_names -= _hf_tensors(new_table, new, LAST_LAYER).keys()
     tensors = {name: old_tensors[name] for name in names} | {name: other_tensors[name] for name in other_names}
     return to_our_names(new_table, tensors)

@@ -100,7 +100,7 @@ def explain_refusal(error: BaseException) -> str:
 def main() -> None:
     """Convert the files that the command line lists, and print the result."""
     job = json.loads(sys.argv[1])
-    count, answer = 0, {"network": cut_off_network()}  # before threads start, after which it is impossible
+    count, answer = 0, {"network": cut_off_network()}  # impossible after torch has started threads
     try:
         import safetensors.torch  # noqa: F401
         import torch

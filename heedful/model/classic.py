@@ -41,7 +41,7 @@ class ClassicModel(Transformer):
         else:
             super().__init__(config)
         self.classic = config
-        assert not isinstance(config.reader, RecurrentSeq2Seq)  # recurrent_seq2seq.py has the class for it
+        assert not isinstance(config.reader, RecurrentSeq2Seq)  # whose class is RecurrentSeq2SeqModel
         self.over = make_contextualizer(config.reader.over, config.word_width)
         if config.frozen:
             for part in self._frozen_parts():

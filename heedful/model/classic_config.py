@@ -1,6 +1,7 @@
 """Configurations of models from before the Transformer: contextualizers, poolings, recurrent encoder and decoder.
 
-`classic.py`, `pooling.py` and `recurrent_seq2seq.py` build modules from them. They are also settings of fine-tuning, `init.reader` and `init.rnn`.
+`classic.py`, `pooling.py` and `recurrent_seq2seq.py` build modules from them. They are also settings of fine-tuning,
+`init.reader` and `init.rnn`.
 """
 
 from __future__ import annotations

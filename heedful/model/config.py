@@ -89,8 +89,8 @@ class Yarn:
     factor: float = 1.0
     trained: int = 512  # positions in the longest sequences of training
     magnitude: float = 1.0  # factor of queries and keys
-    fast: float = 32.0  # rotations within the trained positions, from which a frequency stays as it is
-    slow: float = 1.0  # rotations within the trained positions, up to which it is divided by the whole factor
+    fast: float = 32.0  # rotations within the trained positions, from which a frequency is unchanged
+    slow: float = 1.0  # rotations within the trained positions, up to which a frequency is divided by `factor`
     truncate: bool = True  # round the index of the first and of the last interpolated frequency to an integer
 
 
@@ -101,8 +101,8 @@ class Llama3Scaling:
     kind: Literal["llama3"] = "llama3"
     factor: float = 8.0
     trained: int = 8192  # positions in the longest sequences of training
-    low: float = 1.0  # rotations within the trained positions, up to which a frequency is divided by the whole factor
-    high: float = 4.0  # rotations within the trained positions, from which it stays as it is
+    low: float = 1.0  # rotations within the trained positions, up to which a frequency is divided by `factor`
+    high: float = 4.0  # rotations within the trained positions, from which a frequency is unchanged
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -149,7 +149,7 @@ class Shaw:
 
     kind: Literal["shaw"] = "shaw"
     reach: int = 16  # largest distance with its own vectors; larger ones are clipped to it
-    values: bool = True  # False: vectors are added to keys only
+    values: bool = True  # whether vectors are also added to values, not only to keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -405,7 +405,7 @@ class Summary:
     pooling: Pooling = "first"
     pooled_token: int | None = None  # with "last": id of the token to pool, at its last occurrence in a sequence
     pools_last: bool = False  # compute dense, activation and norm for every token, and pool the results
-    dense: bool = True  # False: no dense layer, activation and norm
+    dense: bool = True  # whether there is a dense layer, with activation and norm
     dense_bias: bool = True
     activation: Activation | None = "tanh"  # None: no activation
     norm_eps: float | None = None  # None: no norm
@@ -418,7 +418,7 @@ class Summary:
 class Rowwise:
     """A vector for each token: optional dense, activation and norm, then dropout."""
 
-    dense: bool = False  # False: no dense layer, activation and norm
+    dense: bool = False  # whether there is a dense layer, with activation and norm
     dense_bias: bool = True
     activation: Activation | None = "gelu"  # None: no activation
     norm_eps: float | None = None  # None: no norm
@@ -438,7 +438,7 @@ class MaskedTokens:
     """Masked language modelling: scores over the vocabulary for each token by dense, activation, norm and decoder."""
 
     kind: Literal["masked_lm"] = "masked_lm"
-    dense: bool = True  # False: the decoder alone, without dense layer, activation and norm
+    dense: bool = True  # whether a dense layer, activation and norm precede the decoder
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
     tied: bool = True  # the decoder's weight is the token embedding
@@ -524,7 +524,7 @@ class NextToken:
     kind: Literal["language_model"] = "language_model"
     tied: bool = True  # the layer's weight is the token embedding
     bias: bool = False
-    bias_is_trained: bool = True  # False: the bias stays as it was loaded
+    bias_is_trained: bool = True  # whether training changes the bias
     scale: float = 1.0  # factor of the hidden states before the linear layer
 
 
@@ -569,7 +569,7 @@ class SentenceEmbedding:
     keeps_pooler: bool = False  # the model folder has an unused pooler, which is saved again
     prompts: tuple[tuple[str, str], ...] = ()  # names and texts of prompts
     default_prompt: str | None = None  # name of the prompt for texts without a named one (default: no prompt)
-    pools_prompt: bool = True  # False: the model reads the tokens of a prompt, but does not pool them
+    pools_prompt: bool = True  # whether the tokens of a prompt are pooled too
     similarity: str | None = None  # name of a similarity, saved for sentence-transformers
 
     def prompt(self, *names: str) -> str:

@@ -118,7 +118,7 @@ class PooledClassesHead(nn.Module):
     def __init__(self, config: Classes, model: ClassicModel) -> None:
         super().__init__()
         pooling, labels = model.classic.reader, len(config.labels)
-        assert not isinstance(pooling, RecurrentSeq2Seq)  # a model with this head only reads
+        assert not isinstance(pooling, RecurrentSeq2Seq)  # a model with this head generates no text
         self.dropout, self.config = config.dropout, pooling
         self.one_score = pooling.binary == "sigmoid" and config.problem_type == "single_label_classification"
         if self.one_score and labels != 2:

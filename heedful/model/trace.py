@@ -85,7 +85,7 @@ class Trace:
             return
         heads = self._heads(q.shape[1])
         args = with_dense_bias(q, k, args)
-        # the layout may have fewer sequences: in cross-attention, all beams of a source are one
+        # the layout may have fewer sequences: in cross-attention, all beams of a source are one sequence
         for sequence in self._sequences(min(sequences, len(args.layout.queries))):
             (start, stop), (first, last) = args.layout.queries[sequence], args.layout.keys[sequence]
             rows = self._rows(stop - start)

@@ -76,7 +76,7 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         assert isinstance(defaults_by_class, dict)
         defaults = defaults_by_class.get(config.get("tokenizer_class"), defaults)
         if defaults is not None and defaults.get("file", model.name) != model.name:
-            defaults = None  # they are for a file with another name
+            defaults = None  # the defaults are for a file with another name
         if defaults is None:
             notes.append(f"{model.name} does not name the special tokens around a text (none are added)")
         backend = sentencepiece_model.build_sentencepiece(

@@ -315,7 +315,7 @@ def _num_template_tokens(step: State) -> int:
     return 4
 
 
-# part and type of a component to the function that checks it and returns the factor by which a text may grow
+# part -> type of a component -> function that checks a component and returns the factor by which it may lengthen a text
 GROWTH_BY_TYPE: dict[str, dict[str, Callable[[State], float]]] = {
     "normalizer": {
         "BertNormalizer": lambda step: 3,  # a space on either side of each Chinese character

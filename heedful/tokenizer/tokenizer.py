@@ -57,7 +57,7 @@ class SpecialIds:
     mask: int | None
 
 
-ROLES = {  # role to its keys in tokenizer_config.json, the preferred one first
+ROLES = {  # role -> its keys in tokenizer_config.json, the preferred one first
     "pad": ("pad_token",),
     "unknown": ("unk_token",),
     "bos_or_cls": ("cls_token", "bos_token"),
@@ -92,7 +92,7 @@ class Tokenizer:
         ):
             backend.no_truncation()
             backend.no_padding()
-            if backend.post_processor is None:  # without one the library's fast path forgets the types of pairs
+            if backend.post_processor is None:  # the library's fast path would forget the types of pairs
                 backend.post_processor = processors.TemplateProcessing(
                     single="$A:0", pair="$A:0 $B:1", special_tokens=[]
                 )
