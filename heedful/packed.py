@@ -32,9 +32,7 @@ class Packed:
     bounds: tuple[int, ...]  # on the host: sequences + 1 row indices, from 0 to the count of rows
     past_lengths: tuple[int, ...] | None = None  # rows of each sequence in the KV cache, if there is one
     key_lengths: tuple[int, ...] | None = None  # how many first rows of each sequence are keys (default: all)
-    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = (
-        None  # which row attends to which key (default: to all)
-    )
+    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # keys that each row attends to (default: all)
     states: Float[Tensor, "rows _width"] | None = None  # stored outputs of frozen layers
     extremes: IdExtremes | None = None  # `id_extremes` of a batch that was moved from the CPU
 

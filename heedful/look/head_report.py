@@ -78,7 +78,7 @@ class HeadImportance:
 
     measure: str  # name of the loss
     loss: float  # loss with all heads
-    importance: dict[str, Tensor]  # by part, [layers, heads]: mean of |d loss / d gate| over batches, by their counts
+    importance: dict[str, Tensor]  # by part, [layers, heads]: sum over batches of |d loss / d gate| / count of losses
     effect: dict[str, Tensor]  # by part, [layers, heads]: loss with the head masked minus the loss with all heads
     order: list[HeadIndex]  # all heads, the least important first
     masked_counts: list[int]  # counts of masked heads, from 0 to all

@@ -53,7 +53,7 @@ def make_page_api(
             'expected texts, pairs, or one {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}'
         )
     inspections = [Inspection(loaded, item, target=target) for item in items]
-    shown = inspections[:1] if word else inspections[:2]  # of further texts, the page shows only the word
+    shown = inspections[:1] if word else inspections[:2]  # the page shows only the word in further texts
     return PageAPI(shown, extra=inspections[1:], word=word)
 
 

@@ -2,7 +2,8 @@
 
 The library does not check its input: some files make it grow without end, read past its arrays or abort the process.
 Here each component must have a known type, and all components together may make a text at most MAX_GROWTH times as
-long.
+long. `files.py` calls `check_state` for tokenizer.json; other readers of vocabularies call `check_tokens`,
+`check_pieces` and `check_added`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 State = Mapping[str, Any]  # a tokenizer.json, or a part of it, as parsed
 TokenizerConfig = dict[str, Any]  # a tokenizer_config.json, as parsed
 
-MAX_TOKENS = 1_000_000  # tokens of a vocabulary; also the limit of merges
+MAX_TOKENS = 1_000_000  # tokens of a vocabulary, and merges
 MAX_ADDED = 100_000  # added tokens
 MAX_ADDED_CHARS = 2 << 20  # characters of all added tokens: the search for them takes some 75 bytes for each
 MAX_TOKEN_CHARS = 4_096  # characters of a token

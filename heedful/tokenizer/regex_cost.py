@@ -103,7 +103,8 @@ class _Node:
                 total, next_first = 1.0, ""
                 for part in reversed(self.parts):
                     is_optional = part.kind == "repeat" and part.max_repeats == 1
-                    is_decided = is_optional and "" != part.parts[0].first != next_first != ""  # by one character
+                    # whether one character decides if the optional part matches
+                    is_decided = is_optional and "" != part.parts[0].first != next_first != ""
                     total *= 1 if is_decided else part.cost(can_fail_later)
                     can_fail_later = can_fail_later or part.can_fail
                     next_first = part.first

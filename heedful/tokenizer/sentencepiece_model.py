@@ -31,16 +31,17 @@ from heedful.untrusted_files import read_bytes
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model", "sentencepiece.bpe.model")
 SPACE = "▁"  # replaces spaces
-# numbers of fields in sentencepiece_model.proto
-PIECES, TRAINER, NORMALIZER = 1, 2, 3  # of ModelProto
-PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3  # of SentencePiece
-MODEL_TYPE, TREAT_WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35  # of TrainerSpec
-PRECOMPILED_CHARSMAP, ADD_DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
+# field numbers of sentencepiece_model.proto
+PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of ModelProto
+PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3  # fields of SentencePiece
+MODEL_TYPE, TREAT_WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35  # fields of TrainerSpec
+# fields of NormalizerSpec
+PRECOMPILED_CHARSMAP, ADD_DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
 MAX_EXTRA_IDS = 10_000  # sentinel tokens
 MAX_FIELDS = 50_000  # fields of a message, without the pieces
-NEVER_PENALTY = 1000.0  # score of a piece that segmentation may not use, below that of all others
+NEVER_PENALTY = 1000.0  # how far the score of a piece that segmentation may not use is below the lowest other score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
