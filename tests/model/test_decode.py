@@ -402,7 +402,7 @@ def test_each_prompt_has_a_source(tmp_path: Path, how: DecodingMethod) -> None:
 
 @pytest.mark.parametrize("how", [Greedy(), Sampling(), BeamSearch(num_beams=3, num_return_sequences=2)])
 def test_writing_ends_where_positions_end(tmp_path: Path, how: DecodingMethod) -> None:
-    """40 positions are there: 3 decoding_inputs tokens and 38 written ones, of which the last is not read again."""
+    """There are 40 positions, for 3 prompt tokens and 38 generated ones; the last one is not read again."""
     bundle, _ = make_bundle("gpt2", tmp_path)
     assert bundle.head is not None
     prompts = Packed.of([[5, 6, 7], [8] * 40, [9] * 30])

@@ -83,14 +83,14 @@ def basic_words(text: str, *, lower: bool) -> list[str]:
         if character in "\0\ufffd" or is_control(character):
             continue
         clean.append(" " if is_space(character) else f" {character} " if is_ideograph(character) else character)
-    words_found = []
+    split_words = []
     for word in "".join(clean).split():
         if lower:
             apart = unicodedata.normalize("NFD", word.lower())
             word = "".join(character for character in apart if unicodedata.category(character) != "Mn")
         spaced = "".join(f" {character} " if is_punctuation(character) else character for character in word)
-        words_found.extend(spaced.split())
-    return words_found
+        split_words.extend(spaced.split())
+    return split_words
 
 
 def greedy(word: str, vocabulary: set[str], *, longest: int = 100) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tokenizer folders: what transformers reads from them, what is saved, and what is refused or warned."""
+"""Tokenizer folders: what transformers reads from them, what is saved, refused or warned of."""
 
 import json
 from collections.abc import Callable
