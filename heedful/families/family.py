@@ -56,9 +56,7 @@ class Family:
     # settings that the file of a SentencePiece model lacks, or a vocab.txt (then with "model": "wordpiece")
     tokenizer_defaults: Mapping[str, object] | None = None
     generation_defaults: Mapping[str, object] = field(default_factory=dict)  # for folders without generation settings
-    special_token_ids: Mapping[str, str] = field(
-        default_factory=dict
-    )  # key of a fresh config.json -> role of its token
+    special_token_ids: Mapping[str, str] = field(default_factory=dict)  # key of config.json -> role of its token
     # values of config.json -> names of the two tensors that it ties although they differ, or ()
     untied_tensors: Callable[[Mapping[str, object]], tuple[str, ...]] = lambda values: ()
 
@@ -89,7 +87,7 @@ class Family:
         return names[0]
 
     def fresh_token_ids(self, special: object) -> dict[str, int]:
-        """Return the special token ids for a fresh config.json; without them, transformers uses the published ids.
+        """Return the special token ids for a new config.json; without them, transformers uses the published ids.
 
         Args:
             special: Special token ids of the tokenizer, by role.
