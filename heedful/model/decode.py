@@ -305,7 +305,7 @@ class _TokenDecoding(Decoding):
         self._tokens_left = token_limits(model, prompts, max_new_tokens, constraints)  # for each sequence
         self._cache = init_cache(model, prompts, source)
         self._generators = _make_generators(seed, prompts, source) if isinstance(method, Sampling) else []
-        self._open = list(range(len(prompts)))  # numbers of the unfinished sequences
+        self._open = list(range(len(prompts)))  # indices of the unfinished sequences
         self._open_lines = list(self._open)  # and of their lines in the cache, which may have finished ones too
         self._batch = prompts  # tokens of the sequences in the cache that the next step reads
         self._generated: list[list[int]] = [[] for _ in range(len(prompts))]  # stopping tokens included
@@ -332,10 +332,10 @@ class _TokenDecoding(Decoding):
             log_probabilities=tuple(numbers[1][line] for line in self._open_lines),
             distribution=log_p if distribution else None,
         )
-        for number, token in zip(self._open, tokens, strict=True):
-            self._tokens_left[number] -= 1
-            self._generated[number].append(token)
-        stays = [self._stays_open(number, token) for number, token in zip(self._open, tokens, strict=True)]
+        for sequence, token in zip(self._open, tokens, strict=True):
+            self._tokens_left[sequence] -= 1
+            self._generated[sequence].append(token)
+        stays = [self._stays_open(sequence, token) for sequence, token in zip(self._open, tokens, strict=True)]
         self._open, self._open_lines = (list(compress(values, stays)) for values in (self._open, self._open_lines))
         self.done = not self._open
         if not self.done:
@@ -345,16 +345,16 @@ class _TokenDecoding(Decoding):
     def _choose_tokens(self) -> tuple[Tensor, Tensor]:
         """Return the next token of each sequence, and the log-probabilities of all tokens."""
         log_p = next_log_probabilities(self._model, self._score, self._batch, self._cache)
-        rows = ((number, self._generated[number], self._tokens_left[number] == 1) for number in self._open)
+        rows = ((sequence, self._generated[sequence], self._tokens_left[sequence] == 1) for sequence in self._open)
         log_p = self._constrain(log_p, rows)
         if isinstance(self._method, Greedy):
             return log_p.argmax(-1), log_p
-        uniform = [torch.rand(1, generator=self._generators[number], dtype=torch.float64) for number in self._open]
+        uniform = [torch.rand(1, generator=self._generators[sequence], dtype=torch.float64) for sequence in self._open]
         return sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device, non_blocking=True)), log_p
 
     def _record(self) -> RecordedSteps | None:
         """Return a recorded step for the sequences in the cache, or None if recording it would not pay."""
-        steps, tokens = max(self._tokens_left[number] for number in self._open), self._batch.tokens
+        steps, tokens = max(self._tokens_left[sequence] for sequence in self._open), self._batch.tokens
         generated = len(self._generated[self._open[0]])
         if not (self._is_recordable and worth_recording(tokens.device, steps, generated)):
             return None
@@ -377,7 +377,7 @@ class _TokenDecoding(Decoding):
             self._cache.reorder(self._open_lines)
             next_tokens = next_tokens[send(self._open_lines, next_tokens.device)]
             self._open_lines = list(range(len(self._open)))
-        last_tokens, zeros = [self._generated[number][-1] for number in self._open], torch.zeros_like(next_tokens)
+        last_tokens, zeros = [self._generated[sequence][-1] for sequence in self._open], torch.zeros_like(next_tokens)
         self._batch = Packed(
             tokens=next_tokens,
             positions=zeros,
@@ -386,7 +386,7 @@ class _TokenDecoding(Decoding):
             extremes=((min(last_tokens), max(last_tokens)), (0, 0)),
         )
 
-    def _stays_open(self, number: int, token: int) -> bool:
+    def _stays_open(self, sequence: int, token: int) -> bool:
         """Return whether a sequence is unfinished after a token."""
         return token not in self._stop and self._tokens_left[sequence] > 0 and sequence not in self._cancelled
 
