@@ -52,7 +52,7 @@ def learned(examples: int = 10, *, windowed: int = 0, cut: int = 0) -> EncodedSp
     return EncodedSplit(
         samples=[], examples=examples, tokens=0, windowed=windowed, truncated=cut, truncated_tokens=0, skipped=0,
         example_indices=[],
-        advice={},  # type: ignore[arg-type]
+        remarks={},  # type: ignore[arg-type]
     )  # fmt: skip
 
 
