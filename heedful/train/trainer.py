@@ -224,14 +224,11 @@ class Trainer:
             DivergedError: If the loss or the gradient is not finite, in more consecutive steps than settings allow.
             StoppedError: If a stop was requested on some rank.
         """
-        with self.algorithms():
-            return self._train_step()
-
-    def _train_step(self) -> Step:
-        """Run one update, as `train_step` does."""
         start = time.perf_counter()
         self._enter_stage()
-        own_sums = self._accumulate_gradients(self._step_batches())
+        batches = self._step_batches()
+        with self.algorithms():
+            own_sums = self._accumulate_gradients(batches)
         gradients = self._data_parallel.reduce_gradients()
         gathered = self.ranks.all_gather_scalars(*own_sums, self._max_tokens, self.stop_requested)
         losses, counts, tokens, max_tokens, stop_requests = zip(*gathered, strict=True)
