@@ -15,13 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
+import heedful
 from heedful.cli import main
+from heedful.data.retrieval.documents import Document
 
 PAGE = (Path(__file__).parents[1] / "docs" / "searching.md").read_text(encoding="utf-8")
 NOTES = {
     "opening.md": "The shop is open from nine to six. On Sunday it is closed.",
     "saw.md": "A saw costs eight euros.",
+    "drill.md": "You may return the drill within fourteen days.",
+    "van.md": "A van can be rented with the ladder.",
 }
 
 
@@ -31,14 +36,26 @@ def snippet(first_import: str) -> str:
     return textwrap.dedent(str(block))
 
 
+def cosine(a: ArrayLike, b: ArrayLike) -> float:
+    return float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def nearest_two(names: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the ids of the two notes that are nearest to the page's query, with their cosines."""
+    rows = [row for batch in names["batches"]("vectors") for row in batch]
+    scores = {row["input"]["id"]: cosine(row["vector"], names["query"]) for row in rows}
+    return sorted(scores.items(), key=lambda item: -item[1])[:2]
+
+
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the page has defined: `batches`, over vectors of two notes, and `query`."""
+    """The names that the page has defined, such as `query` and `batches`; a row of two files has no text."""
     monkeypatch.chdir(tmp_path)
-    rows = [{"id": name, "text": text} for name, text in NOTES.items()]
-    Path("documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows: list[dict[str, str | None]] = [{"id": name, "text": text} for name, text in NOTES.items()]
+    for name, part in {"a.jsonl": rows[:2], "b.jsonl": [*rows[2:], {"id": "empty.md", "text": None}]}.items():
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in part))
     with pytest.raises(SystemExit) as ended:
-        main(["predict", "heedful-mini-en", "--file", "documents.jsonl", "--output", "vectors"])
+        main(["predict", "heedful-mini-en", "--file", "a.jsonl", "b.jsonl", "--output", "vectors"])
     assert not ended.value.code
     values: dict[str, Any] = {}
     (block,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def batches" in block)
@@ -49,13 +66,23 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_qdrant(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("qdrant_client")
     capsys.readouterr()
-    exec(snippet("from qdrant_client"), names)
-    rows = [row for batch in names["batches"]("vectors") for row in batch]
-    vectors = np.array([row["vector"] for row in rows])
-    cosines = vectors @ names["query"] / np.linalg.norm(vectors, axis=1) / np.linalg.norm(names["query"])
-    order = np.argsort(-cosines)
-    expected = [f"{rows[number]['input']['id']} {round(float(cosines[number]), 2)}" for number in order]
+    exec(snippet("import uuid"), names)
+    expected = [f"{name} {round(score, 2)}" for name, score in nearest_two(names)]
     assert capsys.readouterr().out.splitlines() == expected and expected[0].startswith("opening.md")
+
+
+def test_qdrant_ranks_as_an_exact_index(names: dict[str, Any]) -> None:
+    pytest.importorskip("qdrant_client")
+    exec(snippet("import uuid"), names)
+    index = heedful.SearchIndex.create("shop", vectors="float32")
+    index.add([Document(id=name, text=text) for name, text in NOTES.items()])
+    for question in ("when do you open on weekends?", "how much is the saw?", "how do I carry a ladder?"):
+        vector = names["engine"].encode_query(question).tolist()
+        points = names["client"].query_points("shop", query=vector, limit=10).points
+        hits = index.search(question, method="vectors")
+        assert [point.payload["id"] for point in points] == [hit.id for hit in hits]
+        assert [point.score for point in points] == pytest.approx([hit.score for hit in hits], abs=1e-5)
+        assert {hit.id for hit in hits} == set(NOTES)
 
 
 def test_opensearch(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,8 +93,11 @@ def test_opensearch(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -
     assert {name: document["text"] for name, document in index["documents"].items()} == NOTES
     mapping = index["body"]["mappings"]["properties"]["vector"]
     assert mapping["dimension"] == len(names["query"]) == len(index["documents"]["saw.md"]["vector"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["opening.md", "saw.md"]
+    assert mapping["method"]["space_type"] == "cosinesimil"
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    expected = nearest_two(names)
+    assert [line[0] for line in lines] == [name for name, _ in expected]
+    assert [float(line[1]) for line in lines] == pytest.approx([(1 + score) / 2 for _, score in expected])
 
 
 def test_the_lines_for_pgvector_are_python() -> None:
@@ -97,7 +127,8 @@ def opensearch() -> Iterator[tuple[str, dict[str, Any]]]:
             assert path == "/shop/_search", self.path
             knn = json.loads(data)["query"]["knn"]["vector"]
             scores = {
-                name: float(np.dot(document["vector"], knn["vector"])) for name, document in index["documents"].items()
+                name: (1 + cosine(document["vector"], knn["vector"])) / 2  # the score of Lucene's `cosinesimil`
+                for name, document in index["documents"].items()
             }
             best = sorted(scores, key=scores.__getitem__, reverse=True)[: knn["k"]]
             return self.reply({"hits": {"hits": [{"_id": name, "_score": scores[name]} for name in best]}})
