@@ -156,12 +156,12 @@ def collators(folder: Path) -> str:
 
 
 def modelling_files(folder: Path) -> str:
-    """The modelling files of eight families have more lines than all models, families and mathematics of Heedful."""
+    """The modelling files of eight families are nearly as long as all models, families and mathematics of Heedful."""
     models = Path(transformers.__file__).parent / "models"
     lines = sum(len((models / name / f"modeling_{name}.py").read_text().splitlines()) for name in FAMILIES)
     own = [path for part in ("model", "nn", "families") for path in (ROOT / "heedful" / part).glob("*.py")]
     own_lines = sum(len(path.read_text().splitlines()) for path in (*own, ROOT / "heedful" / "packed.py"))
-    assert own_lines < lines
+    assert own_lines < 1.2 * lines
     return f"{lines:,} lines; Heedful's model/, nn/, families/ and packed.py: {own_lines:,}"
 
 
