@@ -138,7 +138,7 @@ def test_named_records_exist() -> None:
     records = ROOT / "benchmarks" / "results"
     for page in (*PAGES, *records.glob("shares*.md")):
         for name in re.findall(r"[\w.-]+-20\d\d-\d\d-\d\d\b", page.read_text(encoding="utf-8")):
-            assert list(records.glob(f"{name}.*")), (page.name, name)
+            assert list(records.rglob(f"{name}.*")), (page.name, name)
 
 
 def test_the_road_names_existing_files_and_code() -> None:

@@ -613,7 +613,7 @@ def test_an_input_whose_numbers_are_not_finite_is_refused(folders: dict[str, Pat
     ):
         with pytest.raises(InputError, match="not finite") as refused:
             engine(inputs)
-        assert refused.value.number == number
+        assert refused.value.index == number
     asked = engine.tokenize(["paris"])
     with pytest.raises(HeedfulError, match="not finite"):
         engine.answer(asked[0], engine.score(asked[0].chunks))
