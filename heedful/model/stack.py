@@ -6,7 +6,7 @@ A row is the hidden state of one token; the rows of a batch lie end to end, as i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
 from typing import Any, Self
@@ -34,6 +34,7 @@ from heedful.model.config import (
 )
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
+from heedful.model.token_pruning import TokenPruning, prune_tokens, rows_after
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import attend_with, repeat_heads
 from heedful.nn.cpu_attention import split_qkv
@@ -59,7 +60,10 @@ from heedful.packed import Packed
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExecutionOptions:
-    """Choices for the computation of a Transformer; they change speed and memory, and results by rounding only."""
+    """Choices for the computation of a Transformer.
+
+    They change speed and memory, and results by rounding only, except for `token_pruning`.
+    """
 
     encoder_kernel: str = ""  # attention kernel of the encoder to try first (default: the kernel table's order)
     # function that computes an encoder block in one call, or returns None if it cannot
@@ -67,6 +71,7 @@ class ExecutionOptions:
     gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of storing activations
     pad_to_bucket: bool | None = None  # round the row count up (default: if each new row count would take time)
     frozen_layers: int = 0  # lower layers without training and dropout; from 1, the embeddings are frozen too
+    token_pruning: TokenPruning | None = None  # tokens that upper layers compute in eval mode (default: all)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -320,6 +325,7 @@ class Stack(nn.Module):
         output_rows: Int[Tensor, " outputs"] | None = None,
         first_layer: int = 0,
         end_layer: int | None = None,
+        pruning: TokenPruning | None = None,
     ) -> Float[Tensor, "some width"]:
         """Return the hidden states after the last block and the final norm.
 
@@ -331,6 +337,7 @@ class Stack(nn.Module):
             first_layer: First layer to compute.
             end_layer: Layer before which to stop; its input is returned, without the final norm. If None, all layers
                 are computed.
+            pruning: Which rows remain after its layer; `output_rows` must be among them.
         """
         checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
@@ -354,6 +361,11 @@ class Stack(nn.Module):
         for layer in range(first_layer, self.config.layers if end_layer is None else end_layer):
             block = layer * len(self.blocks) // self.config.layers
             relation = self._relation_of(layer, block, len(relations))
+            if pruning is not None and layer == pruning.layer:
+                assert output_rows is not None
+                rows, batch = self._prune(pruning, x, batch, block)
+                x, output_rows = x.index_select(0, rows), rows_after(rows, output_rows)
+                context = replace(context, layout=Layout.within(batch))
             layer_context = LayerContext(
                 part=self.part,
                 layer=layer,
@@ -374,6 +386,16 @@ class Stack(nn.Module):
         if trace is not None:
             trace.record_states(self.part, self.config.layers, sequences, x, layout.queries)
         return x if last_block_selects else select_rows(x, output_rows)
+
+    def _prune(
+        self, pruning: TokenPruning, x: Float[Tensor, "rows width"], batch: Packed, block: int
+    ) -> tuple[Int[Tensor, " some"], Packed]:
+        """Return the rows that remain of the input of a block, ranked by its attention, and the batch of these rows."""
+        first_pruned = self.blocks[block]
+        assert isinstance(first_pruned, Block)
+        attention = first_pruned.attention
+        q, k, _ = attention.project(first_pruned._norm_before(x, first_pruned.attention_norm))
+        return prune_tokens(pruning, q, repeat_heads(k, attention.heads), batch, attention.scale)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
         """Return the index of the relative positions, among `count`, that a layer and its block use."""
@@ -424,9 +446,16 @@ class Transformer(nn.Module):
             output_rows: Indices of the rows to return, in this order. If None, all rows.
 
         Raises:
-            ModelError: If a target is missing, or if it is given to a model with one stack.
+            ModelError: If a target is missing, or if it is given to a model with one stack; if tokens are pruned, and
+                other hidden states are needed than those of first tokens.
         """
         self._check_batches(source, target)
+        pruning = None if self.training else self.execution.token_pruning
+        if pruning is not None and (output_rows is None or trace is not None):
+            raise ModelError(
+                "this model prunes tokens, so that it has no last hidden states of all of them: set "
+                "execution.token_pruning to None, or load the run from which it was made"
+            )
         if trace is not None:
             trace.check(self._layers(), self.traceable)
         rows, sequences = (source if target is None else target).bounds[-1], len(source)
@@ -440,7 +469,9 @@ class Transformer(nn.Module):
         first_stack_arguments = {"trace": trace, "sequences": sequences, "first_layer": first_layer}
         if self.encoder is not None:
             encoder_rows = output_rows if self.decoder is None else None
-            x = self.encoder(x, source, self.execution, **first_stack_arguments, output_rows=encoder_rows)
+            x = self.encoder(
+                x, source, self.execution, **first_stack_arguments, output_rows=encoder_rows, pruning=pruning
+            )
         if self.decoder is not None and target is None:
             x = self.decoder(x, source, self.execution, **first_stack_arguments, output_rows=output_rows)
         elif self.decoder is not None and target is not None:

@@ -170,8 +170,8 @@ def split_rows(
         examples = list(source.examples(split))
         if len(examples) < 2:
             raise DataError(
-                f"{split} has {len(examples)} rows, and a cascade needs some for its thresholds and others to be "
-                "measured on: give a dev and a test file"
+                f"{split} has {len(examples)} rows: some are needed to choose by, and others to report on; give a dev "
+                "and a test file"
             )
         order = np.random.default_rng(seed).permutation(len(examples))
         middle = len(order) // 2
