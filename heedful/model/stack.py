@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import sqrt
 from typing import Any, Self
 
@@ -34,12 +35,13 @@ from heedful.model.config import (
 )
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
-from heedful.model.token_pruning import TokenPruning, prune_tokens, rows_after
+from heedful.model.token_pruning import TokenPruning, first_token_attention, prune_tokens, rows_after
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import attend_with, repeat_heads
 from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.cpu_ops import TrainedLinear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
+from heedful.nn.inference_linear import linear_columns
 from heedful.nn.layers import HeadNorm, Mlp, make_norm
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import (
@@ -55,7 +57,7 @@ from heedful.nn.positions import (
     TransformerXlPosition,
     YarnShape,
 )
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -143,6 +145,17 @@ class Attention(nn.Module):
         """Return queries, keys and values of rows, [rows, heads, head dimension] each; k and v may have fewer heads."""
         q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
         return self.q_norm(q), self.k_norm(k), v
+
+    def project_queries(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows heads head_width"]:
+        """Return the queries of rows alone."""
+        q: Tensor = self.q_norm(linear_columns(self.qkv, x, 0, self.sizes[0]).unflatten(-1, (self.heads, -1)))
+        return q
+
+    def project_keys(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows kv_heads head_width"]:
+        """Return the keys of rows alone."""
+        start, stop = self.sizes[0], sum(self.sizes[:2])
+        k: Tensor = self.k_norm(linear_columns(self.qkv, x, start, stop).unflatten(-1, (self.kv_heads, -1)))
+        return k
 
 
 class CrossAttention(nn.Module):
@@ -393,9 +406,11 @@ class Stack(nn.Module):
         """Return the rows that remain of the input of a block, ranked by its attention, and the batch of these rows."""
         first_pruned = self.blocks[block]
         assert isinstance(first_pruned, Block)
-        attention = first_pruned.attention
-        q, k, _ = attention.project(first_pruned._norm_before(x, first_pruned.attention_norm))
-        return prune_tokens(pruning, q, repeat_heads(k, attention.heads), batch, attention.scale)
+        attention, x = first_pruned.attention, first_pruned._norm_before(x, first_pruned.attention_norm)
+        not_empty = [(start, stop - start) for start, stop in pairwise(batch.bounds) if start < stop]
+        first_rows, lengths = (send(numbers, x.device) for numbers in zip(*not_empty, strict=True))
+        q, k = attention.project_queries(x[first_rows]), repeat_heads(attention.project_keys(x), attention.heads)
+        return prune_tokens(pruning, first_token_attention(q, k, lengths, attention.scale), batch)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
         """Return the index of the relative positions, among `count`, that a layer and its block use."""

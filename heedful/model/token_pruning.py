@@ -8,7 +8,6 @@ with their positions in them, and are packed again, so that pruned tokens cost n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
@@ -67,59 +66,52 @@ def cannot_prune(model: ModelConfig, head: Head | None) -> str:
     return ""
 
 
-def prune_tokens(
-    pruning: TokenPruning,
-    q: Float[Tensor, "rows heads width"],
+def first_token_attention(
+    q: Float[Tensor, "sequences heads width"],
     k: Float[Tensor, "rows heads width"],
-    batch: Packed,
+    lengths: Int[Tensor, " sequences"],
     scale: float,
+) -> Float[Tensor, " rows"]:
+    """Return the attention that the first token of each sequence pays to each token of it, as the mean over heads.
+
+    For head h of a sequence it is softmax_j(scale q_h k_jh), over the rows j of the sequence.
+
+    Args:
+        q: Queries of the first tokens.
+        k: Keys of all tokens.
+        lengths: How many rows each sequence has, from 1.
+        scale: Factor of the products.
+    """
+    sequences = _sequence_indices(lengths, len(k))
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    scores = (q.to(dtype)[sequences] * k.to(dtype)).sum(-1) * scale  # [rows, heads]
+    weights = (scores - torch.segment_reduce(scores, "max", lengths=lengths)[sequences]).exp()
+    weights = weights / torch.segment_reduce(weights, "sum", lengths=lengths)[sequences]
+    return weights.mean(1)
+
+
+def prune_tokens(
+    pruning: TokenPruning, importance: Float[Tensor, " rows"], batch: Packed
 ) -> tuple[Int[Tensor, " some"], Packed]:
     """Return the indices, ascending, of the rows that remain, and the batch of these rows.
 
-    The first row of a sequence remains, and those to which it attends most; of rows with equal attention, the earlier.
-
     Args:
-        pruning: How many rows remain.
-        q: Queries of all rows; only those of first rows are used.
-        k: Keys of all rows.
+        pruning: How many rows of each sequence remain.
+        importance: A number from 0 to 1 for each row. The first row of a sequence remains, and the most important
+            others; of equally important ones, the earlier.
         batch: The batch, which may have empty sequences.
-        scale: Factor of the products of queries and keys.
     """
-    device = k.device
-    sequences = _sequence_indices(send(batch.lengths, device), len(k))
+    device = importance.device
     not_empty = [start for start, stop in pairwise(batch.bounds) if start < stop]
-    importance = first_token_attention(q, k, (*not_empty, len(k)), scale)
     importance = importance.index_fill(0, send(not_empty, device), 2.0)
     order = importance.argsort(descending=True, stable=True)
+    sequences = _sequence_indices(send(batch.lengths, device), len(order))
     order = order[sequences[order].argsort(stable=True)]  # by sequence, and then by importance
     counts = [pruning.count(length) for length in batch.lengths]
     best = [row for start, count in zip(batch.bounds, counts, strict=False) for row in range(start, start + count)]
     rows = order[send(best, device)].sort().values
     tokens, positions, types = (column[rows] for column in (batch.tokens, batch.positions, batch.types))
     return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=(0, *accumulate(counts)))
-
-
-def first_token_attention(
-    q: Float[Tensor, "rows heads width"], k: Float[Tensor, "rows heads width"], bounds: Sequence[int], scale: float
-) -> Float[Tensor, " rows"]:
-    """Return the attention that the first row of each sequence pays to each row of it, as the mean over heads.
-
-    For head h and first row i of a sequence it is softmax_j(scale q_ih k_jh), over the rows j of the sequence.
-
-    Args:
-        q: Queries of all rows; only those of first rows are used.
-        k: Keys of all rows.
-        bounds: Bounds of the sequences, none of which is empty.
-        scale: Factor of the products.
-    """
-    lengths = send([stop - start for start, stop in pairwise(bounds)], k.device)
-    sequences = _sequence_indices(lengths, len(k))
-    dtype = torch.promote_types(k.dtype, torch.float32)
-    first_queries = q[send(bounds[:-1], k.device)].to(dtype)
-    scores = (first_queries[sequences] * k.to(dtype)).sum(-1) * scale  # [rows, heads]
-    weights = (scores - torch.segment_reduce(scores, "max", lengths=lengths)[sequences]).exp()
-    weights = weights / torch.segment_reduce(weights, "sum", lengths=lengths)[sequences]
-    return weights.mean(1)
 
 
 def _sequence_indices(lengths: Int[Tensor, " sequences"], rows: int) -> Int[Tensor, " rows"]:

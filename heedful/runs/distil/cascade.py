@@ -166,7 +166,7 @@ def split_rows(
         fitted, reported = list(source.examples("dev")), list(source.examples("test"))
         split, fitted_on, reported_on = "test", "dev", "test"
     else:
-        split = "test" if "test" in splits else "dev"
+        split = next((name for name in ("test", "dev") if name in splits), splits[0])
         examples = list(source.examples(split))
         if len(examples) < 2:
             raise DataError(
