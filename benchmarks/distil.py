@@ -342,8 +342,8 @@ def about(task: str, seeds: int) -> str:
         return (
             f"Token pruning of all-MiniLM-L6-v2, fine-tuned on {' and '.join(PRUNED)} with {seeds} seeds and not "
             f"trained for it: the fastest pruning that loses at most {MAX_LOSS:g} points on {CHOSEN_BY:,} texts held "
-            "out of train, measured on the official test texts. Speed from text to answer, with the pruning and with all "
-            "tokens in turn, in one process with two threads: medians."
+            "out of train, measured on the official test texts. Speed from text to answer, with the pruning and with "
+            "all tokens in turn, in one process with two threads: medians."
         )
     plan = PLANS[task]
     return (

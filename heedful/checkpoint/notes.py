@@ -92,7 +92,9 @@ def _token_pruning(path: Path, values: Mapping[str, object]) -> TokenPruning | N
     match values.get("token_pruning"):
         case None:
             return None
-        case {"layer": layer, "keep": keep, **rest} if type(layer) is int and type(keep) in (int, float) and not rest:
+        case {"layer": int(layer), "keep": int() | float() as keep, **rest} if not (
+            rest or isinstance(layer, bool) or isinstance(keep, bool)
+        ):
             try:
                 return TokenPruning(layer=layer, keep=float(keep))
             except ModelError as error:

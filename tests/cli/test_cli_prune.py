@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from heedful.cli import main
-from tests.runs.test_prune import long_rows
-from tests.support.generated_data import as_csv
+from tests.support.generated_data import as_csv, long_rows
 from tests.support.model_folders import make
 
 
