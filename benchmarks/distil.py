@@ -355,6 +355,13 @@ def about(task: str, seeds: int) -> str:
     )
 
 
+def measured(task: str, run: Run, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the result of each student of a task, point of the curve, or pruning."""
+    if task == "unlabelled":
+        return unlabelled(run)
+    return pruned(run) if task == "pruned" else tasks(task, run, names)
+
+
 def main() -> None:
     """Distil the students of a task, or of the curve, or prune tokens; write the record again after each result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -372,17 +379,15 @@ def main() -> None:
     check_destination(options.output)
     torch.set_num_threads(options.threads)
     seeds = 1 if options.rehearse else options.seeds
-    others = {"unlabelled": (unlabelled, curve), "pruned": (pruned, pruned_table)}
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.rehearse or options.folder is None else options.folder
         run = Run(folder=folder, seeds=seeds, rehearsed=options.rehearse, judge=options.judge)
-        measure, formatted = others.get(options.task, (lambda run: tasks(options.task, run, options.students), table))
-        for name, result in measure(run):
+        for name, result in measured(options.task, run, options.students):
             results[name] = result
             if not options.rehearse:
                 record_name = f"distil-{options.task.casefold()}"
-                text = formatted(results)
+                text = {"unlabelled": curve, "pruned": pruned_table}.get(options.task, table)(results)
                 path = write_record(record_name, about(options.task, seeds), [text], results, options.output)
                 print(path, flush=True)
     if options.rehearse and options.task == "pruned":
