@@ -1,7 +1,10 @@
 """Measure what a teacher is worth: students of MiniLM on three tasks, each beside the same student without a teacher.
 
+Token pruning makes the teacher itself faster; `pruned` measures it with long texts and with shorter ones.
+
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs          # also CoNLL-2003, STS-B
 HEEDFUL_DATA=folder python benchmarks/distil.py unlabelled --folder runs     # the curve, with the teacher of SST-2
+HEEDFUL_DATA=folder python benchmarks/distil.py pruned --folder runs         # token pruning, without a student
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --rehearse             # a few steps, and how long all would take
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs --judge  # finished students are measured again
 
@@ -30,9 +33,12 @@ from report import RESULTS, check_destination, grid
 from report import write as write_record
 
 from heedful.data import LabelledExample, ScoredExample, TaggedExample
+from heedful.errors import HeedfulError
+from heedful.infer.precision import Precision
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.run import distil
 from heedful.runs.finetune.run import finetune
+from heedful.runs.prune import prune
 
 KINDS = {"SST-2": "classify", "CoNLL-2003": "tag", "STS-B": "embed"}
 STUDENTS = {
@@ -44,6 +50,10 @@ EPOCHS = 4  # of students; the teacher trains as long as in the fine-tuning benc
 LABELLED = 1000  # labelled texts of the curve
 CURVE = 2000  # training steps of the curve
 AMOUNTS = (0, 1000, 4000, 16_000, 64_000)  # texts without labels
+PRUNED = ("IMDB", "AG News")  # tasks of token pruning: reviews of some hundred tokens, and news of some fifty
+CHOSEN_BY = 2500  # texts of train on which a pruning is chosen
+MAX_LOSS = 0.3  # points of accuracy that a pruning may lose there
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 ANSWERED = 1000  # most texts that are predicted at once to measure speed
 QUICK, STEPS = 160, 6  # examples and training steps of a rehearsal
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -96,7 +106,7 @@ def common(task: str, epochs: float, run: Run, steps: int = 0) -> list[str]:
     length = [f"train.epochs={epochs}"]
     if run.rehearsed or steps:
         length = [f"train.max_steps={STEPS if run.rehearsed else steps}"]
-    truncation = [] if KINDS[task] == "embed" else ["long_inputs=truncate"]
+    truncation = [] if KINDS.get(task) == "embed" else ["long_inputs=truncate"]
     return [
         *length,
         *truncation,
@@ -170,6 +180,36 @@ def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
                 settings = ["verdict.baseline=none"] if amount else []
                 folder = run.folder / key.replace(" ", "-")
                 yield key, student("SST-2", name, folder, data_path, run, *settings, steps=CURVE, **options)
+
+
+def pruned(run: Run) -> Iterator[tuple[str, Any]]:
+    """Choose a token pruning for fine-tuned models; yield "TASK, seed N, PRECISION" and the report, or its refusal."""
+    for task in PRUNED:
+        loaded, data_path = load(task), run.folder / f"{task}-pruned-data"
+        every = len(loaded.train) // CHOSEN_BY
+        splits = {
+            "train": [example for index, example in enumerate(loaded.train) if index % every],
+            "dev": loaded.train[::every],
+            "test": loaded.held,
+        }
+        for name, examples in splits.items():
+            write(data_path, f"{name}.csv", run.few(examples))
+        for seed in range(run.seeds):
+            folder = run.folder / f"{task}-whole-{seed}"
+            settings = [setting for setting in common(task, PLANS[task].epochs, run) if "dev_fraction" not in setting]
+            settings += [f"train.optimizer.lr={PLANS[task].rate}", f"train.seed={seed}"]
+            if finetune("classify", data_path, folder, model=minilm(), assignments=settings).status != "completed":
+                raise SystemExit(130)
+            for precision in PRECISIONS[:1] if run.rehearsed else PRECISIONS:
+                result: dict[str, Any]
+                output = run.folder / f"{task}-pruned-{seed}-{precision}"
+                try:
+                    result = prune(
+                        folder, data_path, output, max_loss=MAX_LOSS, precision=precision, overwrite=True, log=print
+                    )
+                except HeedfulError as error:
+                    result = {"refused": str(error)}
+                yield f"{task}, seed {seed}, {precision}", result
 
 
 def reviews(count: int) -> list[str]:
@@ -261,6 +301,34 @@ def curve(results: dict[str, Any]) -> str:
     return grid(["texts without labels", "how many", *names], rows)
 
 
+def pruned_table(results: dict[str, Any]) -> str:
+    """Format a row for each pruning as Markdown: its accuracy and speed beside those of all tokens."""
+    columns = ["model", "layers with all tokens", "keep", "tokens left", "accuracy", "all tokens", "difference (95 %)"]
+    columns += ["texts/s", "all tokens", "times as fast"]
+    rows = []
+    for name, report in results.items():
+        if "refused" in report:
+            rows.append([name, report["refused"], *[""] * (len(columns) - 2)])
+            continue
+        chosen, some, every = report["chosen"], report["pruned"], report["all_tokens"]
+        numbers = [100 * chosen[key] for key in ("difference", "low", "high")]
+        rows.append(
+            [
+                name,
+                str(chosen["layer"]),
+                f"{100 * chosen['keep']:g} %",
+                f"{100 * chosen['tokens_left']:.0f} %",
+                f"{100 * some['value']:.2f}",
+                f"{100 * every['value']:.2f}",
+                "{:+.2f} ({:+.2f} to {:+.2f})".format(*numbers),
+                f"{some['texts_per_second']:,.0f}",
+                f"{every['texts_per_second']:,.0f}",
+                f"{chosen['speedup']:.2f}",
+            ]
+        )
+    return grid(columns, rows)
+
+
 def about(task: str, seeds: int) -> str:
     """Describe how the runs were trained and measured."""
     if task == "unlabelled":
@@ -269,6 +337,13 @@ def about(task: str, seeds: int) -> str:
             "numbers of other phrases of it, or of sentences of IMDB's unlabelled part, which only the teacher labels "
             f"(all-MiniLM-L6-v2, fine-tuned on all of SST-2's labels). {CURVE:,} steps each, {seeds} seeds; accuracy "
             "on SST-2's dev after the last step; dev chose nothing."
+        )
+    if task == "pruned":
+        return (
+            f"Token pruning of all-MiniLM-L6-v2, fine-tuned on {' and '.join(PRUNED)} with {seeds} seeds and not "
+            f"trained for it: the fastest pruning that loses at most {MAX_LOSS:g} points on {CHOSEN_BY:,} texts held "
+            "out of train, measured on the official test texts. Speed from text to answer, with the pruning and with "
+            "all tokens in turn, in one process with two threads: medians."
         )
     plan = PLANS[task]
     return (
@@ -280,10 +355,17 @@ def about(task: str, seeds: int) -> str:
     )
 
 
+def measured(task: str, run: Run, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the result of each student of a task, point of the curve, or pruning."""
+    if task == "unlabelled":
+        return unlabelled(run)
+    return pruned(run) if task == "pruned" else tasks(task, run, names)
+
+
 def main() -> None:
-    """Distil the students of a task, or of the curve; write the record again after each student."""
+    """Distil the students of a task, or of the curve, or prune tokens; write the record again after each result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=[*KINDS, "unlabelled"])
+    parser.add_argument("task", choices=[*KINDS, "unlabelled", "pruned"])
     parser.add_argument("--students", nargs="+", default=[], help="of a task; else all that it has here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -297,19 +379,20 @@ def main() -> None:
     check_destination(options.output)
     torch.set_num_threads(options.threads)
     seeds = 1 if options.rehearse else options.seeds
-    is_curve = options.task == "unlabelled"
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.rehearse or options.folder is None else options.folder
         run = Run(folder=folder, seeds=seeds, rehearsed=options.rehearse, judge=options.judge)
-        for name, result in unlabelled(run) if is_curve else tasks(options.task, run, options.students):
+        for name, result in measured(options.task, run, options.students):
             results[name] = result
             if not options.rehearse:
                 record_name = f"distil-{options.task.casefold()}"
-                text = curve(results) if is_curve else table(results)
+                text = {"unlabelled": curve, "pruned": pruned_table}.get(options.task, table)(results)
                 path = write_record(record_name, about(options.task, seeds), [text], results, options.output)
                 print(path, flush=True)
-    if options.rehearse:
+    if options.rehearse and options.task == "pruned":
+        print(pruned_table(results))
+    elif options.rehearse:
         estimated(options.task, results, Run(folder=folder, seeds=options.seeds, rehearsed=True))
 
 

@@ -423,6 +423,19 @@ def test_the_record_of_students(benchmarks: Any) -> None:
     assert last == [["| none", "0"], ["| SST-2", "10"], ["| IMDB", "10"], ["| no teacher", "0"]]
 
 
+def test_the_record_of_token_pruning(benchmarks: Any) -> None:
+    chosen = {"layer": 3, "keep": 0.3, "tokens_left": 0.31, "difference": 0.001, "low": -0.002, "high": 0.004}
+    models = {"pruned": (0.896, 150.0), "all_tokens": (0.895, 100.0)}
+    report = {name: {"value": value, "texts_per_second": speed} for name, (value, speed) in models.items()}
+    report["chosen"] = chosen | {"speedup": 1.5}
+    results = {"IMDB, seed 0, int8": report, "SST-2, seed 0, int8": {"refused": "no pruning is faster"}}
+    first, second = benchmarks("distil").pruned_table(results).splitlines()[2:]
+    assert first == (
+        "| IMDB, seed 0, int8 | 3 | 30 % | 31 % | 89.60 | 89.50 | +0.10 (-0.20 to +0.40) | 150 | 100 | 1.50 |"
+    )
+    assert second.startswith("| SST-2, seed 0, int8 | no pruning is faster |")
+
+
 @pytest.mark.parametrize("script", ["forward.py", "latency.py", "training.py", "pretraining.py", "decoding.py"])
 def test_too_few_rounds_are_refused(script: str) -> None:
     done = subprocess.run(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from heedful.model.build import make_model
 from heedful.model.config import Classes, NextToken, SentenceEmbedding
 from heedful.model.heads import HeadOutputs, make_head, pooled_row
 from heedful.model.initialise import initialise
+from heedful.model.token_pruning import TokenPruning, cannot_prune
 from heedful.model.trace import Trace
 from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
 from heedful.packed import Packed
@@ -111,6 +112,30 @@ class ModelBundle(nn.Module):
         has_start = model.starts_with_last or model.start is not None
         return has_both and (not has_start or head is None or isinstance(head, NextToken))
 
+    @property
+    def token_pruning(self) -> TokenPruning | None:
+        """Which tokens the upper layers compute in eval mode; None: all. It is an execution option of the model."""
+        pruning: TokenPruning | None = self.model.execution.token_pruning
+        return pruning
+
+    def prune_tokens(self, pruning: TokenPruning | None) -> None:
+        """Set `token_pruning`.
+
+        Raises:
+            ModelError: If tokens of this model cannot be pruned, or if it has too few layers.
+        """
+        if pruning is not None:
+            if reason := cannot_prune(self.config.model, self.config.head):
+                raise ModelError(
+                    f"{self.source}: tokens cannot be pruned: {reason}; expected an encoder with absolute positions "
+                    "that classifies or scores texts by their first token"
+                )
+            assert self.config.model.encoder is not None
+            layers = self.config.model.encoder.layers
+            if pruning.layer >= layers:
+                raise ModelError(f"{self.source}: layer is {pruning.layer}, of {layers} layers: give 1 to {layers - 1}")
+        self.model.execution = replace(self.model.execution, token_pruning=pruning)
+
     def count(self) -> int:
         """Return how many parameters there are; shared parameters are counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
@@ -185,6 +210,15 @@ def cascade_refusal(source: str | Path, action: str) -> ModelError:
         f"{source} is a cascade of models, and cannot be {action}: give one of its stages instead, such as "
         f"{Path(source) / 'stage-1'}, or the model that its last stage was made from"
     )
+
+
+def pruned_refusal(source: str | Path, action: str) -> ModelError:
+    """Return the error for a model with token pruning where all tokens are needed.
+
+    Args:
+        action: Participle that names what cannot be done with such a model, such as "exported".
+    """
+    return ModelError(f"{source} prunes tokens, and cannot be {action}: give the run from which it was made")
 
 
 def check_stage(stage: ModelBundle, last: ModelBundle) -> None:

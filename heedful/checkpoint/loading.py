@@ -99,12 +99,13 @@ def load(
     if is_training_checkpoint(Path(name)):
         bundle = with_checkpoint_weights(bundle, Path(name))
     if isinstance(config.head, Classes):
+        bundle.prune_tokens(notes.token_pruning)
         bundle.early_stages = _load_early_stages(bundle, model_folder, notes, dtype, device)
     return bundle.eval()
 
 
 def _apply_notes(notes: Notes, bundle: ModelBundle) -> None:
-    """Set attributes of a bundle to the values of heedful.json, except the tokenizer and the stages of a cascade."""
+    """Set attributes of a bundle to the values of heedful.json, except those that depend on its head."""
     bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
     bundle.calibration, bundle.text_suffix, bundle.pairs = notes.calibration, notes.text_suffix, notes.pairs
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import ModelError
+from heedful.model.token_pruning import TokenPruning
 
 NOTES = "heedful.json"
 
@@ -23,14 +24,17 @@ class Notes:
     text_suffix: str = ""
     pairs: bool | None = None
     stage_thresholds: tuple[float, ...] = ()  # thresholds of the early stages of a cascade, in order
+    token_pruning: TokenPruning | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the values that differ from the defaults, by name."""
         names = ("tokenizer", "thresholds", "label_scaling", "calibration", "text_suffix", "stage_thresholds")
         values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value} | (
-            {} if self.pairs is None else {"pairs": self.pairs}
-        )
+        if self.pairs is not None:
+            values["pairs"] = self.pairs
+        if self.token_pruning is not None:
+            values["token_pruning"] = asdict(self.token_pruning)
+        return {name: value for name, value in values.items() if value or name == "pairs"}
 
 
 def read_notes(folder: Path) -> Notes:
@@ -50,6 +54,7 @@ def read_notes(folder: Path) -> Notes:
         text_suffix=text_suffix,
         pairs=pairs,
         stage_thresholds=_stage_thresholds(path, values),
+        token_pruning=_token_pruning(path, values),
     )
 
 
@@ -80,6 +85,22 @@ def _stage_thresholds(path: Path, values: Mapping[str, object]) -> tuple[float, 
     if not isinstance(listed, list) or not all(type(value) in (int, float) and value >= 0 for value in listed):
         raise _wrong_type(path, "stage_thresholds", listed, "a list of probabilities")
     return tuple(map(float, listed))
+
+
+def _token_pruning(path: Path, values: Mapping[str, object]) -> TokenPruning | None:
+    """Return the token pruning, or None if it is missing."""
+    match values.get("token_pruning"):
+        case None:
+            return None
+        case {"layer": int(layer), "keep": int() | float() as keep, **rest} if not (
+            rest or isinstance(layer, bool) or isinstance(keep, bool)
+        ):
+            try:
+                return TokenPruning(layer=layer, keep=float(keep))
+            except ModelError as error:
+                raise ModelError(f"{path}: token_pruning: {error}") from error
+        case other:
+            raise _wrong_type(path, "token_pruning", other, 'an object like {"layer": 3, "keep": 0.5}')
 
 
 def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:

@@ -73,6 +73,7 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, po
             text_suffix=bundle.text_suffix,
             pairs=bundle.pairs,
             stage_thresholds=tuple(stage.threshold for stage in bundle.early_stages),
+            token_pruning=bundle.token_pruning,
         )
         for index, stage in enumerate(bundle.early_stages, start=1):
             save(stage.bundle, temporary / stage_folder(index))

@@ -26,6 +26,7 @@ from heedful.cli import (
     models,
     predict,
     pretrain,
+    prune,
     push,
     quickstart,
     recipe,
@@ -117,6 +118,7 @@ app.command(cls=settings.FinetuneCommand)(finetune.finetune)
 app.command(cls=settings.TuneCommand)(tune.tune)
 app.command(cls=settings.DistilCommand)(distil.distil)
 app.command(cls=settings.DataCommand)(evaluate.evaluate)
+app.command()(prune.prune)
 app.command()(convert.convert)
 app.command(cls=settings.DataCommand)(predict.predict)
 app.command(cls=settings.DataCommand)(select.select)

@@ -15,6 +15,7 @@ from heedful.errors import HeedfulError, RequestError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from heedful.checkpoint import ModelBundle
     from heedful.look.head_patterns import HeadRecord
     from heedful.look.head_report import HeadReport
     from heedful.look.page_api import PageAPI
@@ -265,7 +266,6 @@ def _texts_api(
     head_kind: str | None,
 ) -> PageAPI:
     """Return the data of a page for one text, two texts to compare, or all texts with a word. See `look`."""
-    from heedful.checkpoint import load
     from heedful.look.inspection import Inspection
     from heedful.look.page_api import PageAPI
 
@@ -274,7 +274,7 @@ def _texts_api(
             return (question, text)
         return text if pair is None else (text, pair)
 
-    loaded = load(folder, head=head_kind)
+    loaded = _load_unpruned(folder, head_kind)
     if loaded.early_stages:
         note(f"{folder} is a cascade: what is shown is its last stage")
     first, *further = [Inspection(loaded, item(text), target=target, name=folder) for text in texts]
@@ -282,10 +282,21 @@ def _texts_api(
     if against is not None:
         if further and not word:
             raise RequestError("--against was given: two models are compared on one TEXT, give one")
-        shown.append(Inspection(load(against, head=head_kind), item(texts[0]), target=target, name=against))
+        shown.append(Inspection(_load_unpruned(against, head_kind), item(texts[0]), target=target, name=against))
     elif further and not word:
         shown.append(further[0])
     return PageAPI(shown, extra=further, word=word)
+
+
+def _load_unpruned(folder: str, head_kind: str | None) -> ModelBundle:
+    """Load a model without its token pruning, since what is shown is of all tokens."""
+    from heedful.checkpoint import load
+
+    loaded = load(folder, head=head_kind)
+    if loaded.token_pruning is not None:
+        note(f"{folder} prunes tokens: what is shown is the model with all of them")
+        loaded.prune_tokens(None)
+    return loaded
 
 
 def _print_analogy(folder: str, words: tuple[str, str, str], as_json: bool) -> None:
@@ -363,14 +374,13 @@ def _write_report(
         head_kind: Kind of head to load. If None, that of config.json.
     """
     from heedful.atomic_io import atomic_path
-    from heedful.checkpoint import load
     from heedful.look.head_report import head_report
     from heedful.look.inspection import Inspection
     from heedful.look.page import render_html
     from heedful.look.page_api import PageAPI
     from heedful.runs.data_settings import data_settings_for
 
-    loaded = load(folder, head=head_kind)
+    loaded = _load_unpruned(folder, head_kind)
     inspections = [Inspection(loaded, text, name=folder) for text in texts or ()]  # raises early if a text is too long
     report = head_report(loaded, data, max_texts=max_texts, settings=data_settings_for(run, data)[0])
     api = PageAPI(inspections or [Inspection(loaded, report["example"], name=folder)], report=report)

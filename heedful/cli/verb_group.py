@@ -12,7 +12,7 @@ from heedful.errors import HeedfulError
 
 SECTIONS: dict[str, tuple[str, ...]] = {  # verbs by purpose, in the order of a model's life
     "Start": ("quickstart", "init", "recipe", "models", "check", "completion"),
-    "Train": ("tokenizer", "pretrain", "finetune", "tune", "distil", "evaluate"),
+    "Train": ("tokenizer", "pretrain", "finetune", "tune", "distil", "prune", "evaluate"),
     "Use": ("predict", "select", "index", "search", "look", "convert", "export", "push"),
     "Serve": ("serve", "bench", "kernels"),
     "Study": ("study",),

@@ -491,6 +491,8 @@ class BundleEngine:
         """Describe how the model is computed: its precision, the measurements, and the kernel of a typical batch."""
         plan = ["as it was loaded"] if self.plan is None else [f"answers in {self.plan.precision}", *self.plan.why]
         plan += [line] if (line := self.gpu_line()) else []
+        if (pruning := self.loaded.token_pruning) is not None:
+            plan.append(f"tokens after layer {pruning.layer}: {100 * pruning.keep:g} % of those of a text")
         attention = attention_report(self.loaded, self.plan, self.limit, self.token_budget)
         return "\n".join([*plan, *self.precision_log, *attention])
 

@@ -148,6 +148,8 @@ class CudaGraphs:
         model = self.model
         if self.device.type != "cuda":
             return "the model is not on a CUDA device"
+        if self.model.execution.token_pruning is not None:
+            return "token pruning makes new bounds of texts from those on the host"
         if type(model) is not Transformer or (model.encoder and model.decoder):
             return "only one stack of layers is recorded"
         stack = model.encoder or model.decoder

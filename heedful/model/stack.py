@@ -6,8 +6,8 @@ A row is the hidden state of one token; the rows of a batch lie end to end, as i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import sqrt
 from typing import Any, Self
 
@@ -18,48 +18,38 @@ from torch.utils.checkpoint import checkpoint
 
 from heedful.errors import DataError, ModelError
 from heedful.model.config import (
-    Buckets,
     Disentangled,
-    DynamicNtk,
-    LinearScaling,
-    Llama3Scaling,
-    LongRope,
     ModelConfig,
     Rotary,
-    Scaling,
     Shaw,
     StackConfig,
     TransformerXl,
-    Yarn,
 )
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
+from heedful.model.relations import make_relations
+from heedful.model.token_pruning import TokenPruning, first_token_attention, prune_tokens, rows_after
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import attend_with, repeat_heads
 from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.cpu_ops import TrainedLinear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
+from heedful.nn.inference_linear import linear_columns
 from heedful.nn.layers import HeadNorm, Mlp, make_norm
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import (
-    BucketedPosition,
-    DisentangledPosition,
-    DynamicNtkShape,
-    Llama3Shape,
-    LongRopeShape,
     ProjectedDistances,
     RelativePosition,
-    RotaryPosition,
-    ShawPosition,
-    TransformerXlPosition,
-    YarnShape,
 )
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExecutionOptions:
-    """Choices for the computation of a Transformer; they change speed and memory, and results by rounding only."""
+    """Choices for the computation of a Transformer.
+
+    They change speed and memory, and results by rounding only, except for `token_pruning`.
+    """
 
     encoder_kernel: str = ""  # attention kernel of the encoder to try first (default: the kernel table's order)
     # function that computes an encoder block in one call, or returns None if it cannot
@@ -67,6 +57,7 @@ class ExecutionOptions:
     gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of storing activations
     pad_to_bucket: bool | None = None  # round the row count up (default: if each new row count would take time)
     frozen_layers: int = 0  # lower layers without training and dropout; from 1, the embeddings are frozen too
+    token_pruning: TokenPruning | None = None  # tokens that upper layers compute in eval mode (default: all)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,6 +129,17 @@ class Attention(nn.Module):
         """Return queries, keys and values of rows, [rows, heads, head dimension] each; k and v may have fewer heads."""
         q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
         return self.q_norm(q), self.k_norm(k), v
+
+    def project_queries(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows heads head_width"]:
+        """Return the queries of rows alone."""
+        q: Tensor = self.q_norm(linear_columns(self.qkv, x, 0, self.sizes[0]).unflatten(-1, (self.heads, -1)))
+        return q
+
+    def project_keys(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows kv_heads head_width"]:
+        """Return the keys of rows alone."""
+        start, stop = self.sizes[0], sum(self.sizes[:2])
+        k: Tensor = self.k_norm(linear_columns(self.qkv, x, start, stop).unflatten(-1, (self.kv_heads, -1)))
+        return k
 
 
 class CrossAttention(nn.Module):
@@ -249,53 +251,6 @@ def _norm(config: StackConfig) -> nn.Module:
     return make_norm(config.norm, config.width, config.norm_eps, config.norm_bias)
 
 
-def _make_rotary(base: float, scaling: Scaling | None, width: int) -> RotaryPosition:
-    """Make rotary positions for heads of dimension `width`."""
-    match scaling:
-        case LinearScaling(factor=factor):
-            return RotaryPosition(base, width, factor=factor)
-        case DynamicNtk(factor=factor, trained=trained):
-            return RotaryPosition(base, width, by_length=DynamicNtkShape(factor=factor, trained=trained))
-        case Yarn(factor=factor, trained=trained, fast=fast, slow=slow, truncate=truncate):
-            yarn = YarnShape(factor=factor, trained=trained, fast=fast, slow=slow, truncate=truncate)
-            return RotaryPosition(base, width, shape=yarn, magnitude=scaling.magnitude)
-        case Llama3Scaling(factor=factor, trained=trained, low=low, high=high):
-            return RotaryPosition(base, width, shape=Llama3Shape(factor=factor, trained=trained, low=low, high=high))
-        case LongRope(short=short, long=long, trained=trained):
-            longrope = LongRopeShape(short=short, long=long, trained=trained)
-            return RotaryPosition(base, width, shape=longrope, by_length=longrope, magnitude=scaling.magnitude)
-    return RotaryPosition(base, width)
-
-
-def _make_relations(config: StackConfig) -> list[RelativePosition]:
-    """Make the relative positions of a stack.
-
-    There is one for all layers, one for layers without a window and one for those with a window, or one for each block.
-    """
-    match config.relation:
-        case Rotary(base=base, local_base=local_base, scaling=scaling, local_scaling=local_scaling):
-            rotary = _make_rotary(base, scaling, config.head_width)
-            if local_base is None:
-                return [rotary]
-            return [rotary, _make_rotary(local_base, local_scaling, config.head_width)]
-        case Buckets(count=count, reach=reach):
-            return [BucketedPosition(count=count, reach=reach, heads=config.heads, causal=config.causal)]
-        case Disentangled(buckets=count, reach=reach, norm=norm):
-            eps = config.norm_eps if norm else None
-            sizes = {"buckets": count, "reach": reach, "width": config.width}
-            return [DisentangledPosition(**sizes, norm_eps=eps, dropout=config.dropout)]
-        case Shaw(reach=reach, values=values):
-            make: Callable[[], RelativePosition] = partial(
-                ShawPosition, reach=reach, width=config.head_width, values=values
-            )
-        case TransformerXl(reach=reach):
-            sizes = {"width": config.width, "heads": config.heads, "head_width": config.head_width}
-            make = partial(TransformerXlPosition, **sizes, reach=reach, dropout=config.dropout)
-        case None:
-            return [RelativePosition()]
-    return [make() for _ in range(config.blocks or config.layers)]
-
-
 class Stack(nn.Module):
     """The blocks of an encoder or a decoder, and the final norm if there is one."""
 
@@ -303,7 +258,7 @@ class Stack(nn.Module):
         super().__init__()
         self.config, self.part = config, part
         self.blocks = nn.ModuleList(Block(config, first=index == 0) for index in range(config.blocks or config.layers))
-        self.relations = nn.ModuleList(_make_relations(config))
+        self.relations = nn.ModuleList(make_relations(config))
         self.norm = _norm(config) if config.final_norm else nn.Identity()
 
     def forward(
@@ -320,6 +275,7 @@ class Stack(nn.Module):
         output_rows: Int[Tensor, " outputs"] | None = None,
         first_layer: int = 0,
         end_layer: int | None = None,
+        pruning: TokenPruning | None = None,
     ) -> Float[Tensor, "some width"]:
         """Return the hidden states after the last block and the final norm.
 
@@ -331,6 +287,7 @@ class Stack(nn.Module):
             first_layer: First layer to compute.
             end_layer: Layer before which to stop; its input is returned, without the final norm. If None, all layers
                 are computed.
+            pruning: Which rows remain after its layer; `output_rows` must be among them.
         """
         checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
@@ -354,6 +311,11 @@ class Stack(nn.Module):
         for layer in range(first_layer, self.config.layers if end_layer is None else end_layer):
             block = layer * len(self.blocks) // self.config.layers
             relation = self._relation_of(layer, block, len(relations))
+            if pruning is not None and layer == pruning.layer:
+                assert output_rows is not None
+                rows, batch = self._prune(pruning, x, batch, block)
+                x, output_rows = x.index_select(0, rows), rows_after(rows, output_rows)
+                context = replace(context, layout=Layout.within(batch))
             layer_context = LayerContext(
                 part=self.part,
                 layer=layer,
@@ -374,6 +336,18 @@ class Stack(nn.Module):
         if trace is not None:
             trace.record_states(self.part, self.config.layers, sequences, x, layout.queries)
         return x if last_block_selects else select_rows(x, output_rows)
+
+    def _prune(
+        self, pruning: TokenPruning, x: Float[Tensor, "rows width"], batch: Packed, block: int
+    ) -> tuple[Int[Tensor, " some"], Packed]:
+        """Return the rows that remain of the input of a block, ranked by its attention, and the batch of these rows."""
+        first_pruned = self.blocks[block]
+        assert isinstance(first_pruned, Block)
+        attention, x = first_pruned.attention, first_pruned._norm_before(x, first_pruned.attention_norm)
+        not_empty = [(start, stop - start) for start, stop in pairwise(batch.bounds) if start < stop]
+        first_rows, lengths = (send(numbers, x.device) for numbers in zip(*not_empty, strict=True))
+        q, k = attention.project_queries(x[first_rows]), repeat_heads(attention.project_keys(x), attention.heads)
+        return prune_tokens(pruning, first_token_attention(q, k, lengths, attention.scale), batch)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
         """Return the index of the relative positions, among `count`, that a layer and its block use."""
@@ -424,9 +398,16 @@ class Transformer(nn.Module):
             output_rows: Indices of the rows to return, in this order. If None, all rows.
 
         Raises:
-            ModelError: If a target is missing, or if it is given to a model with one stack.
+            ModelError: If a target is missing, or if it is given to a model with one stack; if tokens are pruned, and
+                other hidden states are needed than those of first tokens.
         """
         self._check_batches(source, target)
+        pruning = None if self.training else self.execution.token_pruning
+        if pruning is not None and (output_rows is None or trace is not None):
+            raise ModelError(
+                "this model prunes tokens, so that it has no last hidden states of all of them: set "
+                "execution.token_pruning to None, or load the run from which it was made"
+            )
         if trace is not None:
             trace.check(self._layers(), self.traceable)
         rows, sequences = (source if target is None else target).bounds[-1], len(source)
@@ -440,7 +421,9 @@ class Transformer(nn.Module):
         first_stack_arguments = {"trace": trace, "sequences": sequences, "first_layer": first_layer}
         if self.encoder is not None:
             encoder_rows = output_rows if self.decoder is None else None
-            x = self.encoder(x, source, self.execution, **first_stack_arguments, output_rows=encoder_rows)
+            x = self.encoder(
+                x, source, self.execution, **first_stack_arguments, output_rows=encoder_rows, pruning=pruning
+            )
         if self.decoder is not None and target is None:
             x = self.decoder(x, source, self.execution, **first_stack_arguments, output_rows=output_rows)
         elif self.decoder is not None and target is not None:

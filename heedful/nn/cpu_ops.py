@@ -78,6 +78,28 @@ def unpack_weight(packed: Int[Tensor, " words"], out: int, width: int, dtype: to
     return panels.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:out, :width].contiguous()
 
 
+def packed_columns(
+    packed: Int[Tensor, " words"], width: int, values_per_word: int, start: int, stop: int
+) -> Int[Tensor, " some_words"] | None:
+    """Return the part of a packed weight for the columns `start` to `stop`, without a copy.
+
+    Args:
+        packed: A weight that is packed by columns, in panels of them.
+        width: How many weights a column has.
+        values_per_word: How many weights of one column share a word of 32 bits.
+
+    Returns:
+        The part, or None if it is not made of whole panels.
+    """
+    library = kernels()
+    assert library is not None
+    panel_columns = library.packed_words(1, 1, 1)
+    if start % panel_columns or stop % panel_columns:
+        return None
+    words = [library.packed_words(columns, width, values_per_word) for columns in (start, stop)]
+    return packed[words[0] : words[1]]
+
+
 def linear(
     x: Float[Tensor, "rows width"],
     packed_weight: Int[Tensor, " words"],

@@ -6,11 +6,13 @@ result of a row does not depend on other rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from heedful.csrc import unavailable_reason
 from heedful.nn import cpu_ops
@@ -78,6 +80,14 @@ class NativeLinear(nn.Module):
         rows = x.reshape(-1, self.width)
         y = cpu_ops.linear(rows.to(self.dtype), self.panels, self.out, self.bias, gelu=self.gelu).to(x.dtype)
         return y.view(*x.shape[:-1], self.out)
+
+    def columns(self, x: Float[Tensor, "rows width"], start: int, stop: int) -> Float[Tensor, "rows some"] | None:
+        """Compute the outputs `start` to `stop`, or return None if they are not whole panels of the weight."""
+        panels = cpu_ops.packed_columns(self.panels, self.width, 4 // self.dtype.itemsize, start, stop)
+        if panels is None:
+            return None
+        bias = None if self.bias is None else self.bias[start:stop]
+        return cpu_ops.linear(x.to(self.dtype), panels, stop - start, bias, gelu=self.gelu).to(x.dtype)
 
 
 def cannot_use_native(linear: nn.Linear) -> str:
@@ -148,6 +158,32 @@ class Int8Linear(nn.Module):
         y = y.mul_(scale) if self.bias is None else torch.addcmul(self.bias, y, scale)
         y = y if self.activation is None else ACTIVATIONS[self.activation](y)
         return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
+
+    def columns(self, x: Float[Tensor, "rows width"], start: int, stop: int) -> Float[Tensor, "rows some"] | None:
+        """Compute the outputs `start` to `stop`, or return None if they are not whole panels of the weight."""
+        if (weight := self.panels) is None or not len(x):
+            return None
+        panels = cpu_ops.packed_columns(weight.panels, x.shape[1], 4, start, stop)
+        if panels is None:
+            return None
+        scales, sums = weight.scales[start:stop], weight.sums[start:stop]
+        bias = None if weight.bias is None else weight.bias[start:stop]
+        return replace(weight, panels=panels, scales=scales, sums=sums, bias=bias).linear(x)
+
+
+def linear_columns(
+    linear: nn.Module, x: Float[Tensor, "rows width"], start: int, stop: int
+) -> Float[Tensor, "rows some"]:
+    """Return the outputs `start` to `stop` of a linear layer, for inference.
+
+    The others are not computed, where the weight of the layer can be sliced.
+    """
+    part: Tensor | None = None
+    if isinstance(linear, nn.Linear):
+        part = F.linear(x, linear.weight[start:stop], None if linear.bias is None else linear.bias[start:stop])
+    elif isinstance(linear, NativeLinear | Int8Linear):
+        part = linear.columns(x, start, stop)
+    return linear(x)[:, start:stop] if part is None else part
 
 
 def quantize_rows(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:

@@ -14,7 +14,7 @@ import torch
 
 from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.checkpoint import ModelBundle
-from heedful.checkpoint.bundle import cascade_refusal
+from heedful.checkpoint.bundle import cascade_refusal, pruned_refusal
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.tuning.precision_gate import Tolerance, score_change
@@ -70,6 +70,8 @@ def export_page(
     output = Path(output)
     if bundle.early_stages:
         raise cascade_refusal(bundle.source, "exported")
+    if bundle.token_pruning is not None:
+        raise pruned_refusal(bundle.source, "exported")
     if (output.exists() or output.is_symlink()) and not overwrite:
         raise HeedfulError(f"{output} exists: give another name, or overwrite=True (on the command line --overwrite)")
     change = None

@@ -41,7 +41,7 @@ from tests.support.model_folders import HEADS, LIMIT, long_text, make
 ROOT = Path(__file__).parents[2]
 VERBS = (
     *("quickstart", "init", "recipe", "models", "check", "completion"),
-    *("tokenizer", "pretrain", "finetune", "tune", "distil", "evaluate"),
+    *("tokenizer", "pretrain", "finetune", "tune", "distil", "prune", "evaluate"),
     *(
         "predict",
         "select",

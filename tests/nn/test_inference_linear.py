@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.nn import inference_linear as module
-from heedful.nn.inference_linear import FUSED, Int8Linear, OneDnnLinear, cannot_use_onednn, quantize_rows
+from heedful.nn.inference_linear import (
+    FUSED,
+    Int8Linear,
+    NativeLinear,
+    OneDnnLinear,
+    cannot_use_onednn,
+    linear_columns,
+    quantize_rows,
+)
 
 SIZES = [(1, 8, 5), (3, 48, 32), (70, 32, 96), (1000, 64, 48)]  # rows, width, out
 laid_here = pytest.mark.skipif(bool(cannot_use_onednn(torch.float32)), reason=cannot_use_onednn(torch.float32))
@@ -100,3 +108,33 @@ def test_a_rounded_row_depends_on_itself_alone() -> None:
         assert layer8(x.bfloat16()).dtype == torch.bfloat16
     numbers, scale = quantize_rows(x)
     assert numbers.abs().max() == 127 and (numbers * scale - x).abs().max() <= 0.51 * scale.max()
+
+
+# -- some of the outputs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("kind", [NativeLinear, Int8Linear])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("start", "stop"), [(0, 64), (64, 192), (128, 256), (8, 40), (0, 256)])
+def test_some_outputs_are_those_of_the_whole_layer(
+    kind: type[NativeLinear] | type[Int8Linear], dtype: torch.dtype, bias: bool, start: int, stop: int
+) -> None:
+    linear, x = kind(layer(48, 256, bias=bias, dtype=dtype)), torch.randn(37, 48).to(dtype)
+    with torch.inference_mode():
+        assert torch.equal(linear_columns(linear, x, start, stop), linear(x)[:, start:stop])
+        assert linear_columns(linear, x[:0], start, stop).shape == (0, stop - start)
+        columns = linear.columns(x, start, stop)
+    if start % 64 == 0 and stop % 64 == 0 and not (kind is Int8Linear and linear.panels is None):
+        assert columns is not None, "all outputs are computed"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_some_outputs_of_pytorch_layers(bias: bool) -> None:
+    plain, x = layer(48, 32, bias=bias), torch.randn(37, 48)
+    torch.testing.assert_close(linear_columns(plain, x, 8, 20), plain(x)[:, 8:20])
+    if not cannot_use_onednn(torch.float32):
+        with torch.inference_mode():
+            packed = OneDnnLinear(plain)
+            assert torch.equal(linear_columns(packed, x, 8, 20), packed(x)[:, 8:20])

@@ -66,6 +66,14 @@ def classified(count: int, seed: int = 0, labels: Sequence[str] = ("bad", "good"
     return rows
 
 
+def long_rows(count: int, seed: int = 0) -> list[Row]:
+    """Texts of 24 to 35 words with one of three labels each, which have nothing to do with the texts."""
+    draw, labels = random.Random(seed), ("bad", "fair", "good")
+    return [
+        {"text": " ".join(sentence(draw, 24 + number % 12)), "label": labels[number % 3]} for number in range(count)
+    ]
+
+
 def labelled(count: int, seed: int = 0) -> list[Row]:
     """Texts of any number of labels: a name in the text is one."""
     draw, rows = random.Random(seed), []

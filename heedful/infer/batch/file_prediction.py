@@ -214,10 +214,12 @@ def _plan(
 def fingerprint(engine: BundleEngine) -> str:
     """Return "sha256:..." over everything that determines answers.
 
-    That is weights, configuration, tokenizer, thresholds, options, and the stages of a cascade.
+    That is weights, configuration, tokenizer, thresholds, options, token pruning, and the stages of a cascade.
     """
     loaded = engine.loaded
     digest = hashlib.sha256()
+    if loaded.token_pruning is not None:
+        digest.update(repr(loaded.token_pruning).encode())
     for stage, threshold in engine.stages[:-1]:
         digest.update(f"{fingerprint(stage)} from {threshold!r} ".encode())
     # plans may keep norms in float32, which must not change the fingerprint

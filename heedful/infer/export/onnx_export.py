@@ -24,7 +24,7 @@ from torch import Tensor
 from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.checkpoint import ModelBundle, sentence_transformers, write_config
 from heedful.checkpoint.atomic_folder import atomic_folder
-from heedful.checkpoint.bundle import cascade_refusal
+from heedful.checkpoint.bundle import cascade_refusal, pruned_refusal
 from heedful.errors import HeedfulError
 from heedful.infer.export.onnx_graph import Output
 from heedful.infer.export.onnx_model import SEQUENCE, build_graph
@@ -78,6 +78,8 @@ def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) 
     output = Path(output)
     if loaded.early_stages:
         raise cascade_refusal(loaded.source, "exported")
+    if loaded.token_pruning is not None:
+        raise pruned_refusal(loaded.source, "exported")
     _require("onnx")
     _require("onnxruntime")
     _check_free(output, overwrite)

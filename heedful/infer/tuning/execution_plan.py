@@ -101,6 +101,7 @@ def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
         encoder_kernel=plan.attention,
         fused_block=FusedBlock() if fuses else None,
         pad_to_bucket=model.execution.pad_to_bucket if plan.linears == "plain" else plan.linears == "onednn",
+        token_pruning=model.execution.token_pruning,
     )
 
 

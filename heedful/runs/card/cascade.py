@@ -52,11 +52,11 @@ def cascade_sentence(report: JsonObject) -> str:
         f"the teacher's {accuracies[1]} ({format_difference(metric, delta['difference'])}, 95 % interval "
         f"{format_difference(metric, delta['low'], delta['high'])}), with {ratio:.1f} times as many texts a second. "
         f"Thresholds were fitted on {report['fitted_on']} ({report['fitted_rows']:,} rows) for a loss of at most "
-        f"{report['max_loss']:g} percentage points: {_loss_verdict(delta, report['max_loss'] / 100)}."
+        f"{report['max_loss']:g} percentage points: {loss_verdict(delta, report['max_loss'] / 100)}."
     )
 
 
-def _loss_verdict(delta: JsonObject, max_loss: float) -> str:
+def loss_verdict(delta: JsonObject, max_loss: float) -> str:
     """Return a clause that says whether the reported rows confirm a loss of accuracy of at most `max_loss` (0-1)."""
     if delta["low"] >= -max_loss:
         return "the reported rows confirm it"

@@ -166,12 +166,12 @@ def split_rows(
         fitted, reported = list(source.examples("dev")), list(source.examples("test"))
         split, fitted_on, reported_on = "test", "dev", "test"
     else:
-        split = "test" if "test" in splits else "dev"
+        split = next((name for name in ("test", "dev") if name in splits), splits[0])
         examples = list(source.examples(split))
         if len(examples) < 2:
             raise DataError(
-                f"{split} has {len(examples)} rows, and a cascade needs some for its thresholds and others to be "
-                "measured on: give a dev and a test file"
+                f"{split} has {len(examples)} rows: some are needed to choose by, and others to report on; give a dev "
+                "and a test file"
             )
         order = np.random.default_rng(seed).permutation(len(examples))
         middle = len(order) // 2

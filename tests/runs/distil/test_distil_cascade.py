@@ -91,7 +91,7 @@ def test_rows_of_thresholds_are_not_reported(tmp_path: Path) -> None:
     assert len(fitted) == len(reported) == 4
     assert split_rows(source, ("train", "dev"), 0)[0] == fitted != split_rows(source, ("train", "dev"), 1)[0]
     single = read(data("single", tmp_path / "single", {"train": 24, "dev": 1}))
-    with pytest.raises(DataError, match="dev has 1 rows, and a cascade needs some for its thresholds and others"):
+    with pytest.raises(DataError, match="dev has 1 rows: some are needed to choose by, and others to report on"):
         split_rows(single, ("train", "dev"), 0)
 
 

@@ -1,0 +1,267 @@
+"""`heedful prune`: which tokens the upper layers of a model can leave out, measured on labelled rows.
+
+Pairs of a layer and a share of tokens are timed, and evaluated from the fastest on, until one loses no more of the
+metric than allowed. It is chosen on one set of rows and reported on another: dev and test, or two halves of the only
+split. The model is not trained.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from shutil import copyfile
+from typing import NamedTuple
+
+from heedful.atomic_io import atomic_path, write_synced
+from heedful.checkpoint import ModelBundle, folder_of, load, save
+from heedful.checkpoint.bundle import cascade_refusal
+from heedful.data import Dataset, Raise
+from heedful.data.examples import Example
+from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.engine import Engine
+from heedful.infer.precision import PrecisionOrAuto
+from heedful.model.token_pruning import TokenPruning
+from heedful.runs.card.pruning import HEADING, PRUNING, pruning_section, pruning_sentence
+from heedful.runs.data_settings import data_settings_for
+from heedful.runs.distil.cascade import split_rows
+from heedful.runs.distil.plan import dev_split_settings
+from heedful.runs.evaluate import build_eval_task, open_for_model
+from heedful.runs.finetune.settings import LongInputs
+from heedful.runs.results import JsonObject
+from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, write_file
+from heedful.tasks.metrics import format_difference, format_metric
+from heedful.tasks.metrics.bootstrap import paired_difference
+from heedful.tasks.task import EvalMetrics, Task, evaluate_task
+
+LAYER_SHARES = (1 / 3, 1 / 2, 2 / 3)  # tried: shares of the layers that compute all tokens
+KEEPS = (0.2, 0.3, 0.5, 0.7)  # tried: shares of the tokens that the other layers compute
+TRIAL_TEXTS = 64  # texts whose speed is measured to order the pairs
+REPORT_TEXTS = 256  # texts whose speed is reported
+ROUNDS = 5  # timed calls with all of these texts; an untimed one comes first
+CARD = "README.md"
+
+
+class Measured(NamedTuple):
+    """An engine with one pruning, on labelled rows."""
+
+    metrics: EvalMetrics
+    value: float  # the metric of the task
+
+
+def prune(
+    run: str | Path,
+    data: object,
+    output_dir: str | Path,
+    *,
+    max_loss: float = 0.5,
+    layers: Sequence[int] = (),
+    keeps: Sequence[float] = KEEPS,
+    precision: PrecisionOrAuto | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> JsonObject:
+    """Choose a token pruning for a model, and save the model with it.
+
+    The folder is a model folder with the data settings of the run, the report as pruning.json, and a model card.
+
+    Args:
+        run: A run or a model folder that classifies or scores texts by their first token.
+        data: Labelled data that the run was not trained on; of files that it was trained on, its dev split is used.
+        output_dir: The folder for the model.
+        max_loss: Percentage points of the task's metric (hundredths of a correlation) that may be lost.
+        layers: How many lower layers compute all tokens, a number for each trial. If empty, a third, half and two
+            thirds of the layers.
+        keeps: Shares of the tokens that the other layers compute, from 0 to 1.
+        precision: Precision in which quality and speed are measured; see `Engine`.
+        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
+        overwrite: Whether to replace a model folder in `output_dir`.
+        log: Receives progress, a line at a time.
+
+    Returns:
+        The content of pruning.json.
+
+    Raises:
+        HeedfulError: If tokens of the model cannot be pruned, the data do not fit it, or no trial is both faster and
+            within the allowed loss.
+    """
+    if not 0 <= max_loss < 100:
+        raise HeedfulError(f"max_loss is {max_loss}; expected percentage points from 0 to below 100")
+    engine = Engine(run, precision=precision, device=device)
+    bundle = engine.loaded
+    if bundle.early_stages:
+        raise cascade_refusal(run, "pruned")
+    trials = [TokenPruning(layer=layer, keep=keep) for layer in layers or _layers_to_try(bundle) for keep in keeps]
+    for trial in trials:
+        bundle.prune_tokens(trial)  # raises an error before anything is measured
+    source, long_inputs = _open_held_out(run, bundle, data)
+    fitted, reported, rows = split_rows(source, source.splits, source.settings.seed)
+    task, engine.loaded = build_eval_task(bundle, source, rows["split"], long_inputs)
+    engine.max_length = task.truncation_length
+    report: JsonObject = rows | {"metric": task.metric, "max_loss": max_loss, "precision": engine.precision}
+    if max_loss * len(fitted) < 100:
+        log(
+            f"{len(fitted)} rows to choose by are few: one of them is more than the allowed loss of {max_loss:g} points"
+        )
+    log(f"measuring the model with all tokens on {rows['fitted_on']} ({len(fitted):,} rows)")
+    full = _measure(engine, task, fitted, None)
+    chosen = None
+    report["trials"] = []
+    for trial, speedup in _faster(engine, task, fitted[:TRIAL_TEXTS], trials):
+        entry = _entry(engine, task, fitted, trial, _measure(engine, task, fitted, trial), full) | {"speedup": speedup}
+        report["trials"].append(entry)
+        log(_trial_line(task.metric, entry))
+        if entry["difference"] >= -max_loss / 100 - 1e-9:
+            chosen = trial  # all others are slower
+            break
+    if chosen is None:
+        raise _nothing_chosen(report)
+    log(f"measuring it on {rows['reported_on']} ({len(reported):,} rows)")
+    full, pruned = _measure(engine, task, reported, None), _measure(engine, task, reported, chosen)
+    speeds = _texts_per_second(engine, task, reported[:REPORT_TEXTS], [None, chosen])
+    report["all_tokens"] = _model_numbers(task.metric, full) | {"texts_per_second": round(speeds[None], 1)}
+    report["pruned"] = _model_numbers(task.metric, pruned) | {"texts_per_second": round(speeds[chosen], 1)}
+    report["chosen"] = _entry(engine, task, reported, chosen, pruned, full)
+    report["chosen"] |= {"speedup": speeds[chosen] / speeds[None]}
+    report["sentence"] = pruning_sentence(report)
+    engine.loaded.prune_tokens(chosen)
+    _save(run, Path(output_dir), chosen, task.calibration(engine, fitted), report, overwrite=overwrite)
+    return report
+
+
+def _layers_to_try(bundle: ModelBundle) -> list[int]:
+    """Return a third, half and two thirds of the number of layers; 1 for a model without an encoder's layers."""
+    encoder = bundle.config.model.encoder
+    layers = 2 if encoder is None else encoder.layers
+    return sorted({min(max(round(share * layers), 1), max(layers - 1, 1)) for share in LAYER_SHARES})
+
+
+def _open_held_out(run: str | Path, bundle: ModelBundle, data: object) -> tuple[Dataset[Example], LongInputs]:
+    """Open labelled data, and return it with the run's treatment of long texts.
+
+    Data without dev and test splits are used as a whole. If the run was trained on them, its dev split is made again.
+    """
+    settings, long_inputs = data_settings_for(run, data)
+    source = open_for_model(bundle, data, settings, Raise())
+    if {"dev", "test"}.isdisjoint(source.splits) and any(
+        files_trained_on(run, source.names_by_split.get(split, ())) for split in source.splits
+    ):
+        source = open_for_model(bundle, data, replace(settings, **dev_split_settings(str(run))), Raise())
+        if "dev" not in source.splits:
+            raise HeedfulError(f"{run} was trained on all rows of {data}: give rows that it was not trained on")
+    return source, long_inputs
+
+
+def _faster(
+    engine: BundleEngine, task: Task, examples: Sequence[Example], trials: Sequence[TokenPruning]
+) -> list[tuple[TokenPruning, float]]:
+    """Return the trials that are faster than all tokens, the fastest first, with how many times as fast they are."""
+    speeds = _texts_per_second(engine, task, examples, [None, *trials])
+    speedups = [(trial, speeds[trial] / speeds[None]) for trial in trials]
+    return sorted(((trial, speedup) for trial, speedup in speedups if speedup > 1), key=lambda pair: -pair[1])
+
+
+def _measure(engine: BundleEngine, task: Task, examples: Sequence[Example], pruning: TokenPruning | None) -> Measured:
+    """Evaluate an engine on examples with a pruning, which stays set."""
+    engine.loaded.prune_tokens(pruning)
+    metrics = evaluate_task(task, engine, examples)
+    return Measured(metrics, float(task.compute_metrics(metrics)[task.metric]))
+
+
+def _texts_per_second(
+    engine: BundleEngine, task: Task, examples: Sequence[Example], prunings: Sequence[TokenPruning | None]
+) -> dict[TokenPruning | None, float]:
+    """Return the median texts per second by pruning, tokenizing included; the prunings take turns on the same texts."""
+    inputs = [task.engine_input(example) for example in examples]
+    seconds: dict[TokenPruning | None, list[float]] = {pruning: [] for pruning in prunings}
+    for number in range(1 + ROUNDS):
+        for pruning in prunings:
+            engine.loaded.prune_tokens(pruning)
+            start = time.perf_counter()
+            engine(inputs)
+            if number:
+                seconds[pruning].append(time.perf_counter() - start)
+    return {pruning: len(inputs) / statistics.median(times) for pruning, times in seconds.items()}
+
+
+def _entry(
+    engine: BundleEngine,
+    task: Task,
+    examples: Sequence[Example],
+    pruning: TokenPruning,
+    pruned: Measured,
+    full: Measured,
+) -> JsonObject:
+    """Return the numbers of a trial: its pruning, the tokens left, its metric, and the difference with its interval."""
+    lengths = [
+        len(chunk.encoded)
+        for encoded_input in engine.tokenize([task.engine_input(example) for example in examples[:REPORT_TEXTS]])
+        for chunk in encoded_input.chunks
+    ]
+    interval: JsonObject = {"low": None, "high": None}
+    if task.metric in full.metrics.bootstraps:
+        replicates = (measured.metrics.bootstraps[task.metric].values() for measured in (pruned, full))
+        interval = paired_difference(*replicates, count=len(examples))
+    return asdict(pruning) | {
+        "tokens_left": sum(map(pruning.count, lengths)) / sum(lengths),
+        "value": pruned.value,
+        "difference": pruned.value - full.value,
+        "low": interval["low"],
+        "high": interval["high"],
+    }
+
+
+def _trial_line(metric: str, entry: JsonObject) -> str:
+    """Describe a trial in a line."""
+    return (
+        f"layer {entry['layer']}, keep {entry['keep']:g}: {metric} "
+        f"{format_metric(metric, entry['value'])} ({format_difference(metric, entry['difference'])}), "
+        f"{entry['speedup']:.2f} times as fast"
+    )
+
+
+def _nothing_chosen(report: JsonObject) -> HeedfulError:
+    """Return the error for a model with no pruning that is both faster and within the allowed loss."""
+    if not report["trials"]:
+        return HeedfulError("no pruning is faster on these texts: keep all tokens; only long texts gain")
+    best = max(report["trials"], key=lambda entry: entry["difference"])
+    return HeedfulError(
+        f"every pruning that is faster loses more than {report['max_loss']:g} points of {report['metric']} on "
+        f"{report['fitted_on']}. The least loss is that of {_trial_line(report['metric'], best)}. Allow more by "
+        "max_loss, or keep all tokens"
+    )
+
+
+def _model_numbers(metric: str, measured: Measured) -> JsonObject:
+    """Return the metric of a model, with its 95 % interval if it has one."""
+    return {"value": measured.value, "interval": measured.metrics.intervals().get(metric)}
+
+
+def _save(
+    run: str | Path,
+    folder: Path,
+    pruning: TokenPruning,
+    calibration: tuple[float, ...],
+    report: JsonObject,
+    *,
+    overwrite: bool,
+) -> None:
+    """Save the model with its pruning, the data settings of the run, the report and the model card."""
+    bundle = load(run)
+    bundle.prune_tokens(pruning)
+    bundle.calibration = calibration
+    save(bundle, folder, overwrite=overwrite)
+    for name in (SETTINGS, DATA):  # commands read data for the pruned model as for the run
+        if (Path(run) / name).is_file():
+            copyfile(Path(run) / name, folder / name)
+    write_file(folder / PRUNING, report)
+    card = folder_of(run, None) / CARD
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"# {folder.absolute().name}"
+    text, *_ = text.split(f"\n{HEADING}\n")  # without the section of a model that was pruned before
+    parts = [text.rstrip("\n"), *("\n".join(lines) for lines in pruning_section(report))]
+    with atomic_path(folder / CARD) as temporary:
+        write_synced(temporary, ["\n\n".join(parts).encode("utf-8", "replace"), b"\n"])

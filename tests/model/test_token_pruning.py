@@ -1,0 +1,236 @@
+"""Token pruning: against a loop over sequences and heads in float64, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heedful.checkpoint import BundleConfig, ModelBundle
+from heedful.errors import ModelError
+from heedful.model.classic_config import ClassicConfig
+from heedful.model.config import (
+    Choice,
+    Classes,
+    EmbeddingConfig,
+    Head,
+    Learned,
+    MaskedTokens,
+    ModelConfig,
+    NextToken,
+    Rotary,
+    SentenceEmbedding,
+    SpanScores,
+    StackConfig,
+    TokenClasses,
+)
+from heedful.model.stack import Block, ExecutionOptions
+from heedful.model.token_pruning import MIN_TOKENS, TokenPruning, cannot_prune, first_token_attention, rows_after
+from heedful.model.trace import Trace
+from heedful.packed import Packed
+
+LIMIT = 64
+STACK = StackConfig(width=16, layers=4, heads=4, head_width=4, inner_width=24)
+CONFIG = ModelConfig(
+    embedding=EmbeddingConfig(vocabulary=50, width=16, positions=Learned(count=LIMIT), norm="layer"), encoder=STACK
+)
+HEAD = Classes(labels=("bad", "fair", "good"))
+LENGTHS = (40, 1, 64, MIN_TOKENS, 33)
+PRUNING = TokenPruning(layer=2, keep=0.5)
+STACKS: dict[str, dict[str, Any]] = {
+    "post-norm": {},
+    "pre-norm": {"norm_at": "pre", "final_norm": True},
+    "key heads": {"kv_heads": 2},
+    "normed keys": {"qk_norm": True},
+    "shared blocks": {"blocks": 2},
+}
+
+
+def build(seed: int = 0, head: Head = HEAD, **stack: Any) -> ModelBundle:
+    """A model whose weights are all random, in float64."""
+    torch.manual_seed(seed)
+    config = replace(CONFIG, encoder=replace(STACK, **stack))
+    bundle = ModelBundle(BundleConfig(family="heedful", model=config, head=head)).double().eval()
+    for name, parameter in bundle.named_parameters():
+        nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=0.5)
+    return bundle
+
+
+def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(len(lengths))
+    return [torch.randint(1, 50, (length,), generator=draw).tolist() for length in lengths]
+
+
+def scores(bundle: ModelBundle, batch: Packed) -> Tensor:
+    with torch.no_grad():
+        outputs = bundle.head_outputs(batch)
+    assert isinstance(outputs, Tensor)
+    return outputs
+
+
+def looped(bundle: ModelBundle, tokens: list[int], pruning: TokenPruning) -> Tensor:
+    """The scores of one sequence, whose tokens are ranked head by head and token by token."""
+    batch, encoder = Packed.of([tokens]), bundle.model.encoder
+    assert encoder is not None
+    options = ExecutionOptions()
+    x = encoder(bundle.model.embedding(batch), batch, options, end_layer=pruning.layer)
+    block = encoder.blocks[pruning.layer * len(encoder.blocks) // encoder.config.layers]
+    assert isinstance(block, Block)
+    q, k, _ = block.attention.project(block.attention_norm(x) if block.norm_first else x)
+    group = block.attention.heads // block.attention.kv_heads
+    importance = [0.0] * len(tokens)
+    for head in range(block.attention.heads):
+        products = [float(q[0, head] @ k[row, head // group]) * block.attention.scale for row in range(len(tokens))]
+        for row, weight in enumerate(torch.tensor(products, dtype=torch.float64).softmax(0).tolist()):
+            importance[row] += weight / block.attention.heads
+    ranked = sorted(range(1, len(tokens)), key=lambda row: -importance[row])
+    count = max(MIN_TOKENS, -(-len(tokens) * int(100 * pruning.keep) // 100))
+    rows = sorted([0, *ranked[: count - 1]])
+    some = Packed(
+        tokens=batch.tokens[rows], positions=batch.positions[rows], types=batch.types[rows], bounds=(0, len(rows))
+    )
+    states = encoder(x[rows], some, options, first_layer=pruning.layer)
+    assert bundle.head is not None
+    outputs: Tensor = bundle.head(states, some)
+    return outputs
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS.keys())
+@pytest.mark.parametrize("pruning", [PRUNING, TokenPruning(layer=1, keep=0.3), TokenPruning(layer=3, keep=0.75)])
+def test_it_computes_what_a_loop_over_tokens_does(stack: dict[str, Any], pruning: TokenPruning) -> None:
+    bundle = build(**stack)
+    batch = Packed.of(sequences())
+    whole = scores(bundle, batch)
+    with torch.no_grad():
+        expected = torch.cat([looped(bundle, tokens, pruning) for tokens in sequences()])
+    bundle.prune_tokens(pruning)
+    outputs = scores(bundle, batch)
+    torch.testing.assert_close(outputs, expected, atol=1e-10, rtol=0)
+    is_long = torch.tensor([length > MIN_TOKENS for length in LENGTHS])
+    changes = (outputs - whole).abs().amax(1)
+    assert (changes[is_long] > 1e-4).all() and (changes[~is_long] < 1e-10).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_all_tokens_give_the_same_bits(dtype: torch.dtype) -> None:
+    bundle, batch = build().to(dtype), Packed.of(sequences())
+    expected = scores(bundle, batch)
+    bundle.prune_tokens(TokenPruning(layer=2, keep=1.0))
+    assert torch.equal(scores(bundle, batch), expected)
+
+
+def test_a_sequence_does_not_depend_on_the_others() -> None:
+    bundle = build()
+    bundle.prune_tokens(PRUNING)
+    together = scores(bundle, Packed.of(sequences()))
+    alone = torch.cat([scores(bundle, Packed.of([tokens])) for tokens in sequences()])
+    torch.testing.assert_close(together, alone, atol=1e-10, rtol=0)
+    backwards = scores(bundle, Packed.of(sequences()[::-1])).flip(0)
+    torch.testing.assert_close(together, backwards, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [(40, 24), (40, 20, 4, 3), (64, 64, 2)])  # with no padding, and with some
+def test_padding_to_a_bucket_changes_nothing(lengths: tuple[int, ...]) -> None:
+    bundle, batch = build(), Packed.of(sequences(lengths))
+    bundle.prune_tokens(PRUNING)
+    expected = scores(bundle, batch)
+    bundle.model.execution = replace(bundle.model.execution, pad_to_bucket=True)
+    torch.testing.assert_close(scores(bundle, batch), expected, atol=1e-12, rtol=0)
+
+
+def test_equally_important_tokens_remain_in_their_order() -> None:
+    bundle = build()
+    block = bundle.model.encoder.blocks[2]  # type: ignore[union-attr]
+    nn.init.zeros_(block.attention.qkv.weight)  # type: ignore[union-attr,arg-type]
+    nn.init.zeros_(block.attention.qkv.bias)  # type: ignore[union-attr,arg-type]
+    (tokens,) = sequences((40,))
+    with torch.no_grad():
+        expected = looped(bundle, tokens, PRUNING)
+    bundle.prune_tokens(PRUNING)
+    torch.testing.assert_close(scores(bundle, Packed.of([tokens])), expected, atol=1e-10, rtol=0)
+
+
+def test_the_attention_of_first_tokens_sums_to_one() -> None:
+    q, k = torch.randn(2, 12, 3, 4, generator=torch.Generator().manual_seed(0)).double()
+    lengths = torch.tensor([5, 1, 6])
+    attention = first_token_attention(100 * q[[0, 5, 6]], 100 * k, lengths, 0.5)  # exp of the scores would overflow
+    sums = [attention[start:stop].sum().item() for start, stop in ((0, 5), (5, 6), (6, 12))]
+    assert sums == pytest.approx([1, 1, 1])
+    weights = first_token_attention(q[:1], k, torch.tensor([12]), 0.5)
+    expected = torch.stack([(0.5 * k[:, head] @ q[0, head]).softmax(0) for head in range(3)]).mean(0)
+    torch.testing.assert_close(weights, expected)
+
+
+def test_training_computes_all_tokens() -> None:
+    bundle, batch = build(), Packed.of(sequences())
+    expected = scores(bundle.train(), batch)
+    bundle.prune_tokens(PRUNING)
+    assert torch.equal(scores(bundle, batch), expected)
+    assert not torch.equal(scores(bundle.eval(), batch), expected)
+
+
+def test_states_of_pruned_tokens_are_refused() -> None:
+    bundle, batch = build(), Packed.of(sequences())
+    bundle.prune_tokens(PRUNING)
+    for more in ({}, {"trace": Trace(), "output_rows": batch.first_rows()}):
+        with pytest.raises(ModelError, match="this model prunes tokens, so that it has no last hidden states of all"):
+            bundle.hidden_states(batch, **more)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="hidden states of pruned tokens are needed: only the first token"):
+        bundle.hidden_states(batch, output_rows=torch.arange(40))
+    rows = torch.tensor([0, 3, 7])
+    assert rows_after(rows, torch.tensor([7, 0])).tolist() == [2, 0]
+    for wrong in (1, 8):
+        with pytest.raises(ModelError, match="pruned tokens"):
+            rows_after(rows, torch.tensor([0, wrong]))
+
+
+@pytest.mark.parametrize(
+    ("layer", "keep", "message"),
+    [
+        (0, 0.5, "layer is 0; expected how many lower layers compute all tokens, from 1"),
+        (1, 0.0, "keep is 0.0; expected a share of the tokens, above 0 and at most 1"),
+        (1, 1.1, "keep is 1.1"),
+        (1, float("nan"), "keep is nan"),
+    ],
+)
+def test_values_out_of_range_are_refused(layer: int, keep: float, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        TokenPruning(layer=layer, keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "reason"),
+    [
+        (CONFIG, None, "it has no head, and tokens are pruned for labels or a score of a whole text"),
+        (CONFIG, TokenClasses(labels=("O", "X")), "it has a token_classification head"),
+        (CONFIG, SpanScores(), "it has a question_answering head"),
+        (CONFIG, MaskedTokens(), "it has a masked_lm head"),
+        (CONFIG, Choice(), "it has a multiple_choice head"),
+        (CONFIG, SentenceEmbedding(pooling=("mean",)), "it has an? embedding head"),
+        (CONFIG, Classes(labels=("a", "b"), pooling="mean"), 'its pooling is "mean"'),
+        (ModelConfig(embedding=CONFIG.embedding, decoder=replace(STACK, causal=True)), NextToken(), "no decoder"),
+        (ClassicConfig(embedding=EmbeddingConfig(vocabulary=9, width=8)), HEAD, "an encoder and no decoder"),
+        (replace(CONFIG, encoder=replace(STACK, relation=Rotary())), HEAD, r'relative positions \("rotary"\)'),
+        (replace(CONFIG, encoder=replace(STACK, window=8)), HEAD, "does not attend to the whole sequence"),
+        (replace(CONFIG, encoder=replace(STACK, layers=1)), HEAD, "it has one layer"),
+    ],
+)
+def test_other_models_are_refused_by_name(model: ModelConfig, head: Head | None, reason: str) -> None:
+    bundle = ModelBundle(BundleConfig(family="heedful", model=model, head=head), source="model")
+    with pytest.raises(ModelError, match=f"model: tokens cannot be pruned: .*{reason}"):
+        bundle.prune_tokens(PRUNING)
+    assert cannot_prune(model, head)
+    assert bundle.token_pruning is None
+    bundle.prune_tokens(None)
+
+
+def test_the_layer_must_exist() -> None:
+    bundle = build()
+    with pytest.raises(ModelError, match="layer is 4, of 4 layers: give 1 to 3"):
+        bundle.prune_tokens(TokenPruning(layer=4, keep=0.5))
+    assert cannot_prune(bundle.config.model, bundle.config.head) == ""
+    bundle.prune_tokens(TokenPruning(layer=3, keep=0.5))
+    assert bundle.token_pruning == TokenPruning(layer=3, keep=0.5)

@@ -1,0 +1,213 @@
+"""heedful prune: the fastest pruning within the allowed loss is chosen, saved, and reported on other rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from heedful.checkpoint import load, save
+from heedful.data import read
+from heedful.errors import HeedfulError, ModelError
+from heedful.infer.engine import Engine
+from heedful.model.token_pruning import TokenPruning
+from heedful.packed import Packed
+from heedful.runs.card.pruning import pruning_sentence, pruning_table
+from heedful.runs.evaluate import evaluate
+from heedful.runs.finetune.run import finetune
+from heedful.runs.prune import prune
+from tests.support.generated_data import as_csv, as_lines, long_rows, tune
+from tests.support.model_folders import make
+
+KEEPS = (0.4, 0.5, 0.7, 0.9)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of data with dev and test."""
+    place = tmp_path / "data"
+    place.mkdir()
+    for seed, split in enumerate(("dev", "test")):
+        as_csv(place / f"{split}.csv", long_rows(40, seed))
+    return place
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A classifier that finds each label equally probable on the average."""
+    bundle = load(make(tmp_path / "random", "single"))
+    encoded_inputs = Engine(bundle).tokenize([row["text"] for row in long_rows(40)])
+    with torch.no_grad():
+        scores = bundle.head_outputs(Packed.of([encoded.chunks[0].encoded.ids for encoded in encoded_inputs]))
+        bundle.head.out.bias -= scores.mean(0)  # type: ignore[union-attr,operator]
+    save(bundle, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture(autouse=True)
+def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds by the share of tokens: those of tiny models are of other costs."""
+
+    def texts_per_second(engine: Any, task: Any, examples: Any, prunings: Sequence[TokenPruning | None]) -> Any:
+        return {pruning: 100.0 if pruning is None else 100.0 / pruning.keep for pruning in prunings}
+
+    monkeypatch.setattr("heedful.runs.prune._texts_per_second", texts_per_second)
+
+
+def test_the_report_is_that_of_the_saved_folder(model: Path, folder: Path, tmp_path: Path) -> None:
+    log: list[str] = []
+    report = prune(model, folder, tmp_path / "out", max_loss=90, keeps=KEEPS, log=log.append)
+    assert report == json.loads((tmp_path / "out" / "pruning.json").read_text())
+    assert (report["fitted_on"], report["reported_on"], report["reported_rows"]) == ("dev", "test", 40)
+    assert load(tmp_path / "out").token_pruning == TokenPruning(layer=1, keep=0.4)
+    (trial,) = report["trials"]
+    assert (trial["layer"], trial["keep"], trial["speedup"]) == (1, 0.4, 2.5)
+    for name, place in (("all_tokens", model), ("pruned", tmp_path / "out")):
+        scored = evaluate(place, folder, split="test")
+        assert report[name]["value"] == pytest.approx(scored.numbers["accuracy"])
+        assert report[name]["interval"]["low"] == pytest.approx(scored.intervals["accuracy"]["low"])
+    chosen = report["chosen"]
+    assert chosen["difference"] == pytest.approx(report["pruned"]["value"] - report["all_tokens"]["value"])
+    assert chosen["low"] <= chosen["difference"] <= chosen["high"]
+    encoded_inputs = Engine(model).tokenize([row["text"] for row in long_rows(40, 1)])
+    lengths = [len(chunk.encoded) for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
+    left = sum(max(16, -(-4 * length // 10)) for length in lengths) / sum(lengths)
+    assert chosen["tokens_left"] == pytest.approx(left)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("# out\n") and "## Token pruning" in card and "2.50 times as many texts a second" in card
+    assert log[-2].startswith("layer 1, keep 0.4: accuracy ") and log[-2].endswith("2.50 times as fast")
+
+
+def test_the_fastest_within_the_loss_is_chosen_on_dev(model: Path, folder: Path, tmp_path: Path) -> None:
+    whole = evaluate(model, folder, split="dev").numbers["accuracy"]
+    differences = {}
+    for keep in KEEPS:
+        bundle = load(model)
+        bundle.prune_tokens(TokenPruning(layer=1, keep=keep))
+        differences[keep] = evaluate(bundle, folder, split="dev").numbers["accuracy"] - whole
+    assert len({*differences.values()}) > 2, "prunings of this model hardly differ"
+    losses = sorted({-difference for difference in differences.values()})
+    for loss in [max(0.0, allowed) for allowed in losses]:
+        expected = next(keep for keep in KEEPS if differences[keep] >= -loss - 1e-9)
+        report = prune(model, folder, tmp_path / "out", max_loss=100 * loss, keeps=KEEPS, overwrite=True)
+        assert report["chosen"]["keep"] == expected
+        assert [trial["keep"] for trial in report["trials"]] == [keep for keep in KEEPS if keep <= expected]
+        for trial in report["trials"]:
+            assert trial["difference"] == pytest.approx(differences[trial["keep"]])
+
+
+def test_nothing_is_saved_where_all_lose_more(model: Path, folder: Path, tmp_path: Path) -> None:
+    bundle = load(model)
+    labels = [answer["label"] for answer in Engine(bundle)([row["text"] for row in long_rows(40, 0)])]
+    rows = [row | {"label": label} for row, label in zip(long_rows(40, 0), labels, strict=True)]
+    as_csv(folder / "dev.csv", rows)  # the model with all tokens is right on all rows
+    bundle.prune_tokens(TokenPruning(layer=1, keep=0.4))
+    changed = [answer["label"] for answer in Engine(bundle)([row["text"] for row in rows])]
+    assert changed != labels, "pruning changes no label of this model"
+    with pytest.raises(
+        HeedfulError, match=r"loses more than 0 points of accuracy on dev. The least loss is that of layer 1"
+    ):
+        prune(model, folder, tmp_path / "out", max_loss=0, keeps=(0.4,))
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_pruning_is_faster(model: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match="no pruning is faster on these texts: keep all tokens"):
+        prune(model, folder, tmp_path / "out", max_loss=90, keeps=(1.0,))
+
+
+@pytest.mark.parametrize("kind", ["regression", "multiple"])
+def test_other_heads_of_whole_texts(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for seed, split in enumerate(("dev", "test")):
+        texts = [row["text"] for row in long_rows(20, seed)]
+        if kind == "regression":
+            as_csv(folder / f"{split}.csv", [{"text": text, "score": len(text)} for text in texts])
+        else:
+            labels = ("bad", "fair", "good")
+            rows = [{"text": text, "labels": list(labels[number % 3 :])} for number, text in enumerate(texts)]
+            as_lines(folder / f"{split}.jsonl", rows)
+    report = prune(make(tmp_path / kind, kind), folder, tmp_path / "out", max_loss=90, keeps=(0.5,))
+    assert report["metric"] == {"regression": "pearson", "multiple": "micro_f1"}[kind]
+    assert report["chosen"]["low"] is not None
+    head, rows = pruning_table(report)
+    assert len(rows) == 1 and len(rows[0]) == len(head) and rows[0][-1] == "chosen"
+
+
+def test_the_calibration_is_that_of_the_pruned_model(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for seed, split in enumerate(("dev", "test")):
+        as_csv(folder / f"{split}.csv", long_rows(150, seed))
+    prune(model, folder, tmp_path / "out", max_loss=90, keeps=(0.4,))
+    examples = list(read(folder).examples("dev"))
+    answers = Engine(tmp_path / "out")([example.text for example in examples])  # type: ignore[attr-defined]
+    expected = sorted(answer["probabilities"][e.label] for answer, e in zip(answers, examples, strict=True))  # type: ignore[attr-defined]
+    assert list(load(tmp_path / "out").calibration) == pytest.approx(expected, abs=1e-5)
+
+
+def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
+    rows = as_csv(tmp_path / "rows.csv", long_rows(60, 0))
+    settings = {"init.layers": 2, "data.dev_fraction": 0.4}
+    tune("classify", rows, tmp_path / "run", settings)
+    report = prune(tmp_path / "run", rows, tmp_path / "out", max_loss=90, keeps=(0.4,))
+    assert (report["fitted_on"], report["reported_on"]) == ("half of dev", "the other half of dev")
+    assert report["fitted_rows"] + report["reported_rows"] < 40
+    assert (tmp_path / "out" / "settings.toml").read_text() == (tmp_path / "run" / "settings.toml").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith((tmp_path / "run" / "model" / "README.md").read_text().rstrip("\n"))
+    assert card.count("## Token pruning") == 1
+    again = prune(tmp_path / "out", rows, tmp_path / "again", max_loss=90, keeps=(0.7,))
+    assert again["all_tokens"] == report["all_tokens"]
+    assert (tmp_path / "again" / "README.md").read_text().count("## Token pruning") == 1
+    everything = finetune(
+        "classify",
+        rows,
+        tmp_path / "all",
+        model=str(tmp_path / "run"),
+        assignments=("data.dev_fraction=0", "train.max_steps=1"),
+    )
+    with pytest.raises(
+        HeedfulError, match=r"was trained on all rows of .*rows\.csv: give rows that it was not trained on"
+    ):
+        prune(everything.output_dir, rows, tmp_path / "none", max_loss=90)
+    fresh = as_csv(tmp_path / "fresh.csv", long_rows(30, 5))
+    report = prune(tmp_path / "run", fresh, tmp_path / "other", max_loss=90, keeps=(0.4,))
+    assert report["fitted_rows"] == report["reported_rows"] == 15
+
+
+def test_what_cannot_be_pruned_is_refused_before_measuring(folder: Path, tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ModelError, match="tokens cannot be pruned: it has a token_classification head"):
+        prune(make(tmp_path / "tag", "tag"), folder, tmp_path / "out")
+    with pytest.raises(ModelError, match="layer is 2, of 2 layers: give 1 to 1"):
+        prune(model, folder, tmp_path / "out", layers=(2,))
+    with pytest.raises(HeedfulError, match="max_loss is 100; expected percentage points from 0 to below 100"):
+        prune(model, folder, tmp_path / "out", max_loss=100)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.004, 0.002, ": the reported rows confirm it."),
+        (-0.020, 0.002, ": too few rows are reported to confirm it."),
+        (None, None, "percentage points."),
+    ],
+)
+def test_the_sentence_says_whether_the_loss_is_kept(low: float | None, high: float | None, verdict: str) -> None:
+    chosen = {"layer": 3, "keep": 0.3, "tokens_left": 0.31, "difference": -0.001, "low": low, "high": high}
+    report = {
+        **{"metric": "accuracy", "reported_on": "test", "fitted_on": "dev", "fitted_rows": 990, "max_loss": 0.5},
+        **{"precision": "int8", "pruned": {"value": 0.894}, "all_tokens": {"value": 0.895}},
+        "chosen": chosen | {"speedup": 1.5},
+    }
+    sentence = pruning_sentence(report)
+    assert sentence.endswith(verdict)
+    assert (
+        "After layer 3, 31 % of the tokens are left: 89.4 % accuracy on test beside 89.5 % with all tokens" in sentence
+    )
+    assert "with 1.50 times as many texts a second in int8" in sentence
