@@ -59,7 +59,7 @@ app = typer.Typer(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command.
 
-    Exit codes: 0 success, 1 stdout was closed by its reader, 2 a HeedfulError, 130 interrupted.
+    Exit codes: 0 success, 1 stdout was closed by its reader, 2 a HeedfulError, 130 interrupted. --nproc: see `launch`.
 
     Args:
         arguments: Arguments after `heedful`. If None, the arguments of the process.

@@ -1,4 +1,4 @@
-"""--nproc: run the same command in several processes for data parallel training, started by torchrun."""
+"""--nproc: run the same command in several processes, started by torchrun, for data parallel training."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from heedful.errors import HeedfulError
 
 
 def parse_process_count(text: object) -> int:
-    """Return the number of processes: a number from 0, or "gpu", one for each GPU that PyTorch sees."""
+    """Return the number of processes, 0 or more; "gpu" means one process for each GPU that PyTorch finds.
+
+    Raises:
+        BadParameter: If the text is not such a number, or if PyTorch finds no GPU for "gpu".
+    """
     if text == "gpu":
         from torch.cuda import device_count
 
         if not (count := device_count()):
-            raise typer.BadParameter("PyTorch sees no GPU: give a number of processes, or leave it out")
+            raise typer.BadParameter("PyTorch sees no GPU: give a number of processes, or leave --nproc out")
         return count
     if not str(text).isdecimal():
-        raise typer.BadParameter(f'"{text}" is no number of processes: give a whole number from 0, or gpu')
+        raise typer.BadParameter(f'"{text}" is not a number of processes: give a whole number, 0 or more, or gpu')
     return int(str(text))
 
 
@@ -37,14 +41,19 @@ Nproc = Annotated[
 
 
 def launch(count: int, arguments: Sequence[str]) -> None:
-    """Run the command in several processes by torchrun; if one fails, exit with its exit code.
+    """Run the command in several processes by torchrun, and return when all of them have succeeded.
 
     Args:
         count: Number of processes.
         arguments: Arguments of the command, with --nproc.
+
+    Raises:
+        HeedfulError: If this process was started by torchrun itself.
+        SystemExit: If a process fails, with the exit code of the first one that failed, or 1 if a signal ended that
+            process. If a signal ends torchrun, with 128 + the number of the signal, as in a shell.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise HeedfulError("--nproc was given in a process that torchrun has started: leave it out")
+        raise HeedfulError("--nproc was given in a process that torchrun has started: leave --nproc out")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
@@ -56,8 +65,8 @@ def launch(count: int, arguments: Sequence[str]) -> None:
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         raise SystemExit(failure.exitcode if failure.exitcode > 0 else 1) from None
-    except SignalException:
-        raise SystemExit(130) from None
+    except SignalException as error:
+        raise SystemExit(128 + error.sigval) from None
 
 
 def without_nproc(arguments: Sequence[str]) -> list[str]:
@@ -75,7 +84,10 @@ def without_nproc(arguments: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _limited_threads(count: int) -> Iterator[None]:
-    """Context in which OMP_NUM_THREADS divides the cores among `count` processes, unless it is set already."""
+    """Divide the cores among `count` processes by OMP_NUM_THREADS, unless the user has set that variable.
+
+    Without it, torchrun would give each process a single thread.
+    """
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return

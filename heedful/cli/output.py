@@ -22,18 +22,21 @@ if TYPE_CHECKING:
 MAX_INPUT_CHARS = 500  # longer inputs are cut
 MAX_CELL_CHARS = 100  # longer texts in a table are cut
 MAX_WIDTH = 100  # maximum width of prose on a terminal, in columns
-MAX_UNBROKEN = 24  # longer words in a table are broken, in columns
-COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")  # lines that begin so are not wrapped
+MAX_UNBROKEN = 24  # maximum width of a word that a narrow table does not break, in columns
+# lines that begin with one of these are commands to copy, which a line break would damage, so they are not wrapped
+COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")
 EngineInput: TypeAlias = str | tuple[str, str] | dict[str, Any]  # a text, a pair, or a dict with a question or choices
 
 
 def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
     """Print an input, and below it a table of its prediction.
 
+    Texts of the input and of the model folder (labels, tokens, notes) are escaped, since both may be untrusted.
+
     Args:
         item: Input of the engine.
         answer: The engine's answer.
-        top_k: Maximum number of classes to list.
+        top_k: Number of classes to list. All predicted classes and the whole prediction set are listed in any case.
     """
     match item:
         case {"question": question, "context": _}:
@@ -48,8 +51,8 @@ def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
         print("  (no label: the most probable one is below --min-confidence)")
     if stage := answer.get("stage"):
         print(f"  (answered by stage {stage} of the cascade)")
-    if remark := answer.get("note"):
-        print(f"  ({remark})")
+    if answer_note := answer.get("note"):
+        print(f"  ({escape(answer_note)})")
     if answer.get("windows", 1) > 1:
         print(f"  (split into {answer['windows']} windows: the text is longer than the model's maximum)")
     if answer.get("truncated_tokens"):
@@ -71,13 +74,7 @@ def text_cell(text: str, text_pair: str | None) -> str:
 
 
 def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list[str]]:
-    """Yield the rows of a table for an answer of any kind of head.
-
-    Args:
-        item: Input of the engine.
-        answer: The engine's answer.
-        top_k: Maximum number of classes.
-    """
+    """Yield the rows of a table for an answer of any kind of head. See `show_answer` for the arguments."""
     match answer:
         case {"masks": masks}:
             for mask_number, mask in enumerate(masks, start=1):
@@ -88,19 +85,12 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
             yield [percent(probability), "the second text follows the first"]
         case {"entities": entities, "words": words}:
             for entity in entities or words:
-                yield [percent(entity["probability"]), entity["label"] or "", escape(entity["text"])]
+                yield [percent(entity["probability"]), escape(entity["label"] or ""), escape(entity["text"])]
         case {"choice": _, "probabilities": list(probabilities)} if isinstance(item, dict):
             ranked = sorted(zip(probabilities, item["choices"], strict=True), key=lambda pair: -pair[0])
             yield from ([percent(probability), escape(choice)] for probability, choice in ranked)
         case {"probabilities": dict(probabilities)}:
-            predicted = answer.get("labels", [answer.get("label")])
-            prediction_set = answer.get("prediction_set", [])
-            by_probability = sorted(probabilities.items(), key=lambda pair: -pair[1])
-            for label, probability in by_probability[: max(top_k, len(predicted), len(prediction_set))]:
-                remark = "in the prediction set" if label in prediction_set else ""
-                if label in predicted:
-                    remark = "predicted"
-                yield [percent(probability), escape(label), remark]
+            yield from _class_rows(answer, probabilities, top_k)
         case {"values": values}:
             yield from ([f"{value:.4f}", escape(label)] for label, value in values.items())
         case {"answer": text, "score": score, "no_answer_score": no_answer}:
@@ -116,17 +106,32 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
             yield [f"{len(vector)} numbers", " ".join(f"{x:.4f}" for x in vector[:6]) + " ...", f"{tokens} tokens"]
         case _:
             for name, value in answer.items():
-                yield [f"{value:.4f}" if isinstance(value, float) else escape(str(value)), name]
+                yield [f"{value:.4f}" if isinstance(value, float) else escape(str(value)), escape(name)]
 
 
-def model_facts(loaded: ModelBundle) -> dict[str, object]:
+def _class_rows(answer: Answer, probabilities: dict[str, float], top_k: int) -> Iterator[list[str]]:
+    """Yield rows of classes: the predicted classes, the rest of the prediction set, then others by probability.
+
+    Predicted classes come first, since with a threshold for each class they need not be the most probable ones.
+    """
+    predicted = answer.get("labels", [answer.get("label")])
+    prediction_set = answer.get("prediction_set", [])
+    remarks = dict.fromkeys(prediction_set, "in the prediction set") | dict.fromkeys(predicted, "predicted")
+    order = ("predicted", "in the prediction set", "")
+    rows = [(label, probability, remarks.get(label, "")) for label, probability in probabilities.items()]
+    rows.sort(key=lambda row: (order.index(row[2]), -row[1]))
+    for label, probability, remark in rows[: max(top_k, sum(bool(remark) for _, _, remark in rows))]:
+        yield [percent(probability), escape(label), remark]
+
+
+def model_facts(bundle: ModelBundle) -> dict[str, object]:
     """Return the source, the family, the head and the parameter count of a model."""
-    head = loaded.config.head
+    head = bundle.config.head
     return {
-        "read": loaded.source,
-        "family": loaded.config.family,
+        "read": bundle.source,
+        "family": bundle.config.family,
         "head": f"{head.kind} head" if head else "no head",
-        "parameters": loaded.count(),
+        "parameters": bundle.count(),
     }
 
 
@@ -140,8 +145,8 @@ def print_table(
     """Print rows as a table.
 
     Args:
-        rows: Cells of each row. Rows may have different lengths.
-        head: Titles of the columns, if any.
+        rows: Cells of each row. Rows may have different lengths, and may be longer than `head`.
+        head: Titles of the first columns. If None, the table has no line of titles.
         right: Indices of right-aligned columns.
         indent: Number of spaces before each line.
     """
@@ -152,7 +157,7 @@ def print_table(
 
     table = Table(box=None, show_header=head is not None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in range(max(map(len, [*rows, head or []]), default=0)):
-        title = Text(head[column], style="bold") if head else ""
+        title = Text(head[column], style="bold") if head and column < len(head) else ""
         cells = [row[column] for row in (*rows, head or ()) if column < len(row)]
         longest_word = max((len(word) for cell in cells for word in cell.split()), default=0)
         table.add_column(
@@ -164,6 +169,7 @@ def print_table(
         )
     for row in rows:
         table.add_row(*map(Text, row))
+    # a pipe has no width; by default rich would fit the table to another terminal, or to 80 columns
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     with console.capture() as captured:
         console.print(Padding(table, (0, 0, 0, indent)))
@@ -203,7 +209,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON on one line, in ASCII, since every encoding of stdout can represent that.
+    """Print a value as JSON on one line, in ASCII, which every encoding of stdout can represent.
 
     Raises:
         HeedfulError: If a number is not finite.
@@ -221,16 +227,16 @@ def note(text: str) -> None:
 
 
 def print_text(text: str, *, file: TextIO | None = None, mark: str | None = None) -> None:
-    """Print prose. On a terminal it is wrapped at words, except for lines that begin with a command.
+    """Print prose. On a terminal, lines are wrapped at words, except for lines that begin with a command.
 
     Args:
         text: Lines of prose.
         file: The stream. If None, stdout.
-        mark: Beginning of lines that are warnings, if there are any. They are coloured on a terminal, unless NO_COLOR
-            is set.
+        mark: Beginning of the lines that are warnings. Warnings are coloured on a terminal, unless NO_COLOR is set. If
+            None, no line is a warning.
     """
     stream = sys.stdout if file is None else file
-    if stream is None or not stream.isatty():
+    if stream is None or not stream.isatty():  # stdout is None in a process without a console
         print(text, file=stream)
         return
     width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
@@ -242,7 +248,7 @@ def print_text(text: str, *, file: TextIO | None = None, mark: str | None = None
 
 
 def wrap_line(line: str, width: int) -> str:
-    """Wrap a line at words, and indent all parts as the line is indented.
+    """Wrap a line at words, and indent every part like the whole line. Commands are not wrapped.
 
     >>> print(wrap_line("  two texts of this data are equal", 20))
       two texts of this
@@ -259,7 +265,7 @@ def wrap_line(line: str, width: int) -> str:
 
 
 def note_data_settings(settings: DataSettings) -> None:
-    """Print the names of the data settings that a run has, if they differ from the defaults."""
+    """Print the names of a run's data settings that differ from the defaults."""
     from heedful.data import DataOptions, DataSettings
     from heedful.runs.overrides import changed_settings
 
@@ -275,7 +281,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning on stderr. This function replaces `warnings.showwarning`."""
+    """Print a warning on stderr, without the code line of a HeedfulWarning. Replaces `warnings.showwarning`."""
     if issubclass(category, HeedfulWarning):
         note(f"note: {message}")
     else:

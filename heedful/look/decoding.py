@@ -1,4 +1,4 @@
-"""Text generation step by step, for the page: the distribution at each step, greedy decoding, and beam search."""
+"""Generation of a text for the page of `heedful look`: greedy decoding step by step, and the texts of beam search."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from heedful.model.decode import BeamSearch, GeneratedTokens, Greedy, stream
 from heedful.tasks.generation import generation_inputs, start_generation
 from heedful.tokenizer import Tokenizer
 
-MAX_NEW_TOKENS = 48
-NUM_CANDIDATES = 10  # tokens that are reported at each step
+MAX_NEW_TOKENS = 48  # default maximum of generated tokens, few enough to show every step
+NUM_CANDIDATES = 10  # number of tokens that are reported at each step
 
 
 class CandidateRecord(TypedDict):
     """A token that could be generated at a step."""
 
     text: str
-    probability: float
+    probability: float  # probability of the token at this step
 
 
 class StepRecord(TypedDict):
@@ -38,8 +38,8 @@ class GeneratedSequence(TypedDict):
     """A generated text."""
 
     text: str
-    log_probability: float  # sum over all tokens
-    num_tokens: int  # count of tokens, with the one that ends the text
+    log_probability: float  # sum over all generated tokens, the end token included
+    num_tokens: int  # number of generated tokens, the end token included
 
 
 class DecodingReport(TypedDict):
@@ -53,27 +53,29 @@ class DecodingReport(TypedDict):
 def decoding_report(
     inspection: Inspection, *, num_beams: int = 4, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> DecodingReport:
-    """Generate by greedy decoding and by beam search; all other generation settings are those of the model folder.
+    """Generate a text by greedy decoding and several texts by beam search.
+
+    Other settings of generation, such as banned tokens, are those of the model folder.
 
     Args:
         inspection: The model and the text.
-        num_beams: How many beams the search has, and how many texts it returns.
-        max_new_tokens: Maximum number of generated tokens; the model's settings may allow fewer.
+        num_beams: Number of beams, all of which are returned as texts.
+        max_new_tokens: Maximum number of generated tokens. The settings of the model folder may allow fewer.
 
     Raises:
         RequestError: If the model has no language modelling head.
     """
-    loaded, tokenizer, texts = inspection.loaded, inspection.tokenizer, inspection.source
-    if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "language_model":
+    bundle, tokenizer, source = inspection.loaded, inspection.tokenizer, inspection.source
+    if bundle.head is None or bundle.config.head is None or bundle.config.head.kind != "language_model":
         raise RequestError("this model has no language modelling head: give a model that generates text")
-    settings = greedy_settings(loaded, max_new_tokens)
-    inputs = generation_inputs(loaded, tokenizer, texts, settings)
+    settings = greedy_settings(bundle, max_new_tokens)
+    inputs = generation_inputs(bundle, tokenizer, source, settings)
     steps: list[StepRecord] = []
     greedy = GeneratedTokens()
-    with eval_mode(loaded):
+    with eval_mode(bundle):
         for step in stream(
-            loaded.model,
-            loaded.head,
+            bundle.model,
+            bundle.head,
             inputs.prompts,
             Greedy(),
             distribution=True,
@@ -82,16 +84,16 @@ def decoding_report(
             source=inputs.source,
             constraints=inputs.constraints,
         ):
-            assert step.distribution is not None
-            token = step.tokens[0]
+            assert step.distribution is not None  # requested above
+            token = step.tokens[0]  # the batch has one text
             steps.append(_step_record(token, step.distribution[0], tokenizer))
             greedy.log_probability += step.log_probabilities[0]
             greedy.complete = token in inputs.stop
-            if not greedy.complete:
+            if not greedy.complete:  # the end token is not part of the text
                 greedy.tokens.append(token)
-        # beam search has no length penalty, so that the page can compare its log-probabilities with greedy decoding
+        # without a length penalty, beams are ranked by the log-probability that the page compares with greedy decoding
         method = BeamSearch(num_beams=num_beams, num_return_sequences=num_beams, normalization="none")
-        (beams,) = start_generation(loaded, tokenizer, texts, replace(settings, how=method)).run()
+        (beams,) = start_generation(bundle, tokenizer, source, replace(settings, how=method)).run()
     return {
         "steps": steps,
         "greedy": _sequence_record(greedy, tokenizer),
@@ -100,6 +102,7 @@ def decoding_report(
 
 
 def _step_record(token: int, log_probabilities: Float[Tensor, " vocabulary"], tokenizer: Tokenizer) -> StepRecord:
+    """Return the record of a step at which `token` was generated."""
     top = log_probabilities.topk(min(NUM_CANDIDATES, len(log_probabilities)))
     generated, *records = token_records([token, *top.indices.tolist()], tokenizer)
     candidates: list[CandidateRecord] = [
@@ -111,7 +114,9 @@ def _step_record(token: int, log_probabilities: Float[Tensor, " vocabulary"], to
 
 
 def _sequence_record(generated: GeneratedTokens, tokenizer: Tokenizer) -> GeneratedSequence:
-    ids = [id for id in generated.tokens if id < tokenizer.size]  # models may have more scores than there are tokens
+    """Return the record of a generated text."""
+    # the scores of some models are padded beyond the tokenizer's vocabulary; such an id has no text
+    ids = [id for id in generated.tokens if id < tokenizer.size]
     return {
         "text": tokenizer.decode(ids).strip(),
         "log_probability": generated.log_probability,

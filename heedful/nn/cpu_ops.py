@@ -420,7 +420,7 @@ def cross_entropy(
     losses = empty(len(scores))
     targets = targets.to(torch.int64).contiguous()
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < scores.shape[1]:
-        return None  # so that PyTorch's cross_entropy is called, which raises an error that names the wrong target
+        return None  # so that the caller uses PyTorch's operators, which raise an error that names the wrong target
     dtype, threads = DTYPE_CODES[scores.dtype], torch.get_num_threads()
     outputs = (address(gradients), address(losses))
     library.cross_entropy(address(scores), *scores.shape, address(targets), dtype, *outputs, threads)

@@ -1,7 +1,7 @@
 """Base classes of training objectives, and their data: `Sample`, `Batch`, `Loss` (a sum with its count) and `Term`.
 
-The trainer adds up the sums and the counts of all micro-batches and ranks, and divides once. An update therefore does
-not depend on how a step is split into micro-batches and ranks.
+The trainer adds up the sums and the counts of all micro-batches and ranks, and divides the total sum by the total
+count once. An update therefore does not depend on how a step is split into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from heedful.nn import cpu_ops
 from heedful.nn.autograd import AutogradContext
 from heedful.packed import Packed
 
-CHUNK_ROWS = 32  # targets whose scores are processed at a time on a CPU, so that they stay in its cache
+CHUNK_ROWS = 32  # targets whose scores are processed at a time on a CPU, so that the scores stay in its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Sample:
 
     tokens: NDArray[np.int32]  # token ids of all sequences, end to end
     types: NDArray[np.uint8]  # token type ids
-    bounds: tuple[int, ...]  # first token of each sequence, then the number of all tokens
+    bounds: tuple[int, ...]  # index of the first token of each sequence, then the number of all tokens
     target: Any = None  # label or labels; the type depends on the objective
-    weight: float = 1.0  # weight in the loss, such as 1 / windows for each window of a text
+    weight: float = 1.0  # weight in the loss of objectives with labels, such as 1 / windows for each window of a text
     filler: int = 0  # number of padding tokens at the end
-    states: Float[Tensor, "tokens hidden"] | None = None  # cached outputs of the frozen layers, if there are any
+    states: Float[Tensor, "tokens hidden"] | None = None  # cached outputs of the frozen layers; None: not cached
 
     def __len__(self) -> int:
         """Number of tokens, padding included."""
@@ -77,15 +77,16 @@ class Batch:
     packed: Packed
     targets: Tensor
     weights: Tensor  # weight of each target
-    decoder_input: Packed | None = None  # input of the decoder, for an encoder-decoder model
+    decoder_input: Packed | None = None  # input of the decoder; None: the model is not an encoder-decoder model
     rows: Tensor | None = None  # packed positions that the head scores; None for all tokens or whole sequences
     groups: tuple[int, ...] = ()  # number of sequences in each group, such as the candidates of a prompt
     labels: Tensor | None = None  # a label of each sequence, in addition to the targets
     draws: Tensor | None = None  # a uniform random number for each target, for a loss that samples
-    distillation: Any = None  # positions and weights of the teacher's targets, if there is a teacher
-    counts: tuple[float, ...] = ()  # number of targets of each term, for a loss of several terms
+    distillation: Any = None  # positions and weights of the teacher's targets; None: no teacher
+    counts: tuple[float, ...] = ()  # number of targets of each term; () for a loss of one term
     scales: tuple[float, ...] = ()  # factor of each term's sum, set by the trainer; () if the batch is the whole step
-    weight_sum: float | None = None  # sum of `weights`, if it is known; see `total_weight`
+    # sum of `weights`, stored before they move to a GPU, where reading it would wait for the GPU; see `total_weight`
+    weight_sum: float | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """Move the batch to a device."""
@@ -108,11 +109,11 @@ class Batch:
 
 
 class PerEpochSamples(ABC, Sequence[Sample]):
-    """Samples that differ from epoch to epoch. All epochs have the same number of samples."""
+    """Samples that differ from epoch to epoch, such as new random segments. All epochs have equally many samples."""
 
     @abstractmethod
     def at(self, epoch: int) -> Sequence[Sample]:
-        """Return the samples of an epoch, counted from 0. Equal epochs have equal samples."""
+        """Return the samples of an epoch, counted from 0. Calls with the same epoch return equal samples."""
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return a sample of the first epoch."""
@@ -125,7 +126,7 @@ class Objective(ABC):
     group_size: int = 1  # samples compared with each other; a group is never split over micro-batches or ranks
     term_weights: tuple[float, ...] = (1.0,)  # weight of each term of the loss; a term is a mean over its targets
     num_static_masks: int | None = None  # masks of a sample, used in turn; None for a new mask in each epoch
-    extra_module: nn.Module | None = None  # module trained together with the model; may share tensors with it
+    extra_module: nn.Module | None = None  # module trained together with the model; may share the model's tensors
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
@@ -133,7 +134,8 @@ class Objective(ABC):
 
         Args:
             samples: One or more samples.
-            keys: Seed of the random choices of each sample, derived from (seed, epoch, sample index).
+            keys: Seed of the random choices of each sample, derived from (seed, epoch, sample index), so that they
+                depend neither on the other samples of the batch nor on the number of ranks.
         """
 
     @abstractmethod
@@ -143,11 +145,11 @@ class Objective(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """One term of a loss: the loss of each target in float32. `right` is set only under no_grad."""
+    """One term of a loss: the loss of each target, in float32 or a higher precision."""
 
     name: str
     losses: Float[Tensor, " targets"]
-    right: Bool[Tensor, " targets"] | None = None  # whether each prediction is correct, if that was computed
+    right: Bool[Tensor, " targets"] | None = None  # whether each prediction is correct; None: not computed, in training
     weights: Float[Tensor, " targets"] | None = None  # 1 for a target, 0 for padding; None if all are 1
 
     @property
@@ -171,12 +173,15 @@ class SelfSupervised(Objective):
         """Return the terms of the loss, in the order of `term_weights`."""
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """Return the sum over terms of weight times mean, multiplied by a common target count.
+        """Return the weighted sum of the terms, and the target count by which the trainer divides that sum.
 
-        The common count is that of the first term with targets. The trainer divides the sum by it, added up over all
-        micro-batches and ranks, and sets `Batch.scales` so that each term is divided by its own count.
+        Each term is a mean over its own targets, but the trainer divides one sum by one count. The sum of term i is
+        therefore rescaled: total = sum over i of weight_i * sum_i * (count_first / count_i), where count_first belongs
+        to the first term with targets. The counts are those of the whole step, over all micro-batches and ranks: the
+        trainer passes the quotients as `Batch.scales`. Without scales, the batch is the whole step.
         """
         first, *others = self.terms(loaded, batch)
+        # the total weight is known on the CPU; `first.count` may have to wait for the GPU
         counts = batch.counts or (batch.total_weight if first.weights is batch.weights else first.count,)
         scales = batch.scales or term_scales(counts)
         total = first.sum * self.term_weights[0]
@@ -200,6 +205,8 @@ class SelfSupervised(Objective):
 def term_scales(counts: Sequence[float]) -> tuple[float, ...]:
     """Return, for each term, the first nonzero count divided by the term's count; 0 for a term without targets.
 
+    These are the factors count_first / count_i of `SelfSupervised.loss`.
+
     >>> term_scales((6.0, 2.0, 0.0)), term_scales((0.0, 2.0, 4.0))
     ((1.0, 3.0, 0.0), (0.0, 1.0, 0.5))
     """
@@ -213,7 +220,7 @@ def cross_entropy_term(
     targets: Int[Tensor, " targets"],
     weights: Float[Tensor, " targets"] | None = None,
 ) -> Term:
-    """Return the term of -log softmax(scores)[target]. Under no_grad it also marks the correct predictions."""
+    """Return the term of -log softmax(scores)[target]. Under no_grad the term also marks the correct predictions."""
     if torch.is_grad_enabled():
         losses: Tensor = _CrossEntropy.apply(scores, targets)  # type: ignore[no-untyped-call]
         return Term(name, losses, None, weights)
@@ -224,8 +231,10 @@ def cross_entropy_term(
 class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy whose gradient, softmax(scores) - onehot(target), is computed in the forward pass.
 
-    Scores over a vocabulary are the largest tensor of a step. The forward pass reads them once and writes one tensor of
-    their size, the gradient.
+    Scores over a vocabulary are the largest tensor of a step. Only one tensor of their size and dtype, the gradient, is
+    stored for the backward pass. On a GPU, which processes all targets as one chunk, the forward pass also needs memory
+    for a copy of all scores in float32, and briefly for two copies if the scores have a lower precision. On a CPU such
+    copies have at most CHUNK_ROWS rows, and the C++ kernel makes none.
     """
 
     @staticmethod
@@ -236,17 +245,18 @@ class _CrossEntropy(torch.autograd.Function):
             return losses
         gradients = torch.empty_like(scores)
         losses = scores.new_empty(len(scores), dtype=torch.promote_types(scores.dtype, torch.float32))
-        chunk_rows = CHUNK_ROWS if scores.device.type == "cpu" else max(1, len(scores))  # few kernel launches on a GPU
+        # a GPU gets all targets at once: its time would otherwise go into launching kernels for small chunks
+        chunk_rows = CHUNK_ROWS if scores.device.type == "cpu" else max(1, len(scores))
         for start in range(0, len(scores), chunk_rows):
             rows = slice(start, start + chunk_rows)  # the targets of this chunk
             target_columns = targets[rows, None]
             chunk = upcast(scores[rows])
-            chunk = chunk - chunk.amax(-1, keepdim=True)
+            chunk = chunk - chunk.amax(-1, keepdim=True)  # softmax is unchanged, and exp cannot overflow
             target_scores = chunk.gather(-1, target_columns)
             ones = torch.ones_like(target_columns, dtype=chunk.dtype)
             total = chunk.exp_().sum(-1, keepdim=True)
             losses[rows] = (total.log() - target_scores)[:, 0]
-            gradients[rows] = chunk.div_(total).scatter_add_(-1, target_columns, -ones)
+            gradients[rows] = chunk.div_(total).scatter_add_(-1, target_columns, -ones)  # softmax - onehot
         ctx.save_for_backward(gradients)
         return losses
 
@@ -277,7 +287,7 @@ def weights_of_samples(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
 
 
 def upcast(scores: Tensor) -> Tensor:
-    """Convert scores to float32, the precision of losses; float64 scores are not changed."""
+    """Convert scores of a lower precision to float32, the precision of losses. Float64 scores are returned as such."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 

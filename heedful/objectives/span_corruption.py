@@ -1,4 +1,4 @@
-"""Span corruption (Raffel et al. 2020, section 3.1.4): the decoder predicts spans that the encoder's text lacks."""
+"""Span corruption (Raffel et al. 2020, section 3.1.4): the decoder predicts spans removed from the encoder's input."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from heedful.tokenizer.settings import SENTINEL
 class SpanCorruption(SelfSupervised):
     """Remove spans of 3 tokens on average from each text, and replace each span by a sentinel token.
 
-    For "Thank you for inviting me to your party last week" the input of the encoder is "Thank you <X> me to your party
-    <Y> week </s>", and the target of the decoder is "<X> for inviting <Y> last </s>". The lengths of the spans and of
-    the text between them are a random partition; all partitions are equally likely. The first tokens of a text are
-    never removed and the last ones always are. No sentinel follows the last span in the target, as in the published
-    code (the paper's figure has one). Special tokens are not removed. A text of fewer than two tokens is not changed
-    and has no targets.
+    For "Thank you for inviting me to your party last week" the input of the encoder may be "Thank you <X> me to your
+    party <Y> week </s>", and the target of the decoder "<X> for inviting <Y> last </s>". The lengths of the spans, and
+    of the unchanged parts before them, are random partitions; all partitions are equally likely. A text therefore
+    begins with an unchanged part and ends with a span. No sentinel follows the last span in the target, as in the
+    published code (the paper's figure has one).
+
+    Special tokens at the beginning and at the end of a sequence are not removed; special tokens between text tokens
+    are treated as text. A text of fewer than two tokens is not changed and has no targets.
     """
 
     tokenizer: Tokenizer
     start: int  # id of the token with which the decoder starts
     mask_prob: float = 0.15  # share of the text's tokens that are removed
-    mean_noise_span_length: float = 3.0  # mean tokens in a span
+    mean_noise_span_length: float = 3.0  # mean number of tokens in a span
     head = "language_model"
-    _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)  # token ids
+    _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)  # ids of the sentinel tokens, in order
     _end: int = field(init=False, repr=False, compare=False)  # id of the token that ends a text
 
     def __post_init__(self) -> None:
@@ -51,41 +53,49 @@ class SpanCorruption(SelfSupervised):
             )
         if special.eos_or_sep is None:
             raise HeedfulError("this tokenizer has no token that ends a text: name it as eos_token")
-        if not 0 < self.mask_prob < 1 or self.mean_noise_span_length < 1:
+        if not 0 < self.mask_prob < 1:
+            raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share of the tokens between 0 and 1")
+        if not self.mean_noise_span_length >= 1:
             raise HeedfulError(
-                f"mask_prob is {self.mask_prob} and mean_noise_span_length {self.mean_noise_span_length}; expected a "
-                "share below 1 and a number of tokens from 1"
+                f"mean_noise_span_length is {self.mean_noise_span_length}; expected a number of tokens, at least 1"
             )
+        # the dataclass is frozen, so these fields cannot be assigned
         object.__setattr__(self, "_sentinels", np.array(ids, dtype=np.int32))
         object.__setattr__(self, "_end", special.eos_or_sep)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return corrupted texts as encoder inputs, and removed spans as targets and (shifted) as decoder inputs."""
+        """Return corrupted texts as encoder inputs, and their targets, also shifted right as decoder inputs.
+
+        Every target token has weight 1: `Sample.weight` is not used, as in all objectives without labels.
+        """
         pairs = [self.corrupt_sample(sample, key) for sample, key in zip(samples, keys, strict=True)]
-        spans = pack_samples([target for _, target in pairs])
+        targets = pack_samples([target for _, target in pairs])
         return Batch(
             packed=pack_samples([source for source, _ in pairs]),
-            decoder_input=spans.shift_right(self.start) if len(spans.tokens) else spans,
-            targets=spans.tokens,
-            weights=torch.ones(len(spans.tokens)),
+            decoder_input=targets.shift_right(self.start) if len(targets.tokens) else targets,
+            targets=targets.tokens,
+            weights=torch.ones(len(targets.tokens)),
         )
 
     def corrupt_sample(self, sample: Sample, key: int) -> tuple[Sample, Sample]:
         """Return a sample of the corrupted sequences, and a sample of their targets."""
         is_noise, span_starts, sentinels = self._choose_spans(sample, key)
         bounds = np.array(sample.bounds)
-        in_source = ~is_noise
+        # source: the first token of each span becomes its sentinel, and the other tokens of the span are left out
         source = sample.tokens.copy()
-        in_source[span_starts] = True
         source[span_starts] = sentinels
+        in_source = ~is_noise
+        in_source[span_starts] = True
+        # target: the removed tokens of all sequences, with a sentinel before each span and an end token after each text
         noise_before = _count_before(is_noise)  # number of removed tokens before each position
-        noise_bounds = noise_before[bounds]
-        has_targets = np.diff(noise_bounds) > 0  # whether each sequence has targets
+        noise_bounds = noise_before[bounds]  # number of removed tokens before each sequence, then of all
+        has_targets = np.diff(noise_bounds) > 0  # whether each sequence has removed tokens
         target_ends = noise_bounds[1:][has_targets]
         # at equal positions, np.insert keeps the order of the inserts: the end of a text, then the next sentinel
         inserts_at = np.concatenate([target_ends, noise_before[span_starts]])
         inserts = np.concatenate([np.full(len(target_ends), self._end), sentinels])
         target = np.insert(sample.tokens[is_noise], inserts_at, inserts)
+        # removed tokens + sentinels + end tokens before each boundary
         target_bounds = noise_bounds + np.searchsorted(span_starts, bounds) + _count_before(has_targets)
         return (
             Sample(
@@ -97,43 +107,49 @@ class SpanCorruption(SelfSupervised):
         )
 
     def _choose_spans(self, sample: Sample, key: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
-        """Return a mask of the tokens in spans, the first position of each span, and its sentinel."""
+        """Choose the spans of all sequences of a sample.
+
+        Returns:
+            A mask of the tokens in spans, the position of the first token of each span, and the sentinel of each span.
+        """
         is_text = is_text_token(sample.tokens, self.tokenizer)
         draws = uniform(key, len(is_text))
         is_noise = np.zeros(len(is_text), dtype=np.bool_)
-        span_starts = [np.zeros(0, dtype=np.int64)]
-        sentinel_indices = [np.zeros(0, dtype=np.int64)]  # index of each span in its text
-        for first, last in pairwise(sample.bounds):
-            text_positions = is_text[first:last].nonzero()[0]
-            if len(text_positions) and text_positions[-1] > text_positions[0]:
-                start, stop = first + int(text_positions[0]), first + int(text_positions[-1]) + 1
-                edges = start + span_edges(
-                    draws[start : stop - 2], self.mask_prob, self.mean_noise_span_length, len(self._sentinels)
-                )
-                is_span = np.arange(len(edges)) % 2 == 1  # parts between edges: text and span alternate
-                is_noise[start:stop] = np.repeat(is_span, np.diff(edges, append=stop))
-                span_starts.append(edges[1::2])
-                sentinel_indices.append(np.arange(len(edges) // 2))
-        return is_noise, np.concatenate(span_starts), self._sentinels[np.concatenate(sentinel_indices)]
+        span_starts = [np.zeros(0, dtype=np.int64)]  # an empty array, since np.concatenate needs at least one
+        span_indices = [np.zeros(0, dtype=np.int64)]  # index of each span in its text, which selects the sentinel
+        for sequence_start, sequence_stop in pairwise(sample.bounds):
+            text_positions = sequence_start + is_text[sequence_start:sequence_stop].nonzero()[0]
+            if len(text_positions) == 0 or text_positions[0] == text_positions[-1]:
+                continue  # fewer than two tokens of text
+            start, stop = int(text_positions[0]), int(text_positions[-1]) + 1
+            # a text of n tokens uses n - 2 random numbers
+            edges = start + span_edges(
+                draws[start : stop - 2], self.mask_prob, self.mean_noise_span_length, len(self._sentinels)
+            )
+            is_span = np.arange(len(edges)) % 2 == 1  # edges are [text_0, span_0, text_1, span_1, ...]
+            is_noise[start:stop] = np.repeat(is_span, np.diff(edges, append=stop))
+            span_starts.append(edges[1::2])
+            span_indices.append(np.arange(len(edges) // 2))
+        return is_noise, np.concatenate(span_starts), self._sentinels[np.concatenate(span_indices)]
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term, the cross-entropy of the spans' tokens, their sentinels and the end token."""
+        """Return one term, the cross-entropy of the removed tokens, the sentinels and the end tokens."""
         assert loaded.head is not None and batch.decoder_input is not None
         states = loaded.hidden_states(batch.packed, batch.decoder_input)
         return (cross_entropy_term("span_corruption", loaded.head(states, batch.decoder_input), batch.targets),)
 
 
 def span_edges(draws: NDArray[np.float64], mask_prob: float, mean_length: float, max_spans: int) -> NDArray[np.int64]:
-    """Return the positions where unchanged text and spans begin, alternately, in n = len(draws) + 2 tokens.
+    """Return the boundaries [text_0, span_0, text_1, span_1, ...] in a text of n tokens: the first token of each part.
 
-    As in the published code, the total length of the spans is round(n mask_prob), at least 1 and at most n - 1. The
-    number of spans is round(total length / mean_length), at least 1 and at most `max_spans`. Each span follows at least
-    one unchanged token.
+    text_i is the unchanged part before span_i; each part has at least one token. As in the published code, the total
+    length of the spans is round(n mask_prob), at least 1 and at most n - 1, and the number of spans is
+    round(total length / mean_length), at least 1 and at most `max_spans`.
 
     Args:
-        draws: Uniform random numbers.
+        draws: Uniform random numbers [n - 2], of which the lengths of the parts are derived.
         mask_prob: Share of the tokens in spans.
-        mean_length: Mean tokens in a span.
+        mean_length: Mean number of tokens in a span.
         max_spans: Maximum number of spans, which is the number of sentinels.
 
     >>> span_edges(np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3]), 0.5, 2.0, 100).tolist()
@@ -141,14 +157,21 @@ def span_edges(draws: NDArray[np.float64], mask_prob: float, mean_length: float,
     """
     n = len(draws) + 2
     noise_tokens = min(max(round(n * mask_prob), 1), n - 1)
+    # each span, and each unchanged part before one, needs at least one token
     spans = max(1, min(round(noise_tokens / mean_length), noise_tokens, n - noise_tokens, max_spans))
+    # a partition of k tokens uses k - 1 random numbers
     span_lengths = _random_partition(draws[: noise_tokens - 1], spans)
     text_lengths = _random_partition(draws[noise_tokens - 1 :], spans)
-    return np.concatenate([[0], np.stack([text_lengths, span_lengths], 1).ravel().cumsum()[:-1]])
+    lengths = np.stack([text_lengths, span_lengths], 1).ravel()  # text_0, span_0, text_1, ...
+    return np.concatenate([[0], lengths.cumsum()[:-1]])
 
 
 def _random_partition(draws: NDArray[np.float64], parts: int) -> NDArray[np.int64]:
-    """Cut len(draws) + 1 tokens into parts where the random numbers are smallest; return the lengths of the parts."""
+    """Cut len(draws) + 1 tokens into parts, and return the lengths of the parts.
+
+    Each random number belongs to the gap between two tokens. The cuts are in the gaps with the smallest numbers, so all
+    partitions into this number of parts are equally likely.
+    """
     cuts = np.sort(draws.argsort(kind="stable")[: parts - 1]) + 1
     return np.diff(cuts, prepend=0, append=len(draws) + 1)
 

@@ -1,7 +1,8 @@
 """Foreign names: the names of settings, flags and tasks in other libraries, with Heedful's names for them.
 
-A foreign name with the same meaning is accepted, and the command prints Heedful's name once. A foreign name with
-another meaning is refused: the error names Heedful's setting and says how to convert the value.
+A foreign name is accepted only if its value means the same in Heedful; the command then prints Heedful's name once.
+All other foreign names are refused, because an unchanged value would silently change a run. The error names Heedful's
+setting and says how to convert the value.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class ForeignName(NamedTuple):
 
     Args:
         name: The setting or flag of the other library, with underscores.
-        meant: Full paths of Heedful's settings; the first one that a command has is used. Otherwise one flag, argument
-            or command, such as "--output".
-        advice: How to convert the value, or "" if the meaning is the same, so that the name is accepted.
+        meant: Full paths of Heedful's settings, of which the first one that a command has is used. If no setting has
+            this meaning, a single flag ("--output"), argument ("DATA") or command ("heedful push").
+        advice: How to convert the value. "" if the value need not be converted; only then the name is accepted.
     """
 
     name: str
@@ -34,13 +35,17 @@ class ForeignName(NamedTuple):
 
     @property
     def is_setting(self) -> bool:
-        """Whether the name means a setting, not a flag, an argument or another command."""
+        """Whether the name means a setting instead of a flag, an argument or a command."""
         return not self.meant[0].startswith(("--", "DATA", "heedful "))
 
     def path(self, known: Mapping[str, object]) -> str:
-        """Return the full path of the setting among the settings `known` of a command, or "" if it has none."""
+        """Return the full path of the setting, or "" if the command does not have it.
+
+        Args:
+            known: The settings of the command, by full path.
+        """
         for path in self.meant:
-            for full_path in (path, f"pretrain.{path}"):
+            for full_path in (path, f"pretrain.{path}"):  # distilling a masked LM nests the settings of pretraining
                 if full_path in known:
                     return full_path
         return ""
@@ -55,7 +60,7 @@ INIT_MODEL = ("init.model", "model.init_from")
 MAX_LENGTH = ("max_length", "max_seq_length")
 PRECISION_ADVICE = "set precision=bfloat16, float32 or auto; float16 is for GPUs"
 ACCUMULATION_ADVICE = (
-    "batch_size is the batch of an update; it is split into micro-batches by max_tokens_per_microbatch without "
+    "batch_size is the batch of an update; max_tokens_per_microbatch splits the batch into micro-batches without "
     "changing the result"
 )
 DATA_ADVICE = "give files as arguments: train=FILE dev=FILE test=FILE"
@@ -63,7 +68,7 @@ RESUME_ADVICE = "give the same command again: a run that was interrupted resumes
 WARMUP_ADVICE = "give a share of the training: warm-up steps divided by all steps"
 
 _SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
-    # (paths of settings, foreign names with the same meaning)
+    # (`ForeignName.meant`, foreign names with the same meaning, separated by spaces)
     ((LR,), "learning_rate lr0 body_learning_rate learning_rate_init initial_rate peak_lr"),
     ((WEIGHT_DECAY,), "l2_weight_decay"),
     (("train.optimizer.max_grad_norm",), "gradient_clip_val grad_clip clip_grad_norm max_gradient_norm clip_norm"),
@@ -80,7 +85,7 @@ _SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
     (("train.compile",), "torch_compile"),
     (("train.freeze_layers",), "freeze num_frozen_layers"),
     (("train.seed",), "random_state random_seed manual_seed"),
-    (("data.seed",), "data_seed split_seed"),
+    (("data.seed",), "split_seed"),
     (("fit.patience",), "early_stopping_patience"),
     (("fit.eval_every_epochs",), "check_val_every_n_epoch"),
     (("fit.keep_last",), "save_total_limit"),
@@ -88,7 +93,6 @@ _SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
     (("data.dev_fraction", "eval_fraction"), "validation_fraction val_fraction validation_split dev_split"),
     (MAX_LENGTH, "max_source_length model_max_length max_sequence_length max_len max_seq_length"),
     (("max_seq_length",), "block_size seq_length"),
-    (("task.max_new_tokens",), "max_target_length generation_max_length"),
     (("task.num_beams",), "generation_num_beams beam_size"),
     (("task.label_smoothing",), "label_smoothing_factor"),
     (("task.max_answer_tokens",), "max_answer_length max_answer_len"),
@@ -113,7 +117,7 @@ _SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--nproc",), "nproc_per_node num_processes"),
 )
 _OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    # (paths of settings, foreign names with another meaning, how to convert the value)
+    # (`ForeignName.meant`, foreign names with another meaning, separated by spaces, `ForeignName.advice`)
     (
         ("train.batch_size",),
         "per_device_train_batch_size per_gpu_train_batch_size",
@@ -130,13 +134,31 @@ _OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "gradient_accumulation_steps accumulate_grad_batches accumulate_gradient grad_accum_steps",
         ACCUMULATION_ADVICE,
     ),
+    (
+        ("train.seed",),
+        "data_seed",
+        "the sample order is seeded by train.seed; data.seed chooses the dev split",
+    ),
+    (
+        ("max_length",),
+        "max_target_length",
+        'max_length limits texts and targets alike; longer ones are cut with long_inputs="truncate". To limit the '
+        "texts that evaluations generate, set task.max_new_tokens",
+    ),
+    (
+        ("task.max_new_tokens",),
+        "generation_max_length",
+        "max_new_tokens counts generated tokens only: subtract the tokens of the prompt, or the decoder's start token "
+        "of an encoder-decoder model",
+    ),
     ((WARMUP_RATIO,), "warmup_steps num_warmup_steps warmup", WARMUP_ADVICE),
     ((WARMUP_RATIO,), "warmup_epochs", "give a share of the training: warm-up epochs divided by all epochs"),
-    ((WEIGHT_DECAY,), "l2", "weight decay is decoupled from the gradient here, so the value is another one"),
+    ((WEIGHT_DECAY,), "l2", "weight decay is decoupled from the gradient here, so it needs another value than L2"),
     (
         ("loss.kd_weight", WEIGHT_DECAY),
         "alpha",
-        "in distillation it weighs the teacher's outputs, in an optimizer it is L2",
+        "loss.kd_weight weights the teacher's outputs in distillation; weight decay is decoupled from the gradient, "
+        "unlike L2",
     ),
     (("train.optimizer.betas",), "adam_beta1 adam_beta2 beta_1 beta_2 momentum", "give both, as betas=[0.9, 0.999]"),
     (("train.optimizer.kind",), "optim optimizer_name solver", "AdamW is the only optimizer"),
@@ -167,11 +189,11 @@ _OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "save_steps save_strategy save_every_n_epochs every_n_train_steps save_period",
         "checkpoints are written by time, and after each evaluation",
     ),
-    (("fit.keep_last",), "save_top_k", "it counts the newest checkpoints; the best one is kept too"),
+    (("fit.keep_last",), "save_top_k", "keep_last counts the newest checkpoints; the best checkpoint is kept too"),
     (
         ("task.metric",),
         "metric_for_best_model monitor eval_metric",
-        "models are ranked by the main metric of the task; only generation has a choice",
+        "models are ranked by the main metric of their task; only seq2seq and rank have a choice of metrics",
     ),
     (
         ("tokenizer.limit_alphabet", "limit_alphabet"),
@@ -193,11 +215,11 @@ _OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (("DATA",), "train_file validation_file test_file dataset_name data_path train_data_file", DATA_ADVICE),
     (("--output",), "project run_name", "give the run folder"),
-    (("--overwrite",), "exist_ok force", "the run that is there is moved aside"),
+    (("--overwrite",), "exist_ok force", "--overwrite moves an existing run folder aside"),
     (("--output",), "resume resume_from_checkpoint ckpt_path resume_from", RESUME_ADVICE),
     (("--track",), "logger loggers logging_steps", "the journal has every step; trackers are csv, tensorboard, ..."),
     (("heedful push",), "push_to_hub hub_model_id hub_token", "give the run folder and the name on the hub"),
-    (("--dry-run",), "fast_dev_run overfit_batches", "it estimates time and memory and trains nothing"),
+    (("--dry-run",), "fast_dev_run overfit_batches", "--dry-run estimates time and memory and trains nothing"),
 )
 
 
@@ -210,7 +232,7 @@ def _foreign_names() -> Iterator[ForeignName]:
 
 ALIASES: dict[str, ForeignName] = {alias.name: alias for alias in _foreign_names()}
 
-_COMMANDS_BY_TASK: dict[str, str] = {  # for tasks that are not fine-tuned
+_COMMANDS_BY_TASK: dict[str, str] = {  # commands for tasks of other libraries that `heedful finetune` does not have
     "fill-mask": "heedful pretrain --objective mlm",
     "masked-lm": "heedful pretrain --objective mlm",
     "language-modeling": "heedful pretrain --objective mlm, or clm",
@@ -222,12 +244,12 @@ _COMMANDS_BY_TASK: dict[str, str] = {  # for tasks that are not fine-tuned
 
 
 def task_aliases() -> dict[str, str]:
-    """Return task names by alias. Aliases are names of Hugging Face's pipelines and of other libraries."""
+    """Return the public task name of each alias. Aliases are names of Hugging Face's pipelines and other libraries."""
     return {alias: spec.public_name for spec in SPECS.values() for alias in spec.aliases}
 
 
 def canonical_task(task: str) -> str:
-    """Return the name of the task with a name or alias: "tag" for "tag" and for "ner".
+    """Return the public name of a task that is given by its name or an alias: "tag" for "tag" and for "ner".
 
     Raises:
         HeedfulError: If no task has this name or alias.

@@ -1,4 +1,4 @@
-"""`Connections`: limits on the number of open connections, for all clients and for each client address."""
+"""`Connections`: limits on the number of open connections, in total and for each client address."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from collections import Counter
 from heedful.serve.settings import ServeSettings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-NETWORK_BITS = 64  # IPv6 addresses with equal prefixes of this length are one client
+NETWORK_BITS = 64  # prefix length of an IPv6 client: a single client usually has all addresses of such a network
 
 
 class Connections:
-    """Counts open connections, and refuses those beyond the limits."""
+    """Counts open connections, and refuses connections beyond the limits, so that no client takes all of them.
+
+    Args:
+        settings: Settings of the server, with the limits.
+    """
 
     def __init__(self, settings: ServeSettings) -> None:
         self.max_open = settings.limits.max_connections
-        self.max_per_address = settings.connections_per_address
+        self.max_per_address = settings.connections_per_address  # None: unlimited
+        # the default limit is not for clients on this machine, such as a proxy; a limit that the user sets is
         self._limits_loopback = settings.limits.max_connections_per_address is not None
         self._proxies = tuple(ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies)
-        self.open = 0
-        self._open_by_key: Counter[str] = Counter()  # see `_key`
+        self.open = 0  # connections that are open now
+        self._open_by_key: Counter[str] = Counter()  # connections of each client that are open now, by `_key`
 
     def accept(self, client: str | None) -> str:
         """Count a connection, unless it is refused.
@@ -29,7 +34,7 @@ class Connections:
             client: IP address of the client; None for a socket without addresses.
 
         Returns:
-            Why the connection is refused, or "" if it is accepted and counted.
+            The reason why the connection is refused, or "" if the connection is accepted and counted.
         """
         if self.open >= self.max_open:
             return f"{self.max_open} connections are open (limits.max_connections); try again later"
@@ -46,23 +51,31 @@ class Connections:
         return ""
 
     def close(self, client: str | None) -> None:
-        """Stop counting an accepted connection when it has ended."""
+        """Stop counting a connection that was accepted and has ended.
+
+        Args:
+            client: IP address of the client, as it was passed to `accept`.
+        """
         self.open -= 1
         if key := self._key(client):
             self._open_by_key[key] -= 1
-            if not self._open_by_key[key]:
+            if not self._open_by_key[key]:  # a long-running server would otherwise collect the keys of all clients
                 del self._open_by_key[key]
 
     def _key(self, client: str | None) -> str:
-        """Return the address or network by which a client's connections are counted, or "" if they are not limited."""
+        """Return the address or network by which a client's connections are counted.
+
+        Returns "" if the number of connections is not limited for this client: a socket without addresses, a trusted
+        proxy, or a client on this machine unless the user has set the limit.
+        """
         if client is None or self.max_per_address is None:
             return ""
         try:
-            address: Address = ipaddress.ip_address(client.partition("%")[0])
-        except ValueError:
+            address: Address = ipaddress.ip_address(client.partition("%")[0])  # without the zone of "fe80::1%eth0"
+        except ValueError:  # not an IP address, such as the name of a socket
             return ""
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
+            address = address.ipv4_mapped  # a server that listens on IPv6 gets IPv4 clients as ::ffff:10.0.0.7
         if any(address in network for network in self._proxies) or (address.is_loopback and not self._limits_loopback):
             return ""
         if isinstance(address, ipaddress.IPv6Address) and not address.is_loopback:

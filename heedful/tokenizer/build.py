@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -30,12 +31,32 @@ BRACKET_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 END_OF_TEXT = "<|endoftext|>"
 
 
+class FamilyDefaults(TypedDict, total=False):
+    """Values of a model's family that vocab.txt, SentencePiece models and their tokenizer_config.json may lack."""
+
+    model: str  # kind of vocabulary of vocab.txt that the values are for: "wordpiece"
+    file: str  # name of the SentencePiece model that the values are for; missing: any name
+    by_class: Mapping[str, FamilyDefaults]  # other values for some values of tokenizer_class in tokenizer_config.json
+    tokenizer_class: str  # class that transformers needs to load the files
+    special: Mapping[str, object]  # special tokens by their keys in tokenizer_config.json, such as "eos_token"
+    single: str  # special tokens around a text, as a template of the `tokenizers` library, such as "$A:0 </s>:0"
+    pair: str  # the same for a pair of texts
+    do_lower_case: bool  # whether texts are lower-cased; default false
+    keep_accents: bool  # whether accents are kept; default true
+    quotes: bool  # whether `` and '' become double quotes; default false
+    extra_ids: int  # number of sentinel tokens <extra_id_0>, <extra_id_1>, ..., the first one with the highest id
+    replaced: list[str]  # first pieces in the file; `leading` replaces them; the first one is the unknown token
+    leading: list[str]  # first tokens of the vocabulary
+    trailing: list[str]  # control tokens after the last piece
+    appended: list[str]  # special tokens after all others
+
+
 def build_wordpiece(
     vocabulary: dict[str, int],
     config: TokenizerConfig,
     path: Path | str,
     notes: list[str],
-    defaults: Mapping[str, object] | None = None,
+    defaults: FamilyDefaults | None = None,
 ) -> tokenizers.Tokenizer:
     """Build BERT's tokenizer (Devlin et al. 2019; WordPiece: Schuster and Nakajima 2012, Wu et al. 2016).
 
@@ -46,15 +67,13 @@ def build_wordpiece(
         config: Values of tokenizer_config.json; keys that it lacks are added.
         path: File of the vocabulary, for messages.
         notes: Sentences for the user, to which some may be added.
-        defaults: Names of special tokens ("special") and templates ("single", "pair") of the model's family. If None,
-            those of BERT.
+        defaults: Values of the model's family, of which "special", "single" and "pair" are used. If None, those of
+            BERT.
 
     Raises:
         TokenizerError: If the vocabulary lacks the unknown token or cannot be used.
     """
-    special = (defaults or {}).get("special", {})
-    assert isinstance(special, dict)
-    for key, token in special.items():
+    for key, token in (defaults or FamilyDefaults()).get("special", {}).items():
         config.setdefault(key, token)
     for key, names in PUBLISHED_NAMES.items():
         if names[0] in BRACKET_TOKENS and config.get(key) is None:
@@ -86,12 +105,12 @@ def build_wordpiece(
     return backend
 
 
-def add_family_template(backend: tokenizers.Tokenizer, defaults: Mapping[str, object], path: Path | str) -> None:
+def add_family_template(backend: tokenizers.Tokenizer, defaults: FamilyDefaults, path: Path | str) -> None:
     """Set the special tokens around texts from the templates "single" and "pair" of a family.
 
     Args:
         backend: The tokenizer, which is changed.
-        defaults: Values of the family.
+        defaults: Values of the family. Without templates, no special tokens are added.
         path: File of the vocabulary, for messages.
 
     Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import tokenizers
 
 from heedful.errors import HeedfulError, TokenizerError, quoted
 from heedful.tokenizer import joint_vocabulary, sentencepiece_model
-from heedful.tokenizer.build import PUBLISHED_NAMES, build_byte_level_bpe, build_wordpiece
+from heedful.tokenizer.build import PUBLISHED_NAMES, FamilyDefaults, build_byte_level_bpe, build_wordpiece
 from heedful.tokenizer.errors import silence_stderr, translate_errors
 from heedful.tokenizer.limits import (
     MAX_ID,
@@ -43,13 +43,12 @@ class TokenizerFiles:
     notes: list[str] = field(default_factory=list)  # sentences for the user
 
 
-def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = None) -> TokenizerFiles:
+def read_tokenizer_files(folder: Path, defaults: FamilyDefaults | None = None) -> TokenizerFiles:
     """Read tokenizer.json, else vocab.txt, source.spm, vocab.json with merges.txt, or a SentencePiece model.
 
     Args:
         folder: The folder.
-        defaults: Values of the model's family that vocab.txt and SentencePiece models lack, as `build_wordpiece` and
-            `build_sentencepiece` take them. None if the family is unknown.
+        defaults: Values of the model's family. None if the family is unknown.
 
     Raises:
         TokenizerError: If there is no tokenizer, or a file is damaged or exceeds a limit.
@@ -72,15 +71,14 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         merges = _read_merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
-        defaults_by_class = (defaults or {}).get("by_class", {})
-        assert isinstance(defaults_by_class, dict)
-        defaults = defaults_by_class.get(config.get("tokenizer_class"), defaults)
+        defaults_by_class = (defaults or FamilyDefaults()).get("by_class", {})
+        defaults = defaults_by_class.get(config.get("tokenizer_class", ""), defaults)
         if defaults is not None and defaults.get("file", model.name) != model.name:
             defaults = None  # the defaults are for a file with another name
         if defaults is None:
             notes.append(f"{model.name} does not name the special tokens around a text (none are added)")
         backend = sentencepiece_model.build_sentencepiece(
-            sentencepiece_model.read_model(folder, model.name), defaults or {}, config, model
+            sentencepiece_model.read_model(folder, model.name), defaults or FamilyDefaults(), config, model
         )
     else:
         raise _no_tokenizer_error(folder)

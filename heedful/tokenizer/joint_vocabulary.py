@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from heedful.errors import TokenizerError, quoted
+from heedful.tokenizer.build import FamilyDefaults
 from heedful.tokenizer.limits import TokenizerConfig
 from heedful.tokenizer.sentencepiece_model import SPACE, build_sentencepiece, read_model
 from heedful.untrusted_files import read_bytes
@@ -130,7 +131,7 @@ def _language_codes(tokens: Iterable[str]) -> list[str]:
 
 
 def read_joint_vocabulary(
-    folder: Path, vocabulary: dict[str, int], config: TokenizerConfig, defaults: Mapping[str, object] | None
+    folder: Path, vocabulary: dict[str, int], config: TokenizerConfig, defaults: FamilyDefaults | None
 ) -> tokenizers.Tokenizer:
     """Read the tokenizer of a folder with source.spm, target.spm and vocab.json.
 
@@ -138,7 +139,7 @@ def read_joint_vocabulary(
         folder: The folder.
         vocabulary: Contents of vocab.json.
         config: Values of tokenizer_config.json; keys that it lacks are added.
-        defaults: Values of the model's family: "tokenizer_class", which transformers needs for such files.
+        defaults: Values of the model's family, of which "tokenizer_class" is used.
 
     Raises:
         TokenizerError: If a file cannot be used, or source and target have separate vocabularies.
@@ -156,7 +157,7 @@ def read_joint_vocabulary(
     if defaults is not None and "tokenizer_class" in defaults:
         config.setdefault("tokenizer_class", defaults["tokenizer_class"])
     special_tokens = list(SPECIAL_TOKENS.values())
-    template = {"single": "$A:0 </s>:0", "pair": "$A:0 $B:0 </s>:0", "appended": special_tokens}
+    template: FamilyDefaults = {"single": "$A:0 </s>:0", "pair": "$A:0 $B:0 </s>:0", "appended": special_tokens}
     segmenters = {
         name: build_sentencepiece(read_model(folder, name), template, {}, folder / name) for name in (SOURCE, TARGET)
     }

@@ -1,14 +1,13 @@
-"""Read SentencePiece's `.model` files (Kudo and Richardson 2018) without its library, as Unigram or BPE.
+"""Read `.model` files of SentencePiece (Kudo and Richardson 2018) without the sentencepiece library, as Unigram or BPE.
 
-`files.py` calls `read_model` and `build_sentencepiece`.
-
-The format is a protocol buffer with the fields of sentencepiece_model.proto.
+`read_model` parses a file, a protocol buffer with the fields of sentencepiece_model.proto. `build_sentencepiece` builds
+the same tokenizer with the `tokenizers` library. `files.py` and `joint_vocabulary.py` call both.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from heedful.errors import HeedfulError, TokenizerError, quoted
-from heedful.tokenizer.build import add_family_template
+from heedful.tokenizer.build import FamilyDefaults, add_family_template
 from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.limits import (
     MAX_GROWTH,
@@ -30,8 +29,8 @@ from heedful.tokenizer.limits import (
 from heedful.untrusted_files import read_bytes
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model", "sentencepiece.bpe.model")
-SPACE = "▁"  # replaces spaces
-# field numbers of sentencepiece_model.proto
+SPACE = "▁"  # replaces spaces in pieces
+# field numbers in sentencepiece_model.proto
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of ModelProto
 PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3  # fields of SentencePiece
 MODEL_TYPE, TREAT_WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35  # fields of TrainerSpec
@@ -39,8 +38,8 @@ MODEL_TYPE, TREAT_WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35  # fields of T
 PRECOMPILED_CHARSMAP, ADD_DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
-MAX_EXTRA_IDS = 10_000  # sentinel tokens
-MAX_FIELDS = 50_000  # fields of a message, without the pieces
+MAX_EXTRA_IDS = 10_000  # maximum sentinel tokens, whose number an untrusted tokenizer_config.json may set
+MAX_FIELDS = 50_000  # maximum fields of a message, pieces not counted
 NEVER_PENALTY = 1000.0  # how far the score of a piece that segmentation may not use is below the lowest other score
 
 
@@ -50,18 +49,22 @@ class SentencePieceModel:
 
     pieces: tuple[tuple[str, float, int], ...]  # (text, score, type) by id
     unknown_id: int
-    charsmap: bytes  # compiled map by which characters are normalised; may be empty
+    charsmap: bytes  # compiled map by which characters are normalised; b"": none are
     adds_prefix: bool  # whether a space is put before each text
-    removes_extra_spaces: bool  # whether spaces at the ends, and repeated ones, are removed
+    removes_extra_spaces: bool  # whether spaces at the ends of a text, and repeated spaces, are removed
     byte_fallback: bool  # whether unknown characters become the pieces of their bytes
-    is_bpe: bool  # whether the model is BPE, which merges the best two neighbours first; otherwise it is Unigram
+    is_bpe: bool  # true: BPE, which first merges the two neighbours with the best merged piece; false: Unigram
 
 
 def read_model(folder: Path, name: str) -> SentencePieceModel:
     """Read a model file.
 
+    Args:
+        folder: The folder of the file.
+        name: Name of the file, one of NAMES for instance.
+
     Raises:
-        TokenizerError: If the file is damaged, neither Unigram nor BPE, or writes spaces in an unusual way.
+        TokenizerError: If the file is damaged, is neither Unigram nor BPE, or represents spaces in an unusual way.
     """
     path, data = folder / name, read_bytes(folder, name)
     try:
@@ -69,7 +72,9 @@ def read_model(folder: Path, name: str) -> SentencePieceModel:
     except HeedfulError as error:
         raise TokenizerError(f"{path}: {error}") from None
     except (ValueError, LookupError, TypeError, struct.error) as error:
-        raise TokenizerError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
+        raise TokenizerError(
+            f"{path} is not a SentencePiece model, or is damaged: {error}; fetch the file again"
+        ) from error
 
 
 def _parse(data: bytes) -> SentencePieceModel:
@@ -83,26 +88,29 @@ def _parse(data: bytes) -> SentencePieceModel:
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     num_others = 0  # fields that are not pieces
+    # the limits are checked before a field is stored, so that a hostile file cannot fill the memory
     for field, value in _parse_fields(data):
-        num_others += field != PIECES
-        if len(pieces) > MAX_TOKENS or num_others > MAX_FIELDS:
-            raise ValueError(f"more than {MAX_TOKENS} pieces, or {MAX_FIELDS} other fields")
         if field == PIECES:
-            piece = _parse_message(value)
-            score = struct.unpack("<f", struct.pack("<I", piece.get(PIECE_SCORE, 0)))[0]
-            pieces.append((_as_bytes(piece[PIECE_TEXT]).decode(), score, int(piece.get(PIECE_TYPE, NORMAL))))
-        elif field == TRAINER:
+            if len(pieces) == MAX_TOKENS:
+                raise ValueError(f"more than {MAX_TOKENS} pieces")
+            pieces.append(_parse_piece(value))
+            continue
+        num_others += 1
+        if num_others > MAX_FIELDS:
+            raise ValueError(f"more than {MAX_FIELDS} fields other than pieces")
+        if field == TRAINER:
             trainer = _parse_message(value)
         elif field == NORMALIZER:
             normalizer = _parse_message(value)
     if not pieces:
-        raise ValueError("it holds no pieces")
+        raise ValueError("the file holds no pieces")
     if trainer.get(MODEL_TYPE, UNIGRAM) not in (UNIGRAM, BPE):
         raise TokenizerError(
-            "it is neither Unigram nor BPE: convert it to tokenizer.json with the library that made it"
+            "the model is neither Unigram nor BPE: convert it to tokenizer.json with the library that made it"
         )
     if trainer.get(TREAT_WHITESPACE_AS_SUFFIX, 0) or not normalizer.get(ESCAPE_WHITESPACES, 1):
-        raise TokenizerError("it writes spaces in an unusual way: convert it to tokenizer.json first")
+        # a space after its word, or a space that is not SPACE: `build_sentencepiece` supports neither
+        raise TokenizerError("the model represents spaces in an unusual way: convert it to tokenizer.json first")
     unknown_ids = [id for id, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
     if len(unknown_ids) != 1:
         raise ValueError(f"{len(unknown_ids)} unknown pieces, expected one")
@@ -111,7 +119,7 @@ def _parse(data: bytes) -> SentencePieceModel:
         raise ValueError("pieces are repeated")
     charsmap = _as_bytes(normalizer.get(PRECOMPILED_CHARSMAP, b""))
     if charsmap and 2 * check_charsmap(charsmap) > UNICODE_GROWTH * MAX_GROWTH:
-        raise ValueError("its character map makes texts too long")
+        raise ValueError("the character map makes texts too long")
     return SentencePieceModel(
         pieces=tuple(pieces),
         unknown_id=unknown_ids[0],
@@ -123,8 +131,18 @@ def _parse(data: bytes) -> SentencePieceModel:
     )
 
 
+def _parse_piece(value: int | bytes) -> tuple[str, float, int]:
+    """Parse the message of a piece as (text, score, type)."""
+    piece = _parse_message(value)
+    score = struct.unpack("<f", struct.pack("<I", piece.get(PIECE_SCORE, 0)))[0]  # the bits of a float
+    return _as_bytes(piece[PIECE_TEXT]).decode(), score, int(piece.get(PIECE_TYPE, NORMAL))
+
+
 def _parse_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) of a message; values of 32 and 64 bits are integers too."""
+    """Yield (field number, value) for each field of a protocol buffer message.
+
+    Integers, and values of 32 or 64 bits, are yielded as integers; texts and inner messages are yielded as bytes.
+    """
     position = 0
     while position < len(data):
         key, position = _parse_varint(data, position)
@@ -134,20 +152,20 @@ def _parse_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             yield field, value
             continue
         if wire_type not in (1, 2, 5):
-            raise ValueError(f"a field of kind {wire_type} at byte {position}")
+            raise ValueError(f"a field of wire type {wire_type} at byte {position}")
         if wire_type == 2:
             length, position = _parse_varint(data, position)
         else:
             length = 8 if wire_type == 1 else 4
         if position + length > len(data):
-            raise ValueError(f"it ends in the middle of a field, at byte {len(data)}")
+            raise ValueError(f"the file ends in the middle of a field, at byte {len(data)}")
         raw = data[position : position + length]
         yield field, raw if wire_type == 2 else int.from_bytes(raw, "little")
         position += length
 
 
 def _parse_message(value: int | bytes) -> dict[int, int | bytes]:
-    """Parse a message in a field. If several fields have the same number, the last one is returned."""
+    """Parse a message in a field. Of several fields with the same number, the last one counts."""
     fields = list(islice(_parse_fields(_as_bytes(value)), MAX_FIELDS + 1))
     if len(fields) > MAX_FIELDS:
         raise ValueError(f"more than {MAX_FIELDS} fields in one message")
@@ -173,30 +191,26 @@ def _as_bytes(value: int | bytes) -> bytes:
 
 
 def build_sentencepiece(
-    model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig, path: Path
+    model: SentencePieceModel, defaults: FamilyDefaults, config: TokenizerConfig, path: Path
 ) -> tokenizers.Tokenizer:
-    """Build the library's Unigram or BPE tokenizer of a model.
+    """Build the tokenizer of a model with the `tokenizers` library, as Unigram or BPE.
 
     Args:
         model: The model.
-        defaults: Values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
-            ("special"), count of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
-            instead of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"),
-            "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
+        defaults: Values of the model's family. Values of the same name in `config` take precedence.
         config: Values of tokenizer_config.json; names of special tokens are added.
         path: File of the model, for messages.
 
     Raises:
-        TokenizerError: If the model is not that of the family, or cannot be used.
+        TokenizerError: If the model does not begin with the pieces that its family expects, or cannot be used.
     """
-    special = defaults.get("special", {})
-    assert isinstance(special, dict)
-    for key, token in special.items():
+    for key, token in defaults.get("special", {}).items():
         config.setdefault(key, token)
     model = _with_family_pieces(model, defaults, path)
     with translate_errors(f"{path} cannot be used", "fetch it again"):
         backend = tokenizers.Tokenizer(_build_bpe(model, path) if model.is_bpe else _build_unigram(model))
         backend.normalizer = normalizers.Sequence(_normalizer_steps(model, defaults, config))
+        # texts are split at spaces first, unless pieces reach beyond a word
         has_inner_spaces = any(SPACE in text[1:] for text, _, kind in model.pieces if kind == NORMAL)
         backend.pre_tokenizer = pre_tokenizers.Metaspace(
             replacement=SPACE, prepend_scheme="never", split=not has_inner_spaces
@@ -213,33 +227,34 @@ def build_sentencepiece(
                 f"{path}: extra_ids is {quoted(extra_ids)}; expected a whole number from 0 to {MAX_EXTRA_IDS}"
             )
         backend.add_special_tokens([f"<extra_id_{index}>" for index in reversed(range(extra_ids))])
-        appended = defaults.get("appended", [])
-        assert isinstance(appended, list)
-        backend.add_special_tokens(appended)
+        backend.add_special_tokens(defaults.get("appended", []))
         add_family_template(backend, defaults, path)
     return backend
 
 
-def _with_family_pieces(model: SentencePieceModel, defaults: Mapping[str, object], path: Path) -> SentencePieceModel:
-    """Return the model with the first pieces of its family instead of those in the file."""
-    leading = defaults.get("leading", [])
-    replaced = defaults.get("replaced", [])
-    assert isinstance(leading, list) and isinstance(replaced, list)
+def _with_family_pieces(model: SentencePieceModel, defaults: FamilyDefaults, path: Path) -> SentencePieceModel:
+    """Return the model with the first pieces of its family instead of those in the file.
+
+    Families that were trained with fairseq have other ids than their file: fairseq put its own special tokens first.
+    """
+    leading, replaced = defaults.get("leading", []), defaults.get("replaced", [])
     if not leading:
         return model
     if (first := [text for text, _, _ in model.pieces[: len(replaced)]]) != replaced:
         raise TokenizerError(f"{path} begins with {quoted(first)}; the family of its model expects {quoted(replaced)}")
     unknown_id = leading.index(replaced[0])
     first_pieces = [(text, 0.0, UNKNOWN if id == unknown_id else CONTROL) for id, text in enumerate(leading)]
-    trailing = defaults.get("trailing", [])
-    assert isinstance(trailing, list)
-    last_pieces = [(text, 0.0, CONTROL) for text in trailing]
+    last_pieces = [(text, 0.0, CONTROL) for text in defaults.get("trailing", [])]
     pieces = (*first_pieces, *model.pieces[len(replaced) :], *last_pieces)
     return replace(model, pieces=pieces, unknown_id=unknown_id)
 
 
 def _build_unigram(model: SentencePieceModel) -> models.Unigram:
-    """Build Unigram in which user-defined pieces are preferred, and control and unused pieces are never segments."""
+    """Build Unigram in which user-defined pieces are preferred, and control and unused pieces are never used.
+
+    The `tokenizers` library has no types of pieces, so their scores express the types. The score of a user-defined
+    piece is that of SentencePiece.
+    """
     normal_scores = [score for _, score, kind in model.pieces if kind == NORMAL] or [0.0]
     best, never = max(normal_scores), min(normal_scores) - NEVER_PENALTY
 
@@ -252,7 +267,7 @@ def _build_unigram(model: SentencePieceModel) -> models.Unigram:
 
 
 def _build_bpe(model: SentencePieceModel, path: Path) -> models.BPE:
-    """Build BPE, whose merges are all ways to join two pieces into a third one.
+    """Build BPE, whose merges are all ways to join two pieces into a third one. A file has pieces, but no merges.
 
     Merges are sorted by the score of the result, best first, then by the length of the left piece, longest first.
 
@@ -261,7 +276,7 @@ def _build_bpe(model: SentencePieceModel, path: Path) -> models.BPE:
     """
     if unsupported := next((text for text, _, kind in model.pieces if kind in (USER, UNUSED)), None):
         problem = f"{path} is BPE with pieces that are unused or defined by its maker, such as {quoted(unsupported)}"
-        raise TokenizerError(f"{problem}; they are not supported: convert it to tokenizer.json")
+        raise TokenizerError(f"{problem}; they are not supported: convert the model to tokenizer.json")
     scores = {text: score for text, score, kind in model.pieces if kind == NORMAL}
     merges: list[tuple[float, int, str, str]] = []
     for text, score in scores.items():
@@ -279,20 +294,20 @@ def _build_bpe(model: SentencePieceModel, path: Path) -> models.BPE:
 
 
 def _normalizer_steps(
-    model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig
+    model: SentencePieceModel, defaults: FamilyDefaults, config: TokenizerConfig
 ) -> list[normalizers.Normalizer]:
-    """Return the steps of the normalizer, in order."""
+    """Return the steps of the normalizer, in order: those of the family, then those of the model file."""
 
     def flag(key: str, default: bool) -> bool:
         value = config.get(key)
-        return bool(defaults.get(key, default) if value is None else value)
+        return bool(default if value is None else value)
 
     steps: list[normalizers.Normalizer] = []
-    if defaults.get("quotes"):
+    if defaults.get("quotes", False):
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not flag("keep_accents", True):
+    if not flag("keep_accents", defaults.get("keep_accents", True)):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if flag("do_lower_case", False):
+    if flag("do_lower_case", defaults.get("do_lower_case", False)):
         steps.append(normalizers.Lowercase())
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
@@ -301,6 +316,6 @@ def _normalizer_steps(
     if model.adds_prefix:
         steps.append(normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
-    if model.removes_extra_spaces:  # at the end of a text, also a SPACE that the text itself contains
+    if model.removes_extra_spaces:  # as the last step, which also removes a SPACE that the text itself ends with
         steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))
     return steps

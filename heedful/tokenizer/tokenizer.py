@@ -20,7 +20,7 @@ from tokenizers import processors
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.errors import HeedfulError, HeedfulWarning, TokenizerError, did_you_mean
 from heedful.tokenizer import files
-from heedful.tokenizer.build import END_OF_TEXT, PUBLISHED_NAMES
+from heedful.tokenizer.build import END_OF_TEXT, PUBLISHED_NAMES, FamilyDefaults
 from heedful.tokenizer.encoding import (
     Encoding,
     PreTokenized,
@@ -123,7 +123,8 @@ class Tokenizer:
 
         Args:
             folder: The folder.
-            defaults: Values of the model's family that vocab.txt and spiece.model lack; loading a model passes them.
+            defaults: Values of the model's family that vocab.txt and spiece.model lack, with the keys of
+                `heedful.tokenizer.build.FamilyDefaults`; loading a model passes them.
 
         Warns:
             HeedfulWarning: About damage that does not prevent the use of the tokenizer.
@@ -133,7 +134,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         try:
-            source = files.read_tokenizer_files(folder, defaults)
+            source = files.read_tokenizer_files(folder, cast("FamilyDefaults | None", defaults))
         except OSError as error:
             raise TokenizerError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
         try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from heedful.cli import main
 from tests.support.corpora import corpus_of, documents, trained
@@ -52,8 +54,8 @@ def test_gpu_is_a_process_for_each_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     ("text", "message"),
     [
         ("gpu", "PyTorch sees no GPU: give a number of processes"),
-        ("many", '"many" is no number of processes'),
-        ("-1", '"-1" is no number of processes'),
+        ("many", '"many" is not a number of processes'),
+        ("-1", '"-1" is not a number of processes'),
     ],
 )
 def test_other_numbers_of_processes_are_refused(
@@ -63,6 +65,18 @@ def test_other_numbers_of_processes_are_refused(
     data = as_csv(tmp_path / "a.csv", classified(4))
     assert ended(["finetune", "classify", str(data), f"--nproc={text}"]) == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_in_the_exit_code(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(args: Any) -> None:
+        raise SignalException("stopped", number)
+
+    monkeypatch.setattr("torch.distributed.run.run", run)
+    data = as_csv(tmp_path / "a.csv", classified(4))
+    assert ended(["finetune", "classify", str(data), "--nproc", "2", "--output", str(tmp_path / "run")]) == code
 
 
 def test_nproc_is_refused_inside_torchrun(

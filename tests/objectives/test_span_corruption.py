@@ -147,10 +147,25 @@ def test_most_of_a_text_may_be_taken() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"no token <extra_id_0>: .* add them as special tokens \(100 are usual\)"):
         SpanCorruption(tokenizer=words(0), start=PAD)
-    with pytest.raises(
-        HeedfulError, match=r"mask_prob is 1.5 and mean_noise_span_length 3.0; expected a share below 1"
-    ):
+    with pytest.raises(HeedfulError, match=r"mask_prob is 1\.5; expected a share of the tokens between 0"):
         SpanCorruption(tokenizer=words(), start=PAD, mask_prob=1.5)
+    with pytest.raises(HeedfulError, match=r"mean_noise_span_length is 0\.5; expected a number of tokens, at least 1"):
+        SpanCorruption(tokenizer=words(), start=PAD, mean_noise_span_length=0.5)
+
+
+def test_special_tokens_stay_at_the_ends_only() -> None:
+    """Between tokens of text they may be removed, as any other token."""
+    inner = [END, *range(3, 23), END, *range(23, 43), END]
+    objective = SpanCorruption(tokenizer=words(), start=PAD, mask_prob=0.5, mean_noise_span_length=1.0)
+    batches = [objective.batch([Sample.of([inner], [[0] * len(inner)])], [key]) for key in range(20)]
+    sources = [source for batch in batches for source, _ in parts(batch)]
+    assert all(source[0] == source[-1] == END for source in sources)
+    assert {source[1:-1].count(END) for source in sources} == {0, 1}
+
+
+def test_weights_of_samples_are_not_used() -> None:
+    light = Sample.of([[*range(3, 23), END]], [[0] * 21], weight=0.5)
+    assert set(SPANS.batch([light], [1]).weights.tolist()) == {1.0}
 
 
 def test_samples_depend_on_the_key_alone() -> None:

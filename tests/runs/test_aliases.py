@@ -38,7 +38,6 @@ ACCEPTED = [  # library, name, a value, full path here
     ("Lightning", "max_epochs", 3.0, "train.epochs"),
     ("setfit", "num_epochs", 3.0, "train.epochs"),
     ("bert", "num_train_steps", 7, "train.max_steps"),
-    ("transformers", "data_seed", 3, "data.seed"),
     ("transformers", "model_name_or_path", "m", "init.model"),
     ("transformers", "model_revision", "a", "init.revision"),
     ("transformers", "max_seq_length", 64, "max_length"),
@@ -80,6 +79,9 @@ PRETRAINING = [
 ANSWERED = [  # library, name, what is named in the answer
     ("transformers", "per_device_train_batch_size", "train.batch_size"),
     ("transformers", "per_device_eval_batch_size", "train.max_tokens_per_microbatch"),
+    ("transformers", "data_seed", "train.seed"),
+    ("transformers", "max_target_length", "max_length"),
+    ("transformers", "generation_max_length", "task.max_new_tokens"),
     ("transformers", "gradient_accumulation_steps", "train.max_tokens_per_microbatch"),
     ("transformers", "warmup_steps", "train.schedule.warmup_ratio"),
     ("transformers", "fp16", "train.precision"),
@@ -175,6 +177,12 @@ def test_advice_says_how_to_convert_the_value() -> None:
         Overrides(values={"warmup_steps": 100}).resolve(CLASSIFY)
     with pytest.raises(SettingError, match="over all devices"):
         Overrides(values={"per_device_train_batch_size": 8}).resolve(CLASSIFY)
+    with pytest.raises(SettingError, match=r"sample order is seeded by train\.seed; data\.seed chooses the dev split"):
+        Overrides(values={"data_seed": 3}).resolve(CLASSIFY)
+    with pytest.raises(SettingError, match="limits texts and targets alike"):
+        Overrides(values={"max_target_length": 64}).resolve(CLASSIFY)
+    with pytest.raises(SettingError, match="subtract the tokens of the prompt"):
+        Overrides(values={"generation_max_length": 64}).resolve(CLASSIFY)
 
 
 def test_a_name_of_another_command_is_answered_with_its_setting() -> None:

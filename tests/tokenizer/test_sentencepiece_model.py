@@ -164,11 +164,11 @@ def test_language_codes_around_texts(tmp_path: Path, tokenizer_class: str) -> No
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "it holds no pieces"),
-        (b"\x0a", "is no SentencePiece model, or is damaged"),
+        (b"", "the file holds no pieces"),
+        (b"\x0a", "is not a SentencePiece model, or is damaged"),
         (b"\xff" * 30, "a number without an end"),
-        (train_sentencepiece()[:500], "it ends in the middle of a field, at byte 500"),
-        (b"{}", "is no SentencePiece model, or is damaged"),
+        (train_sentencepiece()[:500], "the file ends in the middle of a field, at byte 500"),
+        (b"{}", "is not a SentencePiece model, or is damaged"),
     ],
 )
 def test_damaged_files(tmp_path: Path, data: bytes, expected: str) -> None:
@@ -177,15 +177,27 @@ def test_damaged_files(tmp_path: Path, data: bytes, expected: str) -> None:
         read_model(tmp_path, "spiece.model")
 
 
+def test_the_limit_of_pieces_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spiece.model").write_bytes(train_sentencepiece())
+    count = len(read_model(tmp_path, "spiece.model").pieces)
+    monkeypatch.setattr("heedful.tokenizer.sentencepiece_model.MAX_TOKENS", count)
+    assert len(read_model(tmp_path, "spiece.model").pieces) == count
+    only_pieces = b"".join(b"\x0a\x03\x0a\x01" + bytes([97 + letter]) for letter in range(3))
+    (tmp_path / "spiece.model").write_bytes(only_pieces)
+    monkeypatch.setattr("heedful.tokenizer.sentencepiece_model.MAX_TOKENS", 2)
+    with pytest.raises(HeedfulError, match="more than 2 pieces"):
+        read_model(tmp_path, "spiece.model")
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         (
             {"model_type": "char"},
-            "it is neither Unigram nor BPE: convert it to tokenizer.json with the library that made",
+            "the model is neither Unigram nor BPE: convert it to tokenizer.json with the library that made",
         ),
         ({"model_type": "bpe", "user_defined_symbols": "book"}, "defined by its maker, such as 'book'; they are not"),
-        ({"treat_whitespace_as_suffix": True}, "it writes spaces in an unusual way"),
+        ({"treat_whitespace_as_suffix": True}, "the model represents spaces in an unusual way"),
     ],
 )
 def test_other_models_are_refused(tmp_path: Path, options: dict[str, Any], expected: str) -> None:

@@ -320,19 +320,22 @@ def read_text_files(folder: Path, settings: DataSettings, row_errors: RowErrors)
             yield path, text
 
 
-def list_text_files(folder: Path, ancestors: tuple[Path, ...] = ()) -> Iterator[Path]:
+def list_text_files(folder: Path, ancestors: tuple[Path, ...] = (), *, exclude: Path | None = None) -> Iterator[Path]:
     """Yield the text files in the leaf folders below a folder. Files beside folders are skipped.
 
     Args:
         folder: the folder.
         ancestors: resolved paths of the folders above. A link to one of them is skipped.
+        exclude: a folder of results, which is treated as missing. If None, no folder is excluded.
     """
     resolved = folder.resolve()
     if resolved in ancestors:
         return
     folders, files = _list_folder(folder)
+    if exclude is not None:
+        folders = [subfolder for subfolder in folders if subfolder.resolve() != exclude.resolve()]
     for subfolder in folders:
-        yield from list_text_files(subfolder, (*ancestors, resolved))
+        yield from list_text_files(subfolder, (*ancestors, resolved), exclude=exclude)
     if not folders:
         yield from filter(_may_be_text, files)
 

@@ -58,8 +58,9 @@ def _option(role: str, positions: Sequence[int]) -> str:
 
 
 def has_no_header(table: Table) -> bool:
-    """Whether the columns of a table have no names because its file has no header."""
-    return isinstance(table.first_row, list) and table.names[:1] == ("1",)
+    """Whether the names of a table's columns are their positions because the file has no header."""
+    positions = tuple(str(position) for position in range(1, len(table.names) + 1))
+    return isinstance(table.first_row, list) and table.header is not True and table.names == positions
 
 
 def guess_columns(table: Table, roles: Sequence[str], used_columns: Sequence[str] = ()) -> ColumnGuess | None:

@@ -41,6 +41,7 @@ from heedful.data.formats.text_files import (
     read_head,
     read_text_lines,
 )
+from heedful.data.labelled.column_guess import has_no_header
 from heedful.data.labelled.columns import Columns, MissingColumnError, has_number, is_header, resolve_columns
 from heedful.data.labelled.headers import check_header
 from heedful.data.labelled.row_reader import read_examples
@@ -368,11 +369,7 @@ def _delimited_table(
         quoted=quoted,
         is_header=lambda cells: is_header(cells, settings.header, settings.columns or {}),
     )
-    if (
-        settings.header is None
-        and table.names[:1] == ("1",)
-        and any(map(has_number, (settings.columns or {}).values()))
-    ):
+    if settings.header is None and has_no_header(table) and any(map(has_number, (settings.columns or {}).values())):
         check_header(table)
     notes += [] if quoted else [f"{file.path.name}: quotes are read literally"]
     return replace(table, notes=(*notes, *table.notes), header=settings.header)

@@ -498,7 +498,7 @@ def _count_row(tally: Tally, row: AnswerRow, input_file: InputFile, has_fixed_in
     if row.error is not None and not tally["first_error"]:
         tally["first_error"] = f"{row.file}:{row.line}: {row.error}"[:500]
     if has_fixed_inputs and row.cells is not None and len(tally["left_out"]) < 20:
-        more = [name for name in row.cells if name not in input_file.name_set and name not in tally["left_out"]]
+        more = [name for name in row.cells if name not in input_file.column_name_set and name not in tally["left_out"]]
         tally["left_out"] += more[:20]
 
 

@@ -197,8 +197,8 @@ def input_arrow_types(files: Sequence[InputFile]) -> dict[str, pa.DataType]:
         parquet_types: dict[str, pa.DataType] = {}
         if input_file.file_format == "parquet":
             parquet_types = {field.name: _lossless_type(field.type) for field in read_schema(input_file.path)}
-        for name_in_file, name in input_file.display_names.items():
-            kind = parquet_types.get(name_in_file, TEXT)
+        for name_in_table, name in zip(input_file.table.names, input_file.column_names, strict=True):
+            kind = parquet_types.get(name_in_table, TEXT)
             types[name] = kind if types.get(name, kind) == kind else TEXT
     return types
 

@@ -13,23 +13,35 @@ from heedful.tasks.specs.classify import PIPELINE
 if TYPE_CHECKING:
     from heedful.model.classic_config import PoolingConfigs
 
-EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))  # results/tag-epochs-2026-11-25.md
+# (minimum training examples, default epochs); measured in benchmarks/results/tag-epochs-2026-11-25.md
+EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagSettings(TaskSettings):
-    """Settings of tagging."""
+    """Settings of tagging, which has none of its own."""
 
     kind: Literal["tag"] = "tag"
 
 
 def refuse_pooled_output(task: str, pooling: PoolingConfigs, name: str) -> None:
-    """Refuse pooling with settings of a pooled output, since the task uses the hidden state of each token."""
+    """Refuse settings of how tokens are pooled into one vector, since the task needs the hidden state of each token.
+
+    Args:
+        task: Name of the task, for the message.
+        pooling: Pooling of a classic model. Only `over`, the layers below the pooling, may differ from the defaults.
+        name: Path of the pooling's settings, for the message.
+
+    Raises:
+        HeedfulError: If the kind is not "bag", or a setting other than `over` is set.
+    """
     from heedful.model.classic_config import BagPooling
 
     if pooling != BagPooling(over=pooling.over):
-        reason = f'{name}.kind is "{pooling.kind}", or has settings of classes: {task} takes the rows themselves'
-        raise HeedfulError(f'{reason}; give kind = "bag", and over')
+        problem = f'{name}.kind is "{pooling.kind}"' if pooling.kind != "bag" else f"{name} has more settings than over"
+        raise HeedfulError(
+            f'{problem}: {task} needs the hidden state of each token, not a pooled one; set kind = "bag" and only over'
+        )
 
 
 def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
@@ -59,7 +71,7 @@ TAG = TaskSpec(
         takes_pairs=False,
         input_text=lambda engine_input: engine_input if isinstance(engine_input, str) else " ".join(engine_input),
         describe_mistake=_describe_mistake,
-        code=PIPELINE.format(kind="token-classification", more="", given="{given}"),
+        code=PIPELINE.format(kind="token-classification", more="", given="{given}"),  # the card fills in {given}
     ),
     distillation="tokens",
     classic_students=("bilstm",),

@@ -14,6 +14,7 @@ from heedful.data.inputs.input_files import open_inputs, settings_for_inputs
 from heedful.data.inputs.tables import open_input_table
 from heedful.data.labelled.class_folders import list_text_files
 from heedful.errors import HeedfulError
+from heedful.infer.batch.writers import input_arrow_types
 
 COLUMNS = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nbad\n\nPeter NNP B-PER\n\n-DOCSTART- -X- O\n\nhere RB O"
 
@@ -84,6 +85,15 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
         ("news/tea/2", "c"),
     ]
     assert inputs.fraction_read == 1.0
+    (tmp_path / "news" / "tea" / "3").write_text("d\0d d d d")
+    (inputs,) = open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=None)
+    assert [(row.cells is None, inputs.fraction_read) for row in inputs.rows()] == [
+        (True, 0.25),
+        (False, 0.5),
+        (False, 0.75),
+        (True, 1.0),
+    ], "bad rows count, also at the end"
+    (tmp_path / "news" / "tea" / "3").unlink()
     (tmp_path / "news" / "tea" / "loop").symlink_to(tmp_path / "news")
     assert len(list(list_text_files(tmp_path / "news"))) == 1, "files beside a folder are passed over"
     (tmp_path / "news" / "tea" / "loop").unlink()
@@ -94,6 +104,46 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
         settings = DataSettings(format="class-folders")
         (inputs,) = open_inputs([folder], "sequence_classification", settings, exclude=tmp_path / "out")
         assert [inputs.engine_input(row)[0] for row in inputs.rows()] == texts
+
+
+def test_answers_beside_class_files_are_not_read(tmp_path: Path) -> None:
+    """They may be there from an earlier run of the same command."""
+    (tmp_path / "news" / "out").mkdir(parents=True)
+    for name in ("plot.tok", "quote.tok", "out/part.txt"):
+        (tmp_path / "news" / name).write_text("a\nb\n")
+    settings = DataSettings(format="class-files")
+    opened = open_inputs([tmp_path / "news"], "sequence_classification", settings, exclude=tmp_path / "news" / "out")
+    assert [inputs.name for inputs in opened] == ["plot.tok", "quote.tok"]
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n")
+    (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=None)
+    assert inputs.table is None and inputs.file_format == "csv" and inputs.roles == ()
+    assert list(inputs.rows()) == [] and inputs.fraction_read == 1.0
+    assert any("has a header and no rows" in text for text in inputs.notes)
+
+
+def test_a_header_may_begin_with_a_number(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1,text,label\n5,hello there,good\n")
+    (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=None)
+    assert [inputs.engine_input(row)[0] for row in inputs.rows()] == ["hello there"]
+    assert inputs.first_cells == [] and not any("by what is in their cells" in text for text in inputs.notes)
+
+
+def test_columns_without_names_have_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,,\na,1,2\n")
+    (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=None)
+    assert [*input_arrow_types([inputs])] == ["text", "column 2", "column 3"]
+    assert [inputs.cells_by_name(row.cells or []) for row in inputs.rows()] == [
+        {"text": "a", "column 2": "1", "column 3": "2"}
+    ]
+    (tmp_path / "b.jsonl").write_text('{"": 1, "text": "a"}\n{"text": "b", "": 2}\n')
+    (inputs,) = open_inputs([tmp_path / "b.jsonl"], "sequence_classification", DataSettings(), exclude=None)
+    assert [inputs.cells_by_name(row.cells or []) for row in inputs.rows()] == [
+        {"column 1": 1, "text": "a"},
+        {"text": "b", "column 1": 2},
+    ]
 
 
 def test_the_layout_of_a_run_holds_for_folders_and_names_without_a_format(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from heedful.data import DataSettings, LabelledExample, ScoredExample, TextExample, read
+from heedful.data import DataSettings, LabelledExample, ScoredExample, Skip, TextExample, read
+from heedful.data.bad_rows import RowErrors
 from heedful.data.inputs.input_files import open_inputs
+from heedful.data.labelled.column_guess import has_no_header
+from heedful.data.labelled.data_file import open_table
 from heedful.errors import HeedfulError
 
 MESSAGES = "ham,see you at the door\nspam,win a prize now\nham,is it open today\nspam,a free prize\nham,it rains\n"
@@ -87,6 +90,22 @@ def test_the_text_is_found_where_no_label_is_needed(tmp_path: Path) -> None:
     (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=tmp_path / "out")
     assert [inputs.engine_input(row)[0] for row in inputs.rows()][:2] == ["see you at the door", "win a prize now"]
     assert any("text=column 2, by what is in their cells" in each for each in inputs.notes)
+
+
+@pytest.mark.parametrize(
+    ("data", "header", "expected"),
+    [
+        ("1,text,label\n5,hello there,good\n", None, False),
+        ("1,2\nhello there,good\n", True, False),
+        ("1,2\nhello there,good\n", False, True),
+        ("5,hello there,good\n6,see you,bad\n", None, True),
+    ],
+)
+def test_a_number_may_be_a_name(tmp_path: Path, data: str, header: bool | None, expected: bool) -> None:
+    """A file has no header only if all names are positions, and the header was not set."""
+    (tmp_path / "a.csv").write_text(data)
+    table = open_table(tmp_path / "a.csv", DataSettings(header=header), RowErrors(Skip()))
+    assert has_no_header(table) is expected
 
 
 def test_a_test_file_without_labels_is_left_out(tmp_path: Path) -> None:

@@ -164,8 +164,16 @@ def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "start", "message"),
     [
-        ("embed", {"kind": "structured"}, 'init.reader.kind is "structured".* embed takes the rows themselves'),
-        ("tag", {"kind": "bag", "how": "sum"}, "tag takes the rows themselves"),
+        (
+            "embed",
+            {"kind": "structured"},
+            'init.reader.kind is "structured".* embed needs the hidden state of each token',
+        ),
+        (
+            "tag",
+            {"kind": "bag", "how": "sum"},
+            "init.reader has more settings than over: tag needs the hidden state of each token",
+        ),
         ("qa", {"kind": "bag"}, "classic models have no head for qa"),
         ("regress", {"kind": "bag", "binary": "sigmoid"}, 'binary is "sigmoid", which is only for one label'),
     ],
