@@ -2,7 +2,7 @@
 
 Settings are frozen, keyword-only dataclasses; required fields have no default. A field may be a string, a number, a
 bool, Literal, tuple, dict[str, ...], another dataclass, None, or a union of dataclasses that differ in a Literal field
-`kind`. A base class with a list MEMBERS stands for the union of the listed classes. TOML has no null, so in every
+`kind`. A base class with a list MEMBERS means the union of the listed classes. TOML has no null, so in every
 format the word "none" is read as None, where None is allowed. A dataclass is called a table here, as in TOML. The
 settings of runs, models and tokenizers are read and written by this module.
 """

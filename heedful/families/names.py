@@ -1,7 +1,7 @@
 """Maps the tensor names of Hugging Face's checkpoints to ours and back.
 
 A table has a row for each module or tensor: (HF name or names, our name, operation). Several HF names mean that several
-HF tensors become one of ours. In a name, {} stands for the index of a layer, and {any} for any text; all names of a row
+HF tensors become one of ours. In a name, {} is the index of a layer, and {any} is any text; all names of a row
 have the same placeholders. A row for a module covers its ".weight" and ".bias". In both directions, exactly one row
 claims a tensor; names are matched as a whole. `checkpoint` uses the tables to load and save model folders.
 """

@@ -63,7 +63,7 @@ def attention_difference(
         b: The inspection to compare it with.
         part: A part that both models have.
         layers: The layer in a and the layer in b, from 0.
-        heads: The head in a and the head in b, from 0. None stands for the mean over heads.
+        heads: The head in a and the head in b, from 0. None means the mean over heads.
 
     Raises:
         RequestError: If a model has no such part, or the part attends to different texts in the two models.

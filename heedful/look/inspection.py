@@ -312,7 +312,7 @@ def encode_item(loaded: ModelBundle, item: str | tuple[str, str]) -> tuple[Encod
     """Tokenize a text or pair.
 
     Returns:
-        The tokens, and an error message if there are none, or more than the model reads at once; otherwise "".
+        The tokens, and "" or an error message, if the text is empty or has more tokens than the model reads at once.
     """
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")

@@ -28,7 +28,7 @@ from heedful.look.word_map import Suggestion, map_methods, suggest_words, word_m
 from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity, find_occurrences
 
 Kind = Literal["f4", "f2", "u2", "u1"]
-LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # the integer that stands for 1.0
+LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # the integer that encodes 1.0
 MAX_HALF = 65504.0  # the largest number of float16
 MAX_WORD_CHARS = 200  # maximum characters of a word that replaces a token
 NOT_FINITE = "the model computes a number here that is not finite, so there is nothing to show"

@@ -506,7 +506,7 @@ class SpanScores(Rowwise):
     """Extractive question answering: start and end scores for each token (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["question_answering"] = "question_answering"
-    no_answer: Literal["first", "last"] = "first"  # token that stands for "no answer"; it must attend to all others
+    no_answer: Literal["first", "last"] = "first"  # token that means "no answer"; it must attend to all others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -357,7 +357,7 @@ def _unknown_error(known: Mapping[str, Kind], prefix: str, name: str, entry: Ent
 
 
 def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, source: str) -> SettingError:
-    """Return the error for a foreign name that is not accepted; `path` is Heedful's setting, or "" if there is none."""
+    """Return the error for a foreign name that is not accepted; `path` is Heedful's setting, or "" without one."""
     advice = f": {foreign.advice}" if foreign.advice else ""
     if path or not foreign.is_setting:
         message = f"{prefix}{name} is not a setting (did you mean {as_json(path or foreign.meant[0])}?){advice}"

@@ -183,7 +183,7 @@ def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
 
 
 def tie_breaker(numbers: Mapping[str, float], metric: str) -> float:
-    """Return the value that decides between equal values of the metric, larger is better, or 0 if there is none."""
+    """Return the value that decides between equal values of the metric, larger is better, or 0 without such a value."""
     for name, sign in TIE_BREAKERS.items():
         if name in numbers and name != metric:
             return sign * numbers[name]

@@ -341,7 +341,7 @@ class _Search:
 
 
 def _find_trial(state: JsonObject, index: int, settings: Mapping[str, Json]) -> JsonObject | None:
-    """Return the trial of a rung with these settings, or None if there is none yet."""
+    """Return the trial of a rung with these settings, or None before it exists."""
     trials: Sequence[JsonObject] = state["trials"]
     return next((trial for trial in trials if trial["rung"] == index and trial["settings"] == settings), None)
 

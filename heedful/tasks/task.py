@@ -307,7 +307,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @abstractmethod
     def make_samples(self, example: AnyExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return the samples of an example. If there are none, the example is skipped.
+        """Return the samples of an example; an example without samples is skipped.
 
         Args:
             example: The example.

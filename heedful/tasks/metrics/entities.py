@@ -188,6 +188,6 @@ def _by_type(predicted: list[EntitySpan], gold: list[EntitySpan]) -> dict[str, t
 
 
 def _add_counts(left: tuple[int, int, int] | None, right: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the sums of two triples of counts. None stands for zeros."""
+    """Return the sums of two triples of counts. None means zeros."""
     a, b, c = left or (0, 0, 0)
     return a + right[0], b + right[1], c + right[2]
