@@ -303,7 +303,15 @@ def curve(results: dict[str, Any]) -> str:
 
 def pruned_table(results: dict[str, Any]) -> str:
     """Format a row for each pruning as Markdown: its accuracy and speed beside those of all tokens."""
-    columns = ["model", "layers with all tokens", "keep", "tokens left", "accuracy", "all tokens", "difference (95 %)"]
+    columns = [
+        "model",
+        "layers with all tokens",
+        "keep_rate",
+        "tokens left",
+        "accuracy",
+        "all tokens",
+        "difference (95 %)",
+    ]
     columns += ["texts/s", "all tokens", "times as fast"]
     rows = []
     for name, report in results.items():
@@ -316,7 +324,7 @@ def pruned_table(results: dict[str, Any]) -> str:
             [
                 name,
                 str(chosen["layer"]),
-                f"{100 * chosen['keep']:g} %",
+                f"{100 * chosen['keep_rate']:g} %",
                 f"{100 * chosen['tokens_left']:.0f} %",
                 f"{100 * some['value']:.2f}",
                 f"{100 * every['value']:.2f}",

@@ -424,7 +424,7 @@ def test_the_record_of_students(benchmarks: Any) -> None:
 
 
 def test_the_record_of_token_pruning(benchmarks: Any) -> None:
-    chosen = {"layer": 3, "keep": 0.3, "tokens_left": 0.31, "difference": 0.001, "low": -0.002, "high": 0.004}
+    chosen = {"layer": 3, "keep_rate": 0.3, "tokens_left": 0.31, "difference": 0.001, "low": -0.002, "high": 0.004}
     models = {"pruned": (0.896, 150.0), "all_tokens": (0.895, 100.0)}
     report = {name: {"value": value, "texts_per_second": speed} for name, (value, speed) in models.items()}
     report["chosen"] = chosen | {"speedup": 1.5}

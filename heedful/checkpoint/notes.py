@@ -92,15 +92,15 @@ def _token_pruning(path: Path, values: Mapping[str, object]) -> TokenPruning | N
     match values.get("token_pruning"):
         case None:
             return None
-        case {"layer": int(layer), "keep": int() | float() as keep, **rest} if not (
-            rest or isinstance(layer, bool) or isinstance(keep, bool)
+        case {"layer": int(layer), "keep_rate": int() | float() as keep_rate, **rest} if not (
+            rest or isinstance(layer, bool) or isinstance(keep_rate, bool)
         ):
             try:
-                return TokenPruning(layer=layer, keep=float(keep))
+                return TokenPruning(layer=layer, keep_rate=float(keep_rate))
             except ModelError as error:
                 raise ModelError(f"{path}: token_pruning: {error}") from error
         case other:
-            raise _wrong_type(path, "token_pruning", other, 'an object like {"layer": 3, "keep": 0.5}')
+            raise _wrong_type(path, "token_pruning", other, 'an object like {"layer": 3, "keep_rate": 0.5}')
 
 
 def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:

@@ -33,7 +33,7 @@ def prune(
             help="Lower layers that compute all tokens; repeat it. By default a third, half and two thirds of them."
         ),
     ] = None,
-    keep: Annotated[
+    keep_rate: Annotated[
         list[float] | None,
         typer.Option(
             help="Share of the tokens that the other layers compute, such as 0.3; repeat it. By default 0.2 to 0.7."
@@ -56,7 +56,7 @@ def prune(
     files: DataFiles = parse_data_arguments(data)
     check_free(output, overwrite)
 
-    from heedful.runs.prune import KEEPS
+    from heedful.runs.prune import KEEP_RATES
     from heedful.runs.prune import prune as choose
 
     report = choose(
@@ -65,7 +65,7 @@ def prune(
         output,
         max_loss=max_loss,
         layers=layer or (),
-        keeps=keep or KEEPS,
+        keep_rates=keep_rate or KEEP_RATES,
         precision=checked_precision,
         device=device,
         overwrite=overwrite,

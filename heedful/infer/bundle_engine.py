@@ -492,7 +492,7 @@ class BundleEngine:
         plan = ["as it was loaded"] if self.plan is None else [f"answers in {self.plan.precision}", *self.plan.why]
         plan += [line] if (line := self.gpu_line()) else []
         if (pruning := self.loaded.token_pruning) is not None:
-            plan.append(f"tokens after layer {pruning.layer}: {100 * pruning.keep:g} % of those of a text")
+            plan.append(f"tokens after layer {pruning.layer}: {100 * pruning.keep_rate:g} % of those of a text")
         attention = attention_report(self.loaded, self.plan, self.limit, self.token_budget)
         return "\n".join([*plan, *self.precision_log, *attention])
 

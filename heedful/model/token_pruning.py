@@ -29,22 +29,22 @@ class TokenPruning:
     """Which tokens the upper layers of an encoder compute; raises ModelError for values out of range."""
 
     layer: int  # count of lower layers, which compute all tokens; from 1
-    keep: float  # share of the tokens of each sequence that the other layers compute; above 0, at most 1
+    keep_rate: float  # share of the tokens of each sequence that the other layers compute; above 0, at most 1
 
     def __post_init__(self) -> None:
         if self.layer < 1:
             raise ModelError(f"layer is {self.layer}; expected how many lower layers compute all tokens, from 1")
-        if not 0 < self.keep <= 1:
-            raise ModelError(f"keep is {self.keep}; expected a share of the tokens, above 0 and at most 1")
+        if not 0 < self.keep_rate <= 1:
+            raise ModelError(f"keep_rate is {self.keep_rate}; expected a share of the tokens, above 0 and at most 1")
 
     def count(self, length: int) -> int:
-        """Return how many tokens remain of a sequence: the share `keep`, rounded up, and at least MIN_TOKENS.
+        """Return how many tokens remain of a sequence: the share `keep_rate`, rounded up, and at least MIN_TOKENS.
 
-        >>> pruning = TokenPruning(layer=3, keep=0.3)
+        >>> pruning = TokenPruning(layer=3, keep_rate=0.3)
         >>> pruning.count(200), pruning.count(20), pruning.count(7)
         (60, 16, 7)
         """
-        return min(length, max(MIN_TOKENS, ceil(self.keep * length - 1e-9)))
+        return min(length, max(MIN_TOKENS, ceil(self.keep_rate * length - 1e-9)))
 
 
 def cannot_prune(model: ModelConfig, head: Head | None) -> str:

@@ -38,7 +38,7 @@ from heedful.tasks.metrics.bootstrap import paired_difference
 from heedful.tasks.task import EvalMetrics, Task, evaluate_task
 
 LAYER_SHARES = (1 / 3, 1 / 2, 2 / 3)  # tried: shares of the layers that compute all tokens
-KEEPS = (0.2, 0.3, 0.5, 0.7)  # tried: shares of the tokens that the other layers compute
+KEEP_RATES = (0.2, 0.3, 0.5, 0.7)  # tried: shares of the tokens that the other layers compute
 TRIAL_TEXTS = 64  # texts whose speed is measured to order the pairs
 REPORT_TEXTS = 256  # texts whose speed is reported
 ROUNDS = 5  # timed calls with all of these texts; an untimed one comes first
@@ -59,7 +59,7 @@ def prune(
     *,
     max_loss: float = 0.5,
     layers: Sequence[int] = (),
-    keeps: Sequence[float] = KEEPS,
+    keep_rates: Sequence[float] = KEEP_RATES,
     precision: PrecisionOrAuto | None = None,
     device: str = "auto",
     overwrite: bool = False,
@@ -76,7 +76,7 @@ def prune(
         max_loss: Percentage points of the task's metric (hundredths of a correlation) that may be lost.
         layers: How many lower layers compute all tokens, a number for each trial. If empty, a third, half and two
             thirds of the layers.
-        keeps: Shares of the tokens that the other layers compute, from 0 to 1.
+        keep_rates: Shares of the tokens that the other layers compute, from 0 to 1.
         precision: Precision in which quality and speed are measured; see `Engine`.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
         overwrite: Whether to replace a model folder in `output_dir`.
@@ -95,7 +95,11 @@ def prune(
     bundle = engine.loaded
     if bundle.early_stages:
         raise cascade_refusal(run, "pruned")
-    trials = [TokenPruning(layer=layer, keep=keep) for layer in layers or _layers_to_try(bundle) for keep in keeps]
+    trials = [
+        TokenPruning(layer=layer, keep_rate=keep_rate)
+        for layer in layers or _layers_to_try(bundle)
+        for keep_rate in keep_rates
+    ]
     for trial in trials:
         bundle.prune_tokens(trial)  # raises an error before anything is measured
     source, long_inputs = _open_held_out(run, bundle, data)
@@ -218,7 +222,7 @@ def _entry(
 def _trial_line(metric: str, entry: JsonObject) -> str:
     """Describe a trial in a line."""
     return (
-        f"layer {entry['layer']}, keep {entry['keep']:g}: {metric} "
+        f"layer {entry['layer']}, keep rate {entry['keep_rate']:g}: {metric} "
         f"{format_metric(metric, entry['value'])} ({format_difference(metric, entry['difference'])}), "
         f"{entry['speedup']:.2f} times as fast"
     )

@@ -32,7 +32,7 @@ def test_the_pruning_is_printed_and_used(
         as_csv(tmp_path / "rows.csv", long_rows(40, 0)),
         tmp_path / "out",
     )
-    command = ["prune", model, rows, "--max-loss", "90", "--keep", "0.5", "--layer", "1", "--output", out]
+    command = ["prune", model, rows, "--max-loss", "90", "--keep-rate", "0.5", "--layer", "1", "--output", out]
     assert run(*command) == 0
     captured = capsys.readouterr()
     assert "chosen" in captured.out and "1.50 times as many texts a second in float32" in captured.out
@@ -52,7 +52,7 @@ def test_the_pruning_is_printed_and_used(
     assert "prunes tokens: what is shown is the model with all of them" in capsys.readouterr().err
     for wrong, message in (
         (["--max-loss", "100"], "max_loss is 100.0; expected percentage points from 0 to below 100"),
-        (["--keep", "2"], "keep is 2.0; expected a share of the tokens, above 0 and at most 1"),
+        (["--keep-rate", "2"], "keep_rate is 2.0; expected a share of the tokens, above 0 and at most 1"),
         (["--precision", "int3"], "--precision is 'int3'"),
     ):
         assert run("prune", model, rows, "--output", tmp_path / "other", *wrong) == 2

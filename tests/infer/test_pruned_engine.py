@@ -28,7 +28,7 @@ from heedful.packed import Packed
 from heedful.page.html import export_page
 from tests.support.model_folders import long_text, make
 
-PRUNING = TokenPruning(layer=1, keep=0.5)
+PRUNING = TokenPruning(layer=1, keep_rate=0.5)
 TEXTS = [long_text(words) for words in (2, 30, 35, 20, 100, 33)]  # one is read in windows
 
 
@@ -48,7 +48,7 @@ def probabilities(engine: BundleEngine, texts: list[str]) -> Any:
 
 def test_it_is_saved_and_loaded_with_the_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
     whole, pruned = (Engine(folder) for folder in folders)
-    assert json.loads((folders[1] / "heedful.json").read_text())["token_pruning"] == {"layer": 1, "keep": 0.5}
+    assert json.loads((folders[1] / "heedful.json").read_text())["token_pruning"] == {"layer": 1, "keep_rate": 0.5}
     assert pruned.loaded.token_pruning == PRUNING
     before, after = probabilities(whole, TEXTS), probabilities(pruned, TEXTS)
     for number, text in enumerate(TEXTS):
@@ -105,7 +105,7 @@ def test_fused_blocks_prune_the_same_tokens(linears: Any, dtype: torch.dtype) ->
         assert bundle.model.execution.fused_block is not None
         bundle.model.execution = replace(bundle.model.execution, fused_block=None)
         assert torch.equal(scores(bundle, batch), outputs)
-    bundle.prune_tokens(TokenPruning(layer=1, keep=1.0))
+    bundle.prune_tokens(TokenPruning(layer=1, keep_rate=1.0))
     kept = scores(bundle, batch)
     bundle.prune_tokens(None)
     whole = scores(bundle, batch)
@@ -128,13 +128,13 @@ def test_another_head_computes_all_tokens(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"layer": 0, "keep": 0.5}, "token_pruning: layer is 0; expected how many lower layers"),
-        ({"layer": 1, "keep": 2}, "token_pruning: keep is 2.0; expected a share"),
-        ({"layer": 5, "keep": 0.5}, "layer is 5, of 2 layers: give 1 to 1"),
-        ({"layer": 1.5, "keep": 0.5}, "token_pruning is .*; expected an object like"),
-        ({"layer": True, "keep": 0.5}, "token_pruning is .*; expected an object like"),
+        ({"layer": 0, "keep_rate": 0.5}, "token_pruning: layer is 0; expected how many lower layers"),
+        ({"layer": 1, "keep_rate": 2}, "token_pruning: keep_rate is 2.0; expected a share"),
+        ({"layer": 5, "keep_rate": 0.5}, "layer is 5, of 2 layers: give 1 to 1"),
+        ({"layer": 1.5, "keep_rate": 0.5}, "token_pruning is .*; expected an object like"),
+        ({"layer": True, "keep_rate": 0.5}, "token_pruning is .*; expected an object like"),
         ({"layer": 1}, "token_pruning is .*; expected an object like"),
-        ({"layer": 1, "keep": 0.5, "share": 1}, "token_pruning is .*; expected an object like"),
+        ({"layer": 1, "keep_rate": 0.5, "share": 1}, "token_pruning is .*; expected an object like"),
         ("half", "token_pruning is 'half'; expected an object like"),
     ],
     ids=str,

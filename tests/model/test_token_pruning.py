@@ -39,7 +39,7 @@ CONFIG = ModelConfig(
 )
 HEAD = Classes(labels=("bad", "fair", "good"))
 LENGTHS = (40, 1, 64, MIN_TOKENS, 33)
-PRUNING = TokenPruning(layer=2, keep=0.5)
+PRUNING = TokenPruning(layer=2, keep_rate=0.5)
 STACKS: dict[str, dict[str, Any]] = {
     "post-norm": {},
     "pre-norm": {"norm_at": "pre", "final_norm": True},
@@ -87,7 +87,7 @@ def looped(bundle: ModelBundle, tokens: list[int], pruning: TokenPruning) -> Ten
         for row, weight in enumerate(torch.tensor(products, dtype=torch.float64).softmax(0).tolist()):
             importance[row] += weight / block.attention.heads
     ranked = sorted(range(1, len(tokens)), key=lambda row: -importance[row])
-    count = max(MIN_TOKENS, -(-len(tokens) * int(100 * pruning.keep) // 100))
+    count = max(MIN_TOKENS, -(-len(tokens) * int(100 * pruning.keep_rate) // 100))
     rows = sorted([0, *ranked[: count - 1]])
     some = Packed(
         tokens=batch.tokens[rows], positions=batch.positions[rows], types=batch.types[rows], bounds=(0, len(rows))
@@ -99,7 +99,9 @@ def looped(bundle: ModelBundle, tokens: list[int], pruning: TokenPruning) -> Ten
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS.keys())
-@pytest.mark.parametrize("pruning", [PRUNING, TokenPruning(layer=1, keep=0.3), TokenPruning(layer=3, keep=0.75)])
+@pytest.mark.parametrize(
+    "pruning", [PRUNING, TokenPruning(layer=1, keep_rate=0.3), TokenPruning(layer=3, keep_rate=0.75)]
+)
 def test_it_computes_what_a_loop_over_tokens_does(stack: dict[str, Any], pruning: TokenPruning) -> None:
     bundle = build(**stack)
     batch = Packed.of(sequences())
@@ -118,7 +120,7 @@ def test_it_computes_what_a_loop_over_tokens_does(stack: dict[str, Any], pruning
 def test_all_tokens_give_the_same_bits(dtype: torch.dtype) -> None:
     bundle, batch = build().to(dtype), Packed.of(sequences())
     expected = scores(bundle, batch)
-    bundle.prune_tokens(TokenPruning(layer=2, keep=1.0))
+    bundle.prune_tokens(TokenPruning(layer=2, keep_rate=1.0))
     assert torch.equal(scores(bundle, batch), expected)
 
 
@@ -188,17 +190,17 @@ def test_states_of_pruned_tokens_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "keep", "message"),
+    ("layer", "keep_rate", "message"),
     [
         (0, 0.5, "layer is 0; expected how many lower layers compute all tokens, from 1"),
-        (1, 0.0, "keep is 0.0; expected a share of the tokens, above 0 and at most 1"),
-        (1, 1.1, "keep is 1.1"),
-        (1, float("nan"), "keep is nan"),
+        (1, 0.0, "keep_rate is 0.0; expected a share of the tokens, above 0 and at most 1"),
+        (1, 1.1, "keep_rate is 1.1"),
+        (1, float("nan"), "keep_rate is nan"),
     ],
 )
-def test_values_out_of_range_are_refused(layer: int, keep: float, message: str) -> None:
+def test_values_out_of_range_are_refused(layer: int, keep_rate: float, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        TokenPruning(layer=layer, keep=keep)
+        TokenPruning(layer=layer, keep_rate=keep_rate)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_other_models_are_refused_by_name(model: ModelConfig, head: Head | None,
 def test_the_layer_must_exist() -> None:
     bundle = build()
     with pytest.raises(ModelError, match="layer is 4, of 4 layers: give 1 to 3"):
-        bundle.prune_tokens(TokenPruning(layer=4, keep=0.5))
+        bundle.prune_tokens(TokenPruning(layer=4, keep_rate=0.5))
     assert cannot_prune(bundle.config.model, bundle.config.head) == ""
-    bundle.prune_tokens(TokenPruning(layer=3, keep=0.5))
-    assert bundle.token_pruning == TokenPruning(layer=3, keep=0.5)
+    bundle.prune_tokens(TokenPruning(layer=3, keep_rate=0.5))
+    assert bundle.token_pruning == TokenPruning(layer=3, keep_rate=0.5)

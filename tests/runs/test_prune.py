@@ -23,7 +23,7 @@ from heedful.runs.prune import prune
 from tests.support.generated_data import as_csv, as_lines, long_rows, tune
 from tests.support.model_folders import make
 
-KEEPS = (0.4, 0.5, 0.7, 0.9)
+KEEP_RATES = (0.4, 0.5, 0.7, 0.9)
 
 
 @pytest.fixture
@@ -53,19 +53,19 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds by the share of tokens: those of tiny models are of other costs."""
 
     def texts_per_second(engine: Any, task: Any, examples: Any, prunings: Sequence[TokenPruning | None]) -> Any:
-        return {pruning: 100.0 if pruning is None else 100.0 / pruning.keep for pruning in prunings}
+        return {pruning: 100.0 if pruning is None else 100.0 / pruning.keep_rate for pruning in prunings}
 
     monkeypatch.setattr("heedful.runs.prune._texts_per_second", texts_per_second)
 
 
 def test_the_report_is_that_of_the_saved_folder(model: Path, folder: Path, tmp_path: Path) -> None:
     log: list[str] = []
-    report = prune(model, folder, tmp_path / "out", max_loss=90, keeps=KEEPS, log=log.append)
+    report = prune(model, folder, tmp_path / "out", max_loss=90, keep_rates=KEEP_RATES, log=log.append)
     assert report == json.loads((tmp_path / "out" / "pruning.json").read_text())
     assert (report["fitted_on"], report["reported_on"], report["reported_rows"]) == ("dev", "test", 40)
-    assert load(tmp_path / "out").token_pruning == TokenPruning(layer=1, keep=0.4)
+    assert load(tmp_path / "out").token_pruning == TokenPruning(layer=1, keep_rate=0.4)
     (trial,) = report["trials"]
-    assert (trial["layer"], trial["keep"], trial["speedup"]) == (1, 0.4, 2.5)
+    assert (trial["layer"], trial["keep_rate"], trial["speedup"]) == (1, 0.4, 2.5)
     for name, place in (("all_tokens", model), ("pruned", tmp_path / "out")):
         scored = evaluate(place, folder, split="test")
         assert report[name]["value"] == pytest.approx(scored.numbers["accuracy"])
@@ -79,25 +79,27 @@ def test_the_report_is_that_of_the_saved_folder(model: Path, folder: Path, tmp_p
     assert chosen["tokens_left"] == pytest.approx(left)
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("# out\n") and "## Token pruning" in card and "2.50 times as many texts a second" in card
-    assert log[-2].startswith("layer 1, keep 0.4: accuracy ") and log[-2].endswith("2.50 times as fast")
+    assert log[-2].startswith("layer 1, keep rate 0.4: accuracy ") and log[-2].endswith("2.50 times as fast")
 
 
 def test_the_fastest_within_the_loss_is_chosen_on_dev(model: Path, folder: Path, tmp_path: Path) -> None:
     whole = evaluate(model, folder, split="dev").numbers["accuracy"]
     differences = {}
-    for keep in KEEPS:
+    for keep_rate in KEEP_RATES:
         bundle = load(model)
-        bundle.prune_tokens(TokenPruning(layer=1, keep=keep))
-        differences[keep] = evaluate(bundle, folder, split="dev").numbers["accuracy"] - whole
+        bundle.prune_tokens(TokenPruning(layer=1, keep_rate=keep_rate))
+        differences[keep_rate] = evaluate(bundle, folder, split="dev").numbers["accuracy"] - whole
     assert len({*differences.values()}) > 2, "prunings of this model hardly differ"
     losses = sorted({-difference for difference in differences.values()})
     for loss in [max(0.0, allowed) for allowed in losses]:
-        expected = next(keep for keep in KEEPS if differences[keep] >= -loss - 1e-9)
-        report = prune(model, folder, tmp_path / "out", max_loss=100 * loss, keeps=KEEPS, overwrite=True)
-        assert report["chosen"]["keep"] == expected
-        assert [trial["keep"] for trial in report["trials"]] == [keep for keep in KEEPS if keep <= expected]
+        expected = next(keep_rate for keep_rate in KEEP_RATES if differences[keep_rate] >= -loss - 1e-9)
+        report = prune(model, folder, tmp_path / "out", max_loss=100 * loss, keep_rates=KEEP_RATES, overwrite=True)
+        assert report["chosen"]["keep_rate"] == expected
+        assert [trial["keep_rate"] for trial in report["trials"]] == [
+            keep_rate for keep_rate in KEEP_RATES if keep_rate <= expected
+        ]
         for trial in report["trials"]:
-            assert trial["difference"] == pytest.approx(differences[trial["keep"]])
+            assert trial["difference"] == pytest.approx(differences[trial["keep_rate"]])
 
 
 def test_nothing_is_saved_where_all_lose_more(model: Path, folder: Path, tmp_path: Path) -> None:
@@ -105,19 +107,19 @@ def test_nothing_is_saved_where_all_lose_more(model: Path, folder: Path, tmp_pat
     labels = [answer["label"] for answer in Engine(bundle)([row["text"] for row in long_rows(40, 0)])]
     rows = [row | {"label": label} for row, label in zip(long_rows(40, 0), labels, strict=True)]
     as_csv(folder / "dev.csv", rows)  # the model with all tokens is right on all rows
-    bundle.prune_tokens(TokenPruning(layer=1, keep=0.4))
+    bundle.prune_tokens(TokenPruning(layer=1, keep_rate=0.4))
     changed = [answer["label"] for answer in Engine(bundle)([row["text"] for row in rows])]
     assert changed != labels, "pruning changes no label of this model"
     with pytest.raises(
         HeedfulError, match=r"loses more than 0 points of accuracy on dev. The least loss is that of layer 1"
     ):
-        prune(model, folder, tmp_path / "out", max_loss=0, keeps=(0.4,))
+        prune(model, folder, tmp_path / "out", max_loss=0, keep_rates=(0.4,))
     assert not (tmp_path / "out").exists()
 
 
 def test_no_pruning_is_faster(model: Path, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="no pruning is faster on these texts: keep all tokens"):
-        prune(model, folder, tmp_path / "out", max_loss=90, keeps=(1.0,))
+        prune(model, folder, tmp_path / "out", max_loss=90, keep_rates=(1.0,))
 
 
 @pytest.mark.parametrize("kind", ["regression", "multiple"])
@@ -132,7 +134,7 @@ def test_other_heads_of_whole_texts(kind: str, tmp_path: Path) -> None:
             labels = ("bad", "fair", "good")
             rows = [{"text": text, "labels": list(labels[number % 3 :])} for number, text in enumerate(texts)]
             as_lines(folder / f"{split}.jsonl", rows)
-    report = prune(make(tmp_path / kind, kind), folder, tmp_path / "out", max_loss=90, keeps=(0.5,))
+    report = prune(make(tmp_path / kind, kind), folder, tmp_path / "out", max_loss=90, keep_rates=(0.5,))
     assert report["metric"] == {"regression": "pearson", "multiple": "micro_f1"}[kind]
     assert report["chosen"]["low"] is not None
     head, rows = pruning_table(report)
@@ -144,7 +146,7 @@ def test_the_calibration_is_that_of_the_pruned_model(model: Path, tmp_path: Path
     folder.mkdir()
     for seed, split in enumerate(("dev", "test")):
         as_csv(folder / f"{split}.csv", long_rows(150, seed))
-    prune(model, folder, tmp_path / "out", max_loss=90, keeps=(0.4,))
+    prune(model, folder, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
     examples = list(read(folder).examples("dev"))
     answers = Engine(tmp_path / "out")([example.text for example in examples])  # type: ignore[attr-defined]
     expected = sorted(answer["probabilities"][e.label] for answer, e in zip(answers, examples, strict=True))  # type: ignore[attr-defined]
@@ -155,14 +157,14 @@ def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
     rows = as_csv(tmp_path / "rows.csv", long_rows(60, 0))
     settings = {"init.layers": 2, "data.dev_fraction": 0.4}
     tune("classify", rows, tmp_path / "run", settings)
-    report = prune(tmp_path / "run", rows, tmp_path / "out", max_loss=90, keeps=(0.4,))
+    report = prune(tmp_path / "run", rows, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
     assert (report["fitted_on"], report["reported_on"]) == ("half of dev", "the other half of dev")
     assert report["fitted_rows"] + report["reported_rows"] < 40
     assert (tmp_path / "out" / "settings.toml").read_text() == (tmp_path / "run" / "settings.toml").read_text()
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith((tmp_path / "run" / "model" / "README.md").read_text().rstrip("\n"))
     assert card.count("## Token pruning") == 1
-    again = prune(tmp_path / "out", rows, tmp_path / "again", max_loss=90, keeps=(0.7,))
+    again = prune(tmp_path / "out", rows, tmp_path / "again", max_loss=90, keep_rates=(0.7,))
     assert again["all_tokens"] == report["all_tokens"]
     assert (tmp_path / "again" / "README.md").read_text().count("## Token pruning") == 1
     everything = finetune(
@@ -177,7 +179,7 @@ def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
     ):
         prune(everything.output_dir, rows, tmp_path / "none", max_loss=90)
     fresh = as_csv(tmp_path / "fresh.csv", long_rows(30, 5))
-    report = prune(tmp_path / "run", fresh, tmp_path / "other", max_loss=90, keeps=(0.4,))
+    report = prune(tmp_path / "run", fresh, tmp_path / "other", max_loss=90, keep_rates=(0.4,))
     assert report["fitted_rows"] == report["reported_rows"] == 15
 
 
@@ -199,7 +201,7 @@ def test_what_cannot_be_pruned_is_refused_before_measuring(folder: Path, tmp_pat
     ],
 )
 def test_the_sentence_says_whether_the_loss_is_kept(low: float | None, high: float | None, verdict: str) -> None:
-    chosen = {"layer": 3, "keep": 0.3, "tokens_left": 0.31, "difference": -0.001, "low": low, "high": high}
+    chosen = {"layer": 3, "keep_rate": 0.3, "tokens_left": 0.31, "difference": -0.001, "low": low, "high": high}
     report = {
         **{"metric": "accuracy", "reported_on": "test", "fitted_on": "dev", "fitted_rows": 990, "max_loss": 0.5},
         **{"precision": "int8", "pruned": {"value": 0.894}, "all_tokens": {"value": 0.895}},

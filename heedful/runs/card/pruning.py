@@ -16,7 +16,7 @@ def pruning_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
     metric = report["metric"]
     header = [
         "layer",
-        "keep",
+        "keep rate",
         "tokens left",
         "times as fast",
         metric,
@@ -26,11 +26,11 @@ def pruning_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
     ]
     rows = []
     for trial in report["trials"]:
-        is_chosen = all(trial[name] == report["chosen"][name] for name in ("layer", "keep"))
+        is_chosen = all(trial[name] == report["chosen"][name] for name in ("layer", "keep_rate"))
         rows.append(
             [
                 str(trial["layer"]),
-                f"{100 * trial['keep']:g} %",
+                f"{100 * trial['keep_rate']:g} %",
                 f"{100 * trial['tokens_left']:.0f} %",
                 f"{trial['speedup']:.2f}",
                 format_metric(metric, trial["value"]),
