@@ -44,7 +44,7 @@ def prune(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model faster on long texts: token pruning.
+    """Make a classifier faster on long texts by token pruning.
 
     After some layers, only the tokens to which the first token attends most are computed. Several numbers of layers and
     shares of tokens are timed; the fastest that loses at most --max-loss on dev is saved, and reported on test. Nothing

@@ -751,7 +751,7 @@ def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Pa
 def test_readers_that_a_task_does_not_take_are_refused(tmp_path: Path) -> None:
     tagger = make(tmp_path / "tag", "tag")
     for student in ("attention", "structured"):
-        with pytest.raises(HeedfulError, match=f'student.reader.kind is "{student}", or .*: tag takes the rows'):
+        with pytest.raises(HeedfulError, match=f'student.reader.kind is "{student}": tag needs the hidden state'):
             planned(tagger, tmp_path / "unread", student=student)
 
 
