@@ -166,7 +166,7 @@ def prepare(job: Job) -> Prepared:
     import torch
 
     data = Round.open(job.data)
-    if job.engine == "packed":  # the digest is of the tokens that Heedful masks, not of the file
+    if job.engine == "packed":  # tokens as Heedful masks them; the digest is computed from these
         data = Round.of(data.samples(), objective(job.vocabulary))
     must_choose = job.engine == "padded" and None in (job.size, job.attention)
     if must_choose:

@@ -245,7 +245,7 @@ class QuestionExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceExample(Example):
-    """A prompt with several candidates, exactly one of which is correct: multiple choice."""
+    """Multiple choice: a prompt with several candidates and exactly one correct candidate."""
 
     about: ClassVar[str] = "a prompt with candidates of which one is right"
     needed: ClassVar[tuple[str, ...]] = ("candidates", "answer")

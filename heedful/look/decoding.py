@@ -59,7 +59,7 @@ def decoding_report(
 
     Args:
         inspection: The model and the text.
-        num_beams: Number of beams, all of which are returned as texts.
+        num_beams: Number of beams. The text of each beam is returned.
         max_new_tokens: Maximum number of generated tokens. The settings of the model folder may allow fewer.
 
     Raises:

@@ -66,7 +66,7 @@ class KVCache:
         self._memory_line_slots = max([1, *self.memory_lengths])
         self._self_attention: dict[int, KVBuffer] = {}  # by layer
         self._cross_attention: dict[int, KVBuffer] = {}  # by layer
-        self._device_lengths: Tensor | None = None  # `lengths` on the device of the rows; None: not sent yet
+        self._device_lengths: Tensor | None = None  # `lengths` on the device of the rows, once they were sent
         self._memory_layouts: dict[tuple[int, ...], Layout] = {}  # by the number of rows of each sequence
 
     def lengths_on(self, device: torch.device) -> Int[Tensor, " sequences"]:

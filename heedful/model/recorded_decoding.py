@@ -29,7 +29,7 @@ def can_record_steps(model: Transformer) -> bool:
 
 
 def worth_recording(device: torch.device, steps: int, generated: int) -> bool:
-    """Return whether to record a step, of which up to `steps` may follow after `generated` tokens."""
+    """Return whether recording a step pays off after `generated` tokens, if up to `steps` more may follow."""
     return device.type == "cuda" and steps >= MIN_STEPS and generated >= MIN_TOKENS
 
 

@@ -1,1 +1,1 @@
-"""Mathematics on packed tensors, of which models are built: attention and its kernels, positions, layers."""
+"""Building blocks of models on packed tensors: attention and its kernels, positions, layers."""

@@ -23,7 +23,7 @@ def record(run: Callable[[], Tensor], device: torch.device, pool: Any = None) ->
     Args:
         run: The function.
         device: The device.
-        pool: Memory that several graphs share, of which one is replayed at a time; None: memory of its own.
+        pool: Memory shared by graphs that are never replayed at the same time. If None, the graph has its own.
     """
     with _RECORDING, torch.cuda.device(device):
         stream = torch.cuda.Stream(device)

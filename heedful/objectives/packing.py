@@ -39,8 +39,8 @@ class PackedSequences(Sequence[Sample]):
     Args:
         corpus: The corpus.
         template: Special tokens around a sequence.
-        ranges: Begin and end of the texts of each sequence. With `pair` a sequence has two texts, of which the second
-            one may be empty.
+        ranges: Begin and end of the texts of each sequence. With `pair` a sequence has two texts, and the
+            second one may be empty.
         size: Maximum tokens in a pack.
         seed: Seed of the order in which sequences are packed.
         labels: A label for each sequence, which becomes the target. If None, packs have no targets.

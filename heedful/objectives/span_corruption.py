@@ -147,7 +147,7 @@ def span_edges(draws: NDArray[np.float64], mask_prob: float, mean_length: float,
     round(total length / mean_length), at least 1 and at most `max_spans`.
 
     Args:
-        draws: Uniform random numbers [n - 2], of which the lengths of the parts are derived.
+        draws: Uniform random numbers [n - 2], from which the lengths of the parts are derived.
         mask_prob: Share of the tokens in spans.
         mean_length: Mean number of tokens in a span.
         max_spans: Maximum number of spans, which is the number of sentinels.

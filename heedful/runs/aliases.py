@@ -19,8 +19,8 @@ class ForeignName(NamedTuple):
 
     Args:
         name: The setting or flag of the other library, with underscores.
-        meant: Full paths of Heedful's settings, of which the first one that a command has is used. If no setting has
-            this meaning, a single flag ("--output"), argument ("DATA") or command ("heedful push").
+        meant: Full paths of Heedful's settings; the first path that a command knows is used. If no setting has this
+            meaning, a single flag ("--output"), argument ("DATA") or command ("heedful push").
         advice: How to convert the value. "" if the value need not be converted; only then the name is accepted.
     """
 

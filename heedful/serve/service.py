@@ -162,7 +162,7 @@ class Service:
 
         Args:
             name: Name of the model. If None, the first model with one of the kinds is selected.
-            kinds: Kinds from `head_kinds`, of which the model must have one. If None, any model can be selected.
+            kinds: Kinds from `head_kinds`; the model must have one of them. If None, any model can be selected.
 
         Raises:
             HTTPError: If no model has this name or such a kind.

@@ -67,8 +67,7 @@ def build_wordpiece(
         config: Values of tokenizer_config.json; keys that it lacks are added.
         path: File of the vocabulary, for messages.
         notes: Sentences for the user, to which some may be added.
-        defaults: Values of the model's family, of which "special", "single" and "pair" are used. If None, those of
-            BERT.
+        defaults: Values of the model's family; "special", "single" and "pair" are used. If None, BERT's values.
 
     Raises:
         TokenizerError: If the vocabulary lacks the unknown token or cannot be used.

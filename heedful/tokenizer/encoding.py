@@ -52,7 +52,7 @@ class Encoding:
     if not TYPE_CHECKING:  # a type checker would allow any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Convert a field that `Encoding.lazy` left out; Python calls this for attributes without a value."""
+            """Convert a field that `Encoding.lazy` left out. Python calls this for attributes without a value."""
             if name not in LAZY_FIELDS:
                 raise AttributeError(f"Encoding has no attribute {name!r}")
             values = tuple(getattr(self._library, LAZY_FIELDS[name]))
@@ -66,7 +66,7 @@ class Encoding:
 
     @classmethod
     def lazy(cls, encoding: LibraryEncoding) -> Encoding:
-        """Return all tokens of a library's encoding, of which only ids and types are converted now."""
+        """Return all tokens of a library's encoding. Ids and types are converted now, other fields at first use."""
         values = {
             "ids": tuple(encoding.ids),
             "types": tuple(encoding.type_ids),

@@ -139,7 +139,7 @@ def read_joint_vocabulary(
         folder: The folder.
         vocabulary: Contents of vocab.json.
         config: Values of tokenizer_config.json; keys that it lacks are added.
-        defaults: Values of the model's family, of which "tokenizer_class" is used.
+        defaults: Values of the model's family; only "tokenizer_class" is used.
 
     Raises:
         TokenizerError: If a file cannot be used, or source and target have separate vocabularies.

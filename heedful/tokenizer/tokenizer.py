@@ -533,7 +533,7 @@ def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Speci
 
 
 def _all_steps(state: object) -> list[dict[str, Any]]:
-    """Return a normalizer, pre-tokenizer or post-processor, and all objects inside it, most of which are steps."""
+    """Return a normalizer, pre-tokenizer or post-processor, and all objects inside it, such as its steps."""
     if isinstance(state, list):
         return [step for component in state for step in _all_steps(component)]
     if not isinstance(state, dict):

@@ -93,7 +93,7 @@ class StepLoader(Iterator[StepBatches]):
             num_workers: Number of processes.
             prefetches: Whether `prefetch` has an effect.
             device: The device to which batches will be sent; those for a GPU are pinned.
-            stop: Number of the first step that is not prefetched; None: all are.
+            stop: Index of the first step that is not prefetched. If None, all steps are.
 
         Raises:
             HeedfulError: If there are workers, and this system cannot fork processes.

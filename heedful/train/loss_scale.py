@@ -14,8 +14,8 @@ MIN_SCALE = 2.0**-14  # with less, no gradient would be lost for being too large
 class LossScale:
     """The factor of the loss in the backward pass; it is halved after an overflow, and doubled after 2,000 steps.
 
-    The optimizer divides gradients by it. `torch.amp.GradScaler` needs a `torch.optim.Optimizer`, and would read the
-    gradients again to find an overflow: here the norm of the gradient tells.
+    The optimizer divides gradients by the factor. `torch.amp.GradScaler` is not used: it needs a
+    `torch.optim.Optimizer` and would read all gradients again to find an overflow, which their norm already shows.
     """
 
     scale: float  # a power of 2, so that scaling rounds nothing

@@ -1,4 +1,4 @@
-"""What predictions look like on a terminal: nothing untrusted reaches it, and no predicted class is left out."""
+"""Predictions on a terminal: untrusted text is escaped, and every predicted class is listed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table_of(answer: dict[str, Any], top_k: int, capsys: pytest.CaptureFixture[s
 
 
 def test_all_predicted_labels_are_listed_before_others(capsys: pytest.CaptureFixture[str]) -> None:
-    """With a threshold for each label, a predicted one may be less probable than others."""
+    """A label above its own threshold may be less probable than labels below theirs."""
     probabilities = {"a": 0.6, "b": 0.5, "c": 0.4, "d": 0.3, "e": 0.1}
     answer = {"labels": ["d", "c"], "probabilities": probabilities}
     assert table_of(answer, 3, capsys) == [["c", "predicted"], ["d", "predicted"], ["a"]]

@@ -52,8 +52,8 @@ def test_an_engine_uses_the_tensor_cores_by_default(tmp_path: Path) -> None:
     assert engine.gpu_line() == f"on {torch.cuda.get_device_name()}, {expected}"
     assert engine.gpu_line() in engine.explain()
     assert (probabilities(engine) - right).abs().max() < 0.1
-    asked = heedful.Engine(folder, precision=engine.precision)  # type: ignore[arg-type]
-    assert asked.precision_log == (), "what is the default is not measured"
+    explicit_default = heedful.Engine(folder, precision=engine.precision)  # type: ignore[arg-type]
+    assert explicit_default.precision_log == (), "what is the default is not measured"
     for options, tolerance in (({"precision": "float32"}, 1e-2), ({"dtype": torch.float32}, 1e-5)):
         explicit = heedful.Engine(folder, device="cuda", **options)  # type: ignore[arg-type]
         assert explicit.precision == "float32"

@@ -83,30 +83,30 @@ def encoder(**train: Any) -> Trainer:
 def test_batches_made_ahead_give_the_same_weights(workers: int) -> None:
     outcomes = []
     for prefetches in (False, True):
-        made = encoder(max_steps=12, deterministic=True, num_workers=workers if prefetches else 0)
-        assert made._prefetches
-        made._prefetches = prefetches
-        outcomes.append((records(list(made)), weights(made)))
+        training = encoder(max_steps=12, deterministic=True, num_workers=workers if prefetches else 0)
+        assert training._prefetches
+        training._prefetches = prefetches
+        outcomes.append((records(list(training)), weights(training)))
     assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
 
 
 def test_batches_made_ahead_are_pinned() -> None:
-    made = encoder()
-    made.train_step()
-    assert made._loader is not None and made._loader._pending is not None
-    batches = made._loader._pending.result()
+    training = encoder()
+    training.train_step()
+    assert training._loader is not None and training._loader._pending is not None
+    batches = training._loader._pending.result()
     assert batches.micro_batches
     for _, batch in batches.micro_batches:
         assert batch.packed.tokens.is_pinned() and batch.targets.is_pinned() and batch.weight_sum is not None
-    made.close()
+    training.close()
 
 
 def test_deterministic_runs_from_one_checkpoint_have_the_same_bits() -> None:
-    made = encoder(deterministic=True)
+    training = encoder(deterministic=True)
     for _ in range(5):
-        made.train_step()
-    state = everything(made)
-    made.close()
+        training.train_step()
+    state = everything(training)
+    training.close()
     outcomes = []
     for _ in range(2):
         again = encoder(deterministic=True)
@@ -155,8 +155,8 @@ def of_family(family: str, folder: Path, dropout: float, **train: Any) -> Traine
 def test_families_have_deterministic_algorithms(family: str, tmp_path: Path) -> None:
     outcomes = []
     for number in range(2):
-        made = of_family(family, tmp_path / str(number), 0.1, deterministic=True)
-        outcomes.append((records(list(made)), weights(made)))
+        training = of_family(family, tmp_path / str(number), 0.1, deterministic=True)
+        outcomes.append((records(list(training)), weights(training)))
     assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
 
 
@@ -169,7 +169,7 @@ def test_families_have_deterministic_algorithms(family: str, tmp_path: Path) -> 
 def test_kernels_of_families(
     family: str, precision: str, dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = of_family(family, tmp_path, dropout, precision=precision)
+    training = of_family(family, tmp_path, dropout, precision=precision)
     choose, names = attend.choose_kernel, set()
 
     def noted(*args: Any, **more: Any) -> Any:
@@ -178,8 +178,8 @@ def test_kernels_of_families(
         return kernel
 
     monkeypatch.setattr(attend, "choose_kernel", noted)
-    made.train_step()
-    made.close()
+    training.train_step()
+    training.close()
     print(f"{family}, {precision}, dropout {dropout}: {', '.join(sorted(names))}")
     assert names and "reference" not in names
     if family in WITHOUT_BIAS and precision != "float32":
@@ -189,19 +189,19 @@ def test_kernels_of_families(
 # -- waits --------------------------------------------------------------------------------------------------------
 
 
-def waits_of_a_step(made: Trainer) -> list[str]:
+def waits_of_a_step(training: Trainer) -> list[str]:
     """The lines at which a step waits for the GPU."""
     for _ in range(3):
-        made.train_step()
+        training.train_step()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            made.train_step()
+            training.train_step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        made.close()
+        training.close()
     return [f"{one.filename}:{one.lineno}" for one in caught if "synchronizing CUDA operation" in str(one.message)]
 
 
@@ -231,11 +231,11 @@ def test_a_step_of_each_task_waits_at_most_twice(task: str) -> None:
 def test_float16_learns_with_a_scaled_loss() -> None:
     losses = {}
     for precision in ("float16", "bfloat16"):
-        made = encoder(precision=precision, max_steps=60, max_tokens_per_microbatch=10**6)
-        steps = list(made)
+        training = encoder(precision=precision, max_steps=60, max_tokens_per_microbatch=10**6)
+        steps = list(training)
         losses[precision] = [step.loss for step in steps]
-        assert all(tensor.isfinite().all() for tensor in weights(made).values())
-        assert made.overflows == sum(not step.updated for step in steps) <= 15
+        assert all(tensor.isfinite().all() for tensor in weights(training).values())
+        assert training.overflows == sum(not step.updated for step in steps) <= 15
         assert (steps[-1].loss_scale is not None) == (precision == "float16")
     first, last = (sum(losses["float16"][part]) / 5 for part in (slice(5), slice(-5, None)))
     assert last < 0.8 * first, losses
@@ -256,15 +256,15 @@ def little_memory() -> Iterator[None]:
 
 
 def test_micro_batches_shrink_when_memory_runs_out(little_memory: None) -> None:
-    made = encoder(max_tokens_per_microbatch=10**6, batch_size=64, max_steps=3, shrink_batch_on_oom=True)
+    training = encoder(max_tokens_per_microbatch=10**6, batch_size=64, max_steps=3, shrink_batch_on_oom=True)
     with pytest.warns(HeedfulWarning, match="memory was not enough for a micro-batch of"):
-        steps = list(made)
-    assert len(steps) == 3 and all(step.updated for step in steps) and made.max_tokens_per_microbatch < 16_000
+        steps = list(training)
+    assert len(steps) == 3 and all(step.updated for step in steps) and training.max_tokens_per_microbatch < 16_000
 
 
 def test_micro_batches_follow_free_memory(tmp_path: Path) -> None:
-    made = encoder(max_tokens_per_microbatch="auto")
-    assert 1000 <= made.max_tokens_per_microbatch <= 65_536
+    training = encoder(max_tokens_per_microbatch="auto")
+    assert 1000 <= training.max_tokens_per_microbatch <= 65_536
     messages: list[str] = []
 
     class Listener(Reporter):
@@ -278,12 +278,12 @@ def test_micro_batches_follow_free_memory(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_holds_nothing_of_batches_made_ahead() -> None:
-    made, plain = encoder(deterministic=True), encoder(deterministic=True)
+    training, plain = encoder(deterministic=True), encoder(deterministic=True)
     plain._prefetches = False
-    for one in (made, plain):
+    for one in (training, plain):
         for _ in range(3):
             one.train_step()
-    (tensors, values), (expected, expected_values) = everything(made), everything(plain)
-    made.close()
+    (tensors, values), (expected, expected_values) = everything(training), everything(plain)
+    training.close()
     assert same(tensors, expected)
     assert values | {"seconds": 0} == expected_values | {"seconds": 0}

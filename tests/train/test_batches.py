@@ -23,8 +23,10 @@ from tests.support.tiny_runs import MADE, Spy, everything, records, same, settin
 
 
 def dataset(task: str = "classify") -> StepDataset:
-    made = trainer(task)
-    return StepDataset(samples=made.samples, objective=made.objective, order=made.order, rank=0, ranks=1, max_tokens=30)
+    training = trainer(task)
+    return StepDataset(
+        samples=training.samples, objective=training.objective, order=training.order, rank=0, ranks=1, max_tokens=30
+    )
 
 
 def test_a_loader_reads_the_steps_of_its_dataset_in_order() -> None:
@@ -64,9 +66,9 @@ def test_signals_to_the_process_group_do_not_reach_workers() -> None:
 
 def made_ahead(task: str = "classify", **train: Any) -> Trainer:
     """A trainer on the CPU with the thread that is used for GPUs."""
-    made = trainer(task, **train)
-    made._prefetches = True
-    return made
+    training = trainer(task, **train)
+    training._prefetches = True
+    return training
 
 
 class Watched(Spy):
@@ -131,9 +133,9 @@ def test_stages_change_as_without_the_thread() -> None:
     for prefetches in (False, True):
         loaded, objective, samples = MADE["classify"](0.1)
         later = [Stage(0.3, samples[:7], 3), Stage(0.7, samples[4:], 2)]
-        made = Trainer(loaded, objective, samples, settings({}, {})[0], later_stages=later)
-        made._prefetches = prefetches
-        outcomes.append((records(list(made)), everything(made)[0]))
+        training = Trainer(loaded, objective, samples, settings({}, {})[0], later_stages=later)
+        training._prefetches = prefetches
+        outcomes.append((records(list(training)), everything(training)[0]))
     assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
 
 
@@ -142,38 +144,38 @@ class UnreadableError(ValueError):
 
 
 def test_an_error_in_the_thread_is_raised_in_its_step() -> None:
-    made, faulty = made_ahead(), False
+    training, faulty = made_ahead(), False
 
     def fail() -> None:
         if faulty:
             raise UnreadableError(threading.current_thread().name)
 
-    Watched(made, fail)
-    steps = iter(made)
+    Watched(training, fail)
+    steps = iter(training)
     next(steps)  # the second step is made by now, or will be
-    assert made._loader is not None and made._loader._pending is not None
-    made._loader._pending.result()
+    assert training._loader is not None and training._loader._pending is not None
+    training._loader._pending.result()
     faulty = True
     next(steps)
     with pytest.raises(UnreadableError, match="batches_0"):
         next(steps)
-    assert made.step == 2 and made._loader is None
+    assert training.step == 2 and training._loader is None
     faulty = False
-    list(made)  # the fault is over
+    list(training)  # the fault is over
     whole = trainer()
     list(whole)
-    assert same(everything(made)[0], everything(whole)[0])
+    assert same(everything(training)[0], everything(whole)[0])
 
 
 def test_ctrl_c_while_a_batch_is_waited_for() -> None:
-    made, is_slow = made_ahead(), threading.Event()
+    training, is_slow = made_ahead(), threading.Event()
 
     def wait() -> None:
         if is_slow.is_set():
             time.sleep(0.3)
 
-    Watched(made, wait)
-    steps = iter(made)
+    Watched(training, wait)
+    steps = iter(training)
     next(steps)
     is_slow.set()
     next(steps)
@@ -182,38 +184,38 @@ def test_ctrl_c_while_a_batch_is_waited_for() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(steps)
     timer.join()
-    assert not batch_threads() and made._loader is None
+    assert not batch_threads() and training._loader is None
     is_slow.clear()
-    state = everything(made)
+    state = everything(training)
     again, whole = trainer(), trainer()
     again.load_state(*state)
-    for one in (made, again, whole):
+    for one in (training, again, whole):
         list(one)
-    assert same(everything(made)[0], everything(whole)[0]) and same(everything(again)[0], everything(whole)[0])
+    assert same(everything(training)[0], everything(whole)[0]) and same(everything(again)[0], everything(whole)[0])
 
 
 def test_smaller_micro_batches_after_oom_with_the_thread() -> None:
     outcomes = []
     for make in (trainer, made_ahead):
-        made: Trainer = make("tag", max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
+        training: Trainer = make("tag", max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
 
-        def fail(batch: Batch, made: Trainer = made) -> None:
-            if made.step == 1 and len(batch.packed.tokens) > 40:
+        def fail(batch: Batch, training: Trainer = training) -> None:
+            if training.step == 1 and len(batch.packed.tokens) > 40:
                 raise MemoryError
 
-        Spy(made, fail)
+        Spy(training, fail)
         with pytest.warns(HeedfulWarning, match="step 2: memory was not enough"):
-            steps = list(made)
-        outcomes.append((records(steps), everything(made)[0]))
+            steps = list(training)
+        outcomes.append((records(steps), everything(training)[0]))
     assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
 
 
 def test_a_loop_that_is_left_early_ends_the_thread() -> None:
-    made = made_ahead()
-    for step in made:
+    training = made_ahead()
+    for step in training:
         if step.number == 3:
             break
-    assert made._loader is None and not batch_threads()
+    assert training._loader is None and not batch_threads()
 
 
 def test_a_pinned_batch_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

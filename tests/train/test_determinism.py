@@ -59,7 +59,7 @@ def test_the_context_is_undone() -> None:
 
 
 def test_on_a_cpu_nothing_changes() -> None:
-    made = trainer(deterministic=True, device="cpu")
-    with made.algorithms():
+    training = trainer(deterministic=True, device="cpu")
+    with training.algorithms():
         assert not torch.are_deterministic_algorithms_enabled()
-    assert records(list(made)) == records(list(trainer())) and WORKSPACE not in os.environ
+    assert records(list(training)) == records(list(trainer())) and WORKSPACE not in os.environ

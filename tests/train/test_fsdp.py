@@ -65,7 +65,7 @@ def test_sharded_training_equals_replicated_training(
 
 @pytest.mark.parametrize("task", ["packed", "packed, rms"])
 def test_blocks_are_gathered_in_bfloat16(server: ForkServer, tmp_path: Path, task: str) -> None:
-    """As autocast alone but for weights of norms; what is updated, evaluated and saved stays float32."""
+    """Blocks compute the same as with autocast alone, except for norms; updated and saved weights stay float32."""
     how: dict[str, Any] = {"max_steps": FEW, "optimizer": CALM, "precision": "bfloat16"}
     loaded, objective, samples = MADE[task](0.0)
     alone = Trainer(loaded, objective, samples, settings(how, {})[0])

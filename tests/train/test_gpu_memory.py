@@ -59,5 +59,5 @@ def test_micro_batches_grow_with_memory(monkeypatch: pytest.MonkeyPatch) -> None
 def test_settings_and_other_devices_keep_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(monkeypatch, 78 * GIB, max_tokens_per_microbatch=777) == 777
     assert chosen(monkeypatch, 78 * GIB, deterministic=True) == 8192
-    made = trainer(max_tokens_per_microbatch="auto", device="cpu")
-    assert made.max_tokens_per_microbatch == made.state()[1]["tokens"] == 8192
+    training = trainer(max_tokens_per_microbatch="auto", device="cpu")
+    assert training.max_tokens_per_microbatch == training.state()[1]["tokens"] == 8192

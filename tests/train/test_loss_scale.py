@@ -17,9 +17,9 @@ from tests.support.tiny_runs import FAULTS, Faulty, everything, records, same, s
 
 def scaled(task: str = "classify", **train: Any) -> Trainer:
     """A trainer that scales its loss as for float16."""
-    made = trainer(task, **train)
-    made._loss_scale = LossScale.for_batch(made.order.batch_size)
-    return made
+    training = trainer(task, **train)
+    training._loss_scale = LossScale.for_batch(training.order.batch_size)
+    return training
 
 
 def test_the_scale_grows_slowly_and_is_halved_at_once() -> None:
@@ -37,57 +37,57 @@ def test_the_scale_grows_slowly_and_is_halved_at_once() -> None:
 @pytest.mark.parametrize("task", ["classify", "packed"])
 def test_scaling_changes_no_bit(task: str) -> None:
     """The scale is a power of 2, so that only its exponent is added, and nothing overflows float32."""
-    made, plain = scaled(task), trainer(task)
-    steps, expected = list(made), list(plain)
+    training, plain = scaled(task), trainer(task)
+    steps, expected = list(training), list(plain)
     assert [step.loss_scale for step in steps] == [2.0**14] * 12
     assert [step._replace(loss_scale=None).record for step in steps] == records(expected)
-    assert same(weights(made), weights(plain))
+    assert same(weights(training), weights(plain))
 
 
 def test_steps_that_overflow_are_skipped_and_halve_the_scale() -> None:
-    made = scaled()
-    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=2)
+    training = scaled()
+    training.objective = Faulty(training.objective, training, FAULTS["nan gradient"], at=3, steps=2)
     before: dict[str, Any] = {}
-    for step in made:
+    for step in training:
         if step.number == 2:
-            before = weights(made)
+            before = weights(training)
         if step.number in (3, 4):
-            assert same(before, weights(made)) and not math.isfinite(step.grad_norm) and math.isfinite(step.loss)
+            assert same(before, weights(training)) and not math.isfinite(step.grad_norm) and math.isfinite(step.loss)
             assert step.record["skipped"] and step.record["loss_scale"] == 2.0 ** (17 - step.number)
         else:
             assert step.updated and "skipped" not in step.record
-    assert made.overflows == 2 and step.loss_scale == 2.0**12
-    assert {int(value) for name, value in made.state()[0].items() if name.endswith(".steps")} == {10}
+    assert training.overflows == 2 and step.loss_scale == 2.0**12
+    assert {int(value) for name, value in training.state()[0].items() if name.endswith(".steps")} == {10}
 
 
 def test_gradients_that_stay_infinite_end_training() -> None:
-    made = scaled(max_steps=60)
-    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=1, steps=60)
+    training = scaled(max_steps=60)
+    training.objective = Faulty(training.objective, training, FAULTS["nan gradient"], at=1, steps=60)
     with pytest.raises(DivergedError, match=r"^step 29: the loss is"):  # after 2^14 was halved to 2^-14
-        list(made)
-    assert made.overflows == 28
+        list(training)
+    assert training.overflows == 28
 
 
 def test_an_infinite_loss_is_no_overflow() -> None:
-    made = scaled()
-    made.objective = Faulty(made.objective, made, FAULTS["infinite loss"], at=3)
+    training = scaled()
+    training.objective = Faulty(training.objective, training, FAULTS["infinite loss"], at=3)
     with pytest.raises(DivergedError, match=r"^step 3"):
-        list(made)
-    assert made.overflows == 0
+        list(training)
+    assert training.overflows == 0
 
 
 def test_a_resumed_run_has_the_same_scale() -> None:
     outcomes = []
     for stop in (0, 4):
-        made = scaled("packed")
-        made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=2)
-        steps = [made.train_step().record for _ in range(stop)]
+        training = scaled("packed")
+        training.objective = Faulty(training.objective, training, FAULTS["nan gradient"], at=2)
+        steps = [training.train_step().record for _ in range(stop)]
         if stop:
-            state = everything(made)
+            state = everything(training)
             assert state[1]["loss_scale"] == {"scale": 2.0**13, "steps": 2, "overflows": 1}
-            made = scaled("packed")
-            made.load_state(*state)
-        outcomes.append((steps + records(list(made)), everything(made)))
+            training = scaled("packed")
+            training.load_state(*state)
+        outcomes.append((steps + records(list(training)), everything(training)))
     (steps, (tensors, values)), (others, (resumed, resumed_values)) = outcomes
     assert repr(steps) == repr(others)  # the norm of the skipped step is NaN
     assert same(tensors, resumed) and values["loss_scale"] == resumed_values["loss_scale"]
@@ -100,9 +100,9 @@ def test_a_run_reports_the_steps_that_were_skipped(tmp_path: Path) -> None:
         def message(self, text: str) -> None:
             messages.append(text)
 
-    made = scaled()
-    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=2)
-    fit(made, tmp_path, settings({}, {})[1], reporter=Listener())
+    training = scaled()
+    training.objective = Faulty(training.objective, training, FAULTS["nan gradient"], at=2)
+    fit(training, tmp_path, settings({}, {})[1], reporter=Listener())
     assert [text for text in messages if "1 of 12 steps were skipped: gradients were too large for float16" in text]
     assert (tmp_path / "journal.jsonl").read_text().count('"skipped"') == 1
 

@@ -326,7 +326,7 @@ def _describe_first_cells(table: Table, columns: Columns) -> Iterator[str]:
 def input_files(
     files: Sequence[Path], file_format: Format | None, kind: str, exclude: Path | None
 ) -> list[tuple[Path, str]]:
-    """List the inputs: files, the files in folders, and folders with one text per file, each of which is one input.
+    """List the files to read. A folder is replaced by its files, but a folder with one text per file counts as one.
 
     Args:
         files: files and folders.

@@ -115,7 +115,7 @@ def _but(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
 
 
 def _not(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
-    """Return two texts with the same two opinion words, of which a different one is negated in each text."""
+    """Return two texts with the same two opinion words. Each text negates another one of them."""
     opening = random.choice(OPENINGS)
     aspect = random.choice(ASPECTS)
     positive = random.choice(POSITIVE)

@@ -269,9 +269,9 @@ def test_batches_and_promises_fit_the_time_that_is_left(make_scheduler: Any) -> 
             now = time.monotonic()
             late = model_queue._pop_batch(now + 75)
             assert len(late) == 1  # half of 25 s is enough for one
-            taken = late + model_queue._pop_batch(now)
-            assert [item.cost for item in taken] == [10] * 4
-            for item in taken:
+            batch = late + model_queue._pop_batch(now)
+            assert [item.cost for item in batch] == [10] * 4
+            for item in batch:
                 queue_module.heapq.heappush(model_queue.heap, item)
         engine.go.set()
         await first
