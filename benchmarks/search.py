@@ -1,17 +1,22 @@
-"""Search over Cranfield's 1,400 abstracts: quality of words, vectors and both, and the time of a query.
+"""Search over Cranfield's 1,400 abstracts: quality of words, vectors, both and a reranker, and the time of a query.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/search.py [--models shipped minilm] [--rows 100000]
+    [--reranker FOLDER] [--paragraphs 250000]
 
 Queries are Cranfield's 225, with judgments of four grades: code 1, the best, has the gain 4, code 4 the gain 1. Each
 metric has its 95 % interval over the queries, and each ranking its paired difference of nDCG@10 to BM25. bm25s, another
-implementation of BM25, gets the same words where it is installed. The time of a search by vectors is measured on --rows
-random vectors of width 384.
+implementation of BM25, gets the same words where it is installed. A reranker orders the best 50 documents of the hybrid
+ranking again. The time of a search by vectors is measured on --rows random vectors of width 384. Recall is measured on
+--paragraphs paragraphs of Wikipedia and of novels, with other paragraphs as queries, by the first model: the share of
+the ten nearest of float32 that a format returns.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import lzma
 import os
 import re
 import statistics
@@ -19,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +37,7 @@ from heedful.bundled import BUNDLED_ENCODER
 from heedful.data.retrieval.documents import Document
 from heedful.infer.engine import Engine
 from heedful.runs.evaluate_retrieval import score_rankings
-from heedful.search.index import SearchIndex, SearchMethod
+from heedful.search.index import RERANKED, SearchIndex, SearchMethod
 from heedful.search.vectors import VECTOR_FORMATS, VectorTable, normalized_rows
 from heedful.search.words import WordIndex
 from heedful.tasks.metrics import RankingScores, mean_interval
@@ -40,6 +46,9 @@ DEPTH = 1000  # documents in a ranking
 GRADES = {1: 4, 2: 3, 3: 2, 4: 1}  # gain by Cranfield's code; the others are not relevant
 WIDTH = 384  # dimension of random vectors
 TIMED = 25  # queries whose time is measured
+CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedia-2021", "novels")
+PARAGRAPH_QUERIES = 500  # paragraphs that are queries, spread over the others
+MIN_PARAGRAPH = 40  # characters
 METHODS: tuple[SearchMethod, ...] = ("words", "vectors", "hybrid")
 Judgments = dict[str, dict[str, int]]
 Rankings = Mapping[str, Mapping[str, float]]
@@ -72,6 +81,17 @@ def rankings_of(index: SearchIndex, queries: Mapping[str, str], method: SearchMe
         query: {index.document(document_index).id: score for document_index, score in ranking}
         for query, ranking in zip(queries, rankings, strict=True)
     }
+
+
+def reranked(index: SearchIndex, queries: Mapping[str, str], reranker: Engine) -> Rankings:
+    """Return the hybrid rankings, whose best RERANKED documents are ordered again by a cross-encoder."""
+    rankings: dict[str, dict[str, float]] = {}
+    for query, ranking in rankings_of(index, queries, "hybrid").items():
+        hits = index.search(queries[query], RERANKED, method="hybrid", reranker=reranker)
+        first = [hit.id for hit in hits]
+        order = first + [document for document in ranking if document not in set(first)]
+        rankings[query] = {document: -float(rank) for rank, document in enumerate(order)}
+    return rankings
 
 
 def by_bm25s(documents: Sequence[Document], queries: Mapping[str, str]) -> Rankings:
@@ -130,7 +150,7 @@ def row(name: str, scores: RankingScores, baseline: RankingScores, ms: float | N
     }
 
 
-def quality(models: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
+def quality(models: Mapping[str, str], folder: Path, reranker: Engine | None) -> list[dict[str, Any]]:
     """Measure each arm on Cranfield."""
     documents, queries, judgments = cranfield(folder)
     texts = list(queries.values())
@@ -154,6 +174,11 @@ def quality(models: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
                     ms = median_ms(partial(index.search, method=method), texts[:TIMED])
                     rows.append(row(arm, scores, baseline, ms))
                     print(arm, rows[-1]["numbers"], flush=True)
+                if reranker is not None and vectors == "float32":
+                    scores = score_rankings(reranked(index, queries, reranker), judgments)
+                    ms = median_ms(partial(index.search, method="hybrid", reranker=reranker), texts[:TIMED])
+                    rows.append(row(f"{name}, {vectors}, hybrid, reranked", scores, baseline, ms))
+                    print(rows[-1]["arm"], rows[-1]["numbers"], flush=True)
     assert baseline is not None
     if importlib.util.find_spec("bm25s"):
         rows.append(row("bm25s", score_rankings(by_bm25s(documents, queries), judgments), baseline, None))
@@ -186,8 +211,48 @@ def speed(count: int, rounds: int = 30) -> list[dict[str, Any]]:
     return rows
 
 
-def tables(rows: Sequence[dict[str, Any]], times: Sequence[dict[str, Any]]) -> list[str]:
-    """Format the tables of quality and of speed as Markdown."""
+def paragraphs(folder: Path) -> Iterator[str]:
+    """Yield the paragraphs of the corpora, without headings."""
+    for corpus in CORPORA:
+        with lzma.open(folder / f"{corpus}.jsonl.xz", "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield from (text for text in json.loads(line)["text"].split("\n\n") if len(text) >= MIN_PARAGRAPH)
+
+
+def recall(model: str, count: int, folder: Path) -> list[dict[str, Any]]:
+    """Measure the share of the ten nearest paragraphs by float32 vectors that each format returns, and the time."""
+    texts = list(islice(paragraphs(folder), count + PARAGRAPH_QUERIES))
+    start = time.perf_counter()
+    vectors = normalized_rows(Engine(model).encode_document(texts))
+    print(f"encoded {len(texts)} paragraphs in {time.perf_counter() - start:.0f} s", flush=True)
+    is_query = np.zeros(len(texts), bool)
+    is_query[np.linspace(0, len(texts) - 1, PARAGRAPH_QUERIES).astype(int)] = True
+    documents, queries = vectors[~is_query], vectors[is_query]
+    nearest: dict[str, list[set[int]]] = {}
+    rows = []
+    for vector_format in VECTOR_FORMATS:
+        table = VectorTable.of(documents, vector_format)
+        seconds = []
+        nearest[vector_format] = []
+        for query in queries:
+            start = time.perf_counter()
+            _, indices = table.nearest(query[None], 10)
+            seconds.append(time.perf_counter() - start)
+            nearest[vector_format].append(set(indices[0].tolist()))
+        shares = [
+            len(returned & exact) / 10
+            for returned, exact in zip(nearest[vector_format], nearest["float32"], strict=True)
+        ]
+        ms = 1000 * statistics.median(seconds)
+        rows.append({"format": vector_format, "rows": len(documents), "recall@10": statistics.mean(shares), "ms": ms})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def tables(
+    rows: Sequence[dict[str, Any]], times: Sequence[dict[str, Any]], recalls: Sequence[dict[str, Any]]
+) -> list[str]:
+    """Format the tables of quality, speed and recall as Markdown."""
 
     def percent(value: float, interval: Mapping[str, float]) -> str:
         return f"{100 * value:.2f} ({100 * interval['low']:.2f}–{100 * interval['high']:.2f})"
@@ -210,6 +275,13 @@ def tables(rows: Sequence[dict[str, Any]], times: Sequence[dict[str, Any]]) -> l
         ]
         columns = ["format", "rows", "median ms", "least ms"]
         parts.append("## Exact search of one query, width 384\n\n" + grid(columns, lines))
+    if recalls:
+        lines = [
+            [line["format"], f"{line['rows']:,}", f"{100 * line['recall@10']:.2f}", f"{line['ms']:.2f}"]
+            for line in recalls
+        ]
+        columns = ["format", "paragraphs", "recall@10 of float32, percent", "median ms"]
+        parts.append("## The ten nearest paragraphs\n\n" + grid(columns, lines))
     return parts
 
 
@@ -218,19 +290,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=("shipped", "minilm"), default=["shipped", "minilm"])
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000])
+    parser.add_argument("--reranker", help="folder of a cross-encoder")
+    parser.add_argument("--paragraphs", type=int, default=0, help="number of paragraphs for the measurement of recall")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     check_destination(options.output)
     start, start_busy, start_own = time.perf_counter(), machine_busy(), time.process_time()
     makers: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
     models = {name: makers[name]() for name in options.models}
-    rows = quality(models, Path(os.environ["HEEDFUL_DATA"]) / "tasks" / "cranfield") if models else []
+    data = Path(os.environ["HEEDFUL_DATA"])
+    reranker = Engine(options.reranker) if options.reranker else None
+    rows = quality(models, data / "tasks" / "cranfield", reranker) if models else []
+    first = next(iter(models.values()), BUNDLED_ENCODER)
+    recalls = recall(first, options.paragraphs, data / "corpus") if options.paragraphs else []
     times = [line for count in options.rows for line in speed(count)]
     others = machine_busy() - start_busy - (time.process_time() - start_own)
     share = max(0.0, others / (time.perf_counter() - start) / (os.cpu_count() or 1))
     about = (__doc__ or "").strip().split("\n\n", 2)[2]
     about += f"\n\nOther processes took {share:.0%} of the machine meanwhile; where that is much, times are too long."
-    print(write("search", about, tables(rows, times), {"quality": rows, "speed": times}, options.output))
+    record = {"quality": rows, "speed": times, "recall": recalls}
+    print(write("search", about, tables(rows, times, recalls), record, options.output))
 
 
 if __name__ == "__main__":
