@@ -120,6 +120,27 @@ def _little_timing() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_run_plots() -> Iterator[None]:
+    """Runs draw no plots at their end; they would take more time than the training of a tiny model."""
+    from heedful.runs import run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "draw_run_plots", lambda folder: [])
+        yield
+
+
+@pytest.fixture
+def run_plots() -> Iterator[None]:
+    """Runs of this test draw their plots."""
+    from heedful.runs import run
+    from heedful.runs.plots.figures import draw_run_plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "draw_run_plots", draw_run_plots)
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The folder of public data sets, where there is one."""

@@ -97,6 +97,7 @@ def test_masks_are_filled(result: Any) -> None:
     assert all(0 < score < 1 for _, score in result["filled"])
 
 
+@pytest.mark.usefixtures("run_plots")
 @of(8, epochs=0.05)
 def test_finetuning_writes_a_run_folder(result: Any) -> None:
     assert {"model", "results.json", "plots"} <= set(result["files"])

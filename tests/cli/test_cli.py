@@ -243,6 +243,7 @@ def test_threads_do_not_spin_for_long(
 
 
 @pytest.mark.timeout(600)  # under a minute on two cores that do nothing else
+@pytest.mark.usefixtures("run_plots")
 def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 4.0),)))
     (tmp_path / "bin").mkdir()

@@ -44,9 +44,8 @@ MANY = {"task.thresholds": "tuned"}  # what all tests here run on
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No timing, no plots; one thread, as in the processes that are started here, so that equal runs are equal."""
+    """No timing; one thread, as in the processes that are started here, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     threads = torch.get_num_threads()
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
     torch.set_num_threads(1)

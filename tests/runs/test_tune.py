@@ -26,8 +26,7 @@ SPACE = {"lr": [1e-3, 1e-2], "batch_size": [8, 16]}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots of runs, no timing, one thread; a full training is estimated to take a second."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing, one thread; a full training is estimated to take a second."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
