@@ -226,7 +226,7 @@ def test_threads_do_not_spin_for_long(
 @pytest.mark.timeout(600)  # under a minute on two cores that do nothing else
 @pytest.mark.usefixtures("run_plots")
 def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 4.0),)))
+    monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 2.0),)))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
