@@ -17,13 +17,15 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+import type_checks
 
 # before anything imports heedful; all signatures (scripts/test --slow), or those where one layer calls another: all of
 # them would be half of the time of all tests
 _CHECKED = [f"heedful.{module}" for module in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")]
 _PARTS = (path.stem for path in (pathlib.Path(__file__).parents[1] / "heedful").iterdir())
 _ALL = [f"heedful.{part}" for part in _PARTS if part not in ("__init__", "cli")]  # typer gives cli contexts of its own
-jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "type_checks.check")
+jaxtyping.jaxtyped = type_checks.checked  # type: ignore[assignment]  # which the hook applies to each function
+jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, None)
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["HEEDFUL_AUTOTUNE"] = "off"  # how a model is computed does not depend on the moment
 os.environ["HEEDFUL_CACHE"] = ""
