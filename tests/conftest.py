@@ -115,10 +115,12 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 def _little_timing() -> Iterator[None]:
     """Runs measure latency and throughput by few and small batches."""
     from heedful.runs import timing
+    from heedful.runs.distil import verdict
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", 2)
         patch.setattr(timing, "BATCH_TOKENS", 256)
+        patch.setattr(verdict, "MAX_BATCH_SECONDS", 0.0)
         yield
 
 
