@@ -50,19 +50,30 @@ def on(
     return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
 
-def raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0) -> bytes:
-    """Whatever the server says to these bytes until it closes, or says nothing more."""
+def raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0, answers: int = 0) -> bytes:
+    """Whatever the server says to these bytes until it closes, says nothing more, or has given so many answers."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         body = b""
         try:
             connection.sendall(data)
             if pause:
                 connection.settimeout(pause)
-            while part := connection.recv(1 << 16):
+            while not (answers and whole_answers(body) == answers) and (part := connection.recv(1 << 16)):
                 body += part
         except OSError:
             pass
         return body
+
+
+def whole_answers(data: bytes) -> int:
+    """Count the answers at the beginning of what a server said, each with a length and all of its body."""
+    count = 0
+    while (head := data.partition(b"\r\n\r\n"))[1]:
+        length = re.search(rb"^content-length: *(\d+)", head[0], re.IGNORECASE | re.MULTILINE)
+        if length is None or len(head[2]) < int(length[1]):
+            break
+        data, count = head[2][int(length[1]) :], count + 1
+    return count
 
 
 def status_of(answer: bytes) -> int:
