@@ -28,7 +28,7 @@ from heedful.tokenizer import TokenizerSettings, train_tokenizer
 ROOT = Path(__file__).parents[1]
 COURSE = sorted((ROOT / "docs" / "course").glob("d?.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
-EPOCHS = 0.3  # of fine-tuning, instead of those that the pages' commands make
+EPOCHS = 0.1  # of fine-tuning, instead of those that the pages' commands make
 HERE = {"NAME@REVISION": BUNDLED_ENCODER, "intents/": "intents"}
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$', re.MULTILINE | re.DOTALL)
 
