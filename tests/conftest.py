@@ -51,10 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         pytest.UsageError: If all tests are collected and a pattern matches none of them.
     """
     lines = (line.strip() for line in _SLOW_VARIANTS.read_text().splitlines())
+    by_id = [(item.nodeid, item) for item in items]
     for line in [line for line in lines if line and not line.startswith("#")]:
         pattern = re.compile("tests/" + re.escape(line).replace(r"\*", ".*"))
         prefix = "tests/" + line.partition("*")[0]
-        matched = [item for item in items if item.nodeid.startswith(prefix) and pattern.fullmatch(item.nodeid)]
+        matched = [item for node_id, item in by_id if node_id.startswith(prefix) and pattern.fullmatch(node_id)]
         for item in matched:
             item.add_marker(pytest.mark.slow)
         if not matched and config.args == config.getini("testpaths"):
