@@ -12,7 +12,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import jaxtyping
@@ -32,6 +32,7 @@ class _Signature:
 
     def __init__(self, function: FunctionType) -> None:
         self.name = f"{function.__module__}.{function.__qualname__}"
+        self.code = function.__code__  # as long as it is here, no other code has its identity
         self.signature = inspect.signature(function)
         self.parameters = self.signature.parameters
         annotations = {name: parameter.annotation for name, parameter in self.parameters.items()}
@@ -90,7 +91,9 @@ def _resolve(annotation: object, function: FunctionType) -> Any:
         return Any
 
 
-_SIGNATURES: dict[CodeType, _Signature] = {}  # a function in a function is made at each call of the outer one
+# By the identity of the code, which a function within a function has at each call of the outer one. Code that is equal
+# is not enough, since dataclasses with fields of the same names have it.
+_SIGNATURES: dict[int, _Signature] = {}
 
 
 def checked(*, typechecker: object = None) -> Callable[[Any], Any]:
@@ -103,9 +106,9 @@ def _decorated(decorated: Any) -> Any:
         if dataclasses.is_dataclass(decorated) and "__init__" in vars(decorated):
             decorated.__init__ = _decorated(decorated.__init__)  # type: ignore[misc]
         return decorated
-    if decorated.__code__ not in _SIGNATURES:
-        _SIGNATURES[decorated.__code__] = _Signature(decorated)
-    signature = _SIGNATURES[decorated.__code__]
+    if id(decorated.__code__) not in _SIGNATURES:
+        _SIGNATURES[id(decorated.__code__)] = _Signature(decorated)
+    signature = _SIGNATURES[id(decorated.__code__)]
     passed, kind = signature.passed, signature.kind
 
     @functools.wraps(decorated)
