@@ -49,10 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         pytest.UsageError: If all tests are collected and a pattern matches none of them.
     """
     lines = (line.strip() for line in _SLOW_VARIANTS.read_text().splitlines())
+    by_id = [(item.nodeid, item) for item in items]
     for line in [line for line in lines if line and not line.startswith("#")]:
         pattern = re.compile("tests/" + re.escape(line).replace(r"\*", ".*"))
         prefix = "tests/" + line.partition("*")[0]
-        matched = [item for item in items if item.nodeid.startswith(prefix) and pattern.fullmatch(item.nodeid)]
+        matched = [item for node_id, item in by_id if node_id.startswith(prefix) and pattern.fullmatch(node_id)]
         for item in matched:
             item.add_marker(pytest.mark.slow)
         if not matched and config.args == config.getini("testpaths"):
@@ -113,10 +114,33 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 def _little_timing() -> Iterator[None]:
     """Runs measure latency and throughput by few and small batches."""
     from heedful.runs import timing
+    from heedful.runs.distil import verdict
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", 2)
         patch.setattr(timing, "BATCH_TOKENS", 256)
+        patch.setattr(verdict, "MAX_BATCH_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_run_plots() -> Iterator[None]:
+    """Runs draw no plots at their end; they would take more time than the training of a tiny model."""
+    from heedful.runs import run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "draw_run_plots", lambda folder: [])
+        yield
+
+
+@pytest.fixture
+def run_plots() -> Iterator[None]:
+    """Runs of this test draw their plots."""
+    from heedful.runs import run
+    from heedful.runs.plots.figures import draw_run_plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "draw_run_plots", draw_run_plots)
         yield
 
 

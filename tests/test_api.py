@@ -43,12 +43,6 @@ print(heedful.evaluate("run", "data.csv").to_dict())
 """
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-
-
-@pytest.mark.usefixtures("quick")
 def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> None:
     data = {"train": (TEXTS, LABELS), "dev": (TEXTS[::3], LABELS[::3])}
     done = heedful.finetune(

@@ -570,7 +570,6 @@ def test_selected_and_random_texts_are_compared(
     monkeypatch.setattr(script, "load", lambda name: task)
     monkeypatch.setattr(script, "COUNT", 8)
     monkeypatch.setattr(script, "ROUNDS", 1)
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "active.json"
     script.main(["--tasks", "SST-2", "--draws", "1", "--output", str(path)])
@@ -587,7 +586,6 @@ def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, mo
     train, held = script.draw_rows("SST-2", 3, 1)
     assert [row.label for row in train].count("0") == [row.label for row in train].count("1") == 3
     assert script.draw_rows("SST-2", 3, 1) == (train, held) != script.draw_rows("SST-2", 3, 2)
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "few.json"
     options = ["--tasks", "SST-2", "--arms", "linear", "words", "--shots", "8", "--draws", "1", "2"]
@@ -619,7 +617,6 @@ def test_rerankers_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: py
         (folder / f"{split}.csv").write_text("\n".join(["qtext,label,atext", *rows, ""]))
     monkeypatch.setenv("HEEDFUL_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(script, "BUNDLED_ENCODER", str(make(tmp_path / "model", "bare")))
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     options = ["--models", "shipped", "--losses", "binary", "--seeds", "2", "--epochs", "1", "--output", str(tmp_path)]
     script.main(options)

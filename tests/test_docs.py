@@ -28,7 +28,7 @@ from heedful.tokenizer import TokenizerSettings, train_tokenizer
 ROOT = Path(__file__).parents[1]
 COURSE = sorted((ROOT / "docs" / "course").glob("d?.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
-EPOCHS = 0.3  # of fine-tuning, instead of those that the pages' commands make
+EPOCHS = 0.1  # of fine-tuning, instead of those that the pages' commands make
 HERE = {"NAME@REVISION": BUNDLED_ENCODER, "intents/": "intents"}
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$', re.MULTILINE | re.DOTALL)
 
@@ -36,7 +36,6 @@ BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$'
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr(expected, "TIMED_STEPS", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     usual = heedful.finetune

@@ -99,7 +99,7 @@ def test_masks_are_filled(result: Any) -> None:
 
 @of(8, epochs=0.05)
 def test_finetuning_writes_a_run_folder(result: Any) -> None:
-    assert {"model", "results.json", "plots"} <= set(result["files"])
+    assert {"model", "results.json", "report.html"} <= set(result["files"])
     for answer in result["answers"]:
         assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 

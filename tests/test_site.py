@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -134,15 +136,23 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert not loaded, (page.name, loaded)
 
 
+def strings_of(constant: object) -> Iterator[str]:
+    """Yield the strings in a constant of compiled code, which may be code itself."""
+    if isinstance(constant, str):
+        yield constant
+    elif isinstance(constant, CodeType | tuple | frozenset):
+        for inner in constant.co_consts if isinstance(constant, CodeType) else constant:
+            yield from strings_of(inner)
+
+
 def test_troubleshooting_quotes_messages_of_the_program() -> None:
     """Names in capitals are the user's; the text around them is in a string of the code."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     strings = {
-        node.value
+        text
         for path in (ROOT / "heedful").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for text in strings_of(compile(path.read_text(encoding="utf-8"), path, "exec", dont_inherit=True))
     }
     assert len(messages) > 15
     for message in messages:

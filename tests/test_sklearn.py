@@ -34,7 +34,6 @@ WORDS, TAGS = [["Ada", "lives", "here"]] * 6, [["B-PER", "O", "O"]] * 6
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "TIMED_STEPS", 1)
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
 
 
 def test_a_classifier_predicts_the_classes_that_it_was_given() -> None:

@@ -20,7 +20,7 @@ import pytest
 import typer
 
 from heedful.cli import app
-from heedful.cli.completion import SHELLS, _known_values, candidate_tables, completion_script
+from heedful.cli.completion import SHELLS, CompletionItem, _known_values, candidate_tables, completion_script
 from heedful.cli.settings_command import SettingsCommand, context_assignments
 from heedful.runs.settings_schema import describe_settings
 
@@ -142,10 +142,15 @@ def test_fish_offers_what_completes_a_word(folder: Path, typed: str, line: str) 
 SAMPLED = 7  # every seventh word of a table is parsed
 
 
+@pytest.fixture(scope="module")
+def tables() -> dict[str, list[CompletionItem]]:
+    return candidate_tables(GROUP)
+
+
 @pytest.mark.parametrize("verb", GROUP.commands)
-def test_every_option_and_setting_is_in_the_table(verb: str) -> None:
+def test_every_option_and_setting_is_in_the_table(tables: dict[str, list[CompletionItem]], verb: str) -> None:
     command = GROUP.commands[verb]
-    words = {row.word for row in candidate_tables(GROUP)[verb]}
+    words = {row.word for row in tables[verb]}
     options = {option for param in command.params if hasattr(param, "is_flag") for option in param.opts}
     assert options | {"--help"} <= words
     if isinstance(command, SettingsCommand):
@@ -156,14 +161,13 @@ def test_every_option_and_setting_is_in_the_table(verb: str) -> None:
             if not setting.table
         }
         assert {f"--{path}" for path in known - {"data.columns"}} <= words
-        for word in sorted(words)[::SAMPLED]:
-            if word.startswith("?"):
-                context: Any = command.make_context(verb, [word[1:], "true"], resilient_parsing=True)
-                assert context_assignments(context)
-            if word.startswith("="):
-                assert command.accepts_assignments and not word.startswith("=-")
-                context = command.make_context(verb, [f"{word[1:]}=true"], resilient_parsing=True)
-                assert context_assignments(context)
+        sampled = sorted(words)[::SAMPLED]
+        flags = [word[1:] for word in sampled if word.startswith("?")]
+        names = [word[1:] for word in sampled if word.startswith("=")]
+        assert not names or (command.accepts_assignments and not any(name.startswith("-") for name in names))
+        arguments = [argument for flag in flags for argument in (flag, "true")] + [f"{name}=true" for name in names]
+        context: Any = command.make_context(verb, arguments, resilient_parsing=True)
+        assert len(context_assignments(context)) == len(flags) + len(names)
 
 
 def test_values_are_of_options_that_exist() -> None:

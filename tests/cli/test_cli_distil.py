@@ -22,10 +22,7 @@ def run(*words: object) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_verdict_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
     wishes = "seeds=1", "train.epochs=1", "verdict.precision=float32", "verdict.baseline=none"
     command = ["distil", teacher, folder, "--student", "bag", "--output", tmp_path / "run", *wishes]

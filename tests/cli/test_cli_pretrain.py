@@ -55,8 +55,7 @@ def one_thread() -> Any:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process, without plots and timing."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """Run the command in this process, without timing."""
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: times)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,18 @@ from tests.support.tiny_models import (
     tiny,
 )
 
+Saved = Callable[..., tuple[Any, Path]]
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 each_own_head = pytest.mark.parametrize(("family", "architecture"), MODELS_WITH_OWN_HEADS)
 
 
 @each_model
-def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, family: str, architecture: str) -> None:
-    save_tiny(tmp_path, family, architecture)
-    loaded = heedful.load(tmp_path)
+def test_every_key_is_claimed_exactly_once_in_both_directions(saved: Saved, family: str, architecture: str) -> None:
+    _, folder = saved(family, architecture)
+    loaded = heedful.load(folder)
     table = FAMILIES[family].table(loaded.config.model, loaded.config.head)
     bare = architecture == FAMILIES[family].bare
-    for name in load_file(tmp_path / "model.safetensors"):
+    for name in load_file(folder / "model.safetensors"):
         inner = FAMILIES[family].table_name(name, bare)
         if inner in table.constants:
             continue
@@ -49,16 +51,16 @@ def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, fa
 
 
 @each_own_head
-def test_round_trip_is_bitwise_and_transformers_reads_it(tmp_path: Path, family: str, architecture: str) -> None:
-    theirs = save_tiny(tmp_path / "theirs", family, architecture)
-    heedful.save(heedful.load(tmp_path / "theirs"), tmp_path / "ours")
+def test_round_trip_is_bitwise_and_transformers_reads_it(
+    tmp_path: Path, saved: Saved, family: str, architecture: str
+) -> None:
+    theirs, folder = saved(family, architecture)
+    heedful.save(heedful.load(folder), tmp_path / "ours")
 
-    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
+    before, after = (load_file(side / "model.safetensors") for side in (folder, tmp_path / "ours"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert json.loads((tmp_path / "ours/config.json").read_text()) == json.loads(
-        (tmp_path / "theirs/config.json").read_text()
-    )
+    assert json.loads((tmp_path / "ours/config.json").read_text()) == json.loads((folder / "config.json").read_text())
 
     again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
@@ -77,7 +79,8 @@ def test_round_trip_is_bitwise_and_transformers_reads_it(tmp_path: Path, family:
 @each_own_head
 def test_config_is_written_as_transformers_understands_it(family: str, architecture: str) -> None:
     """Without the config.json that we read: everything that matters is written from our own config."""
-    theirs = tiny(family, architecture, problem_type="multi_label_classification").config
+    source = tiny(family, architecture, problem_type="multi_label_classification")
+    theirs = source.config
     values = json.loads(theirs.to_json_string(use_diff=False)) | {"architectures": [architecture]}
     config = read_config(values, "config.json")
     written = write_config(heedful.checkpoint.BundleConfig(family=family, model=config.model, head=config.head))
@@ -85,7 +88,6 @@ def test_config_is_written_as_transformers_understands_it(family: str, architect
     assert (again.model, again.head) == (config.model, config.head)
     rebuilt = type(theirs)(**written)
     model = getattr(transformers, architecture)(rebuilt)
-    source = tiny(family, architecture, problem_type="multi_label_classification")
     model.load_state_dict(source.state_dict())
     eager(model)
     ids, types = sequences(family)

@@ -20,7 +20,6 @@ from tests.support.tiny_models import (
     our_outputs,
     our_rows,
     packed,
-    save_tiny,
     sequences,
     their_inputs,
     their_outputs,
@@ -32,24 +31,19 @@ each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
 each_own_head = pytest.mark.parametrize(("family", "architecture"), MODELS_WITH_OWN_HEADS)
 
 
+Saved = Callable[..., tuple[Any, Path]]
 Both = Callable[[str, str, torch.dtype], tuple[Any, heedful.ModelBundle]]
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """Transformers' model, which is made once and shared by all tests here, and ours, loaded anew for each."""
-    models: dict[tuple[str, str, torch.dtype], tuple[Any, Path]] = {}
+def both(saved: Saved) -> Both:
+    """Transformers' model, which is made once, and ours, loaded anew for each test."""
 
-    def make(family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.ModelBundle]:
-        key = family, architecture, dtype
-        if key not in models:
-            folder = tmp_path_factory.mktemp(architecture)
-            models[key] = save_tiny(folder, *key), folder
-        theirs, folder = models[key]
-        theirs.zero_grad()
-        return theirs.eval(), heedful.load(folder, dtype=dtype)
+    def load(family: str, architecture: str, dtype: torch.dtype) -> tuple[Any, heedful.ModelBundle]:
+        theirs, folder = saved(family, architecture, dtype)
+        return theirs, heedful.load(folder, dtype=dtype)
 
-    return make
+    return load
 
 
 def _scale(tensor: torch.Tensor) -> float:

@@ -39,7 +39,7 @@ from tests.support.tiny_models import save_tiny
 PAIR = ("The cat sat on the mat.", "A dog ran to the mat in Paris.")
 HOSTILE = (
     *("</script><script>window.hit=1</script>", "<img/src=x/onerror=window.hit=1>", "\u202egnihtemos", "\u0000\u0007"),
-    *("a" * 1_000_000, "&lt;b&gt;", "${window.hit=1}", "';window.hit=1;//"),
+    *("a" * 50_000, "&lt;b&gt;", "${window.hit=1}", "';window.hit=1;//"),
 )
 CONTRAST = """
 const shade = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map((v) => v / 255)

@@ -16,9 +16,7 @@ from tests.support.model_folders import make
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots of runs, little timing, one thread."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(distil_verdict, "MAX_BATCH_SECONDS", 0.0)
+    """No plots of verdicts, one thread."""
     for module in (distil_verdict, distil_search):
         monkeypatch.setattr(module, "save_plot", lambda path, figure: path)
         monkeypatch.setattr(module, "plot_verdict", lambda *arguments: None)

@@ -52,9 +52,8 @@ TASKS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No timing, no plots, one thread."""
+    """No timing, one thread."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -26,8 +26,7 @@ SPACE = {"lr": [1e-3, 1e-2], "batch_size": [8, 16]}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots of runs, no timing, one thread; a full training is estimated to take a second."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing, one thread; a full training is estimated to take a second."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -38,6 +37,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def search(folder: Path, minutes: float = 30.0, **more: Any) -> RunResult:
     usual = {"time_budget": minutes, "space": SPACE, "overrides": SMALL | {"train.epochs": 3}}
     return heedful.tune("classify", DATA, folder, **usual | more)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """A search that came to its end."""
+    return search(tmp_path_factory.mktemp("searched") / "tuned")
 
 
 # -- the plan of a search ---------------------------------------------------------------------------------------------
@@ -75,30 +80,29 @@ def test_the_best_trial_is_of_the_longest_rung() -> None:
 # -- searches ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_search_trains_the_final_model_with_the_best_settings(tmp_path: Path) -> None:
-    result = search(tmp_path / "tuned")
-    state = result.results["tune"]
+def test_a_search_trains_the_final_model_with_the_best_settings(searched: RunResult) -> None:
+    folder, state = searched.output_dir.parent, searched.results["tune"]
     first, last = ([trial for trial in state["trials"] if trial["rung"] == rung] for rung in (0, 1))
     assert len(first) == 4 and len(last) == 1, "one of four enters the second rung"
     best = max(first, key=lambda trial: (trial["metric_value"], trial["tie_breaker"]))
     assert last[0]["settings"] == best["settings"] == state["chosen"]
     for trial in state["trials"]:
-        results = json.loads((tmp_path / "tuned" / trial["folder"] / "results.json").read_text())
+        results = json.loads((folder / trial["folder"] / "results.json").read_text())
         assert list(results["splits"]) == ["dev"], "test is not read by trials"
         assert results["settings"]["train"]["epochs"] == pytest.approx(3 * trial["share"])
         assert results["settings"]["train"]["optimizer"]["lr"] == trial["settings"]["lr"]
-    final = json.loads((tmp_path / "tuned/best/results.json").read_text())
+    final = json.loads((folder / "best/results.json").read_text())
     assert set(final["splits"]) == {"dev", "test"}
     assert final["settings"]["train"]["batch_size"] == state["chosen"]["batch_size"]
     assert final["splits"]["dev"]["numbers"]["accuracy"] == last[0]["metric_value"], "the same run, trained again"
-    rows = list(csv.DictReader((tmp_path / "tuned/trials.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
     assert len(rows) == 5 and rows[0]["share of the training"] == "1.0"
-    assert (tmp_path / "tuned/plots/trials.svg").is_file()
-    assert heedful.Engine(tmp_path / "tuned/best")(["the cat sat"])[0]["label"] in ("bad", "good")
+    assert (folder / "plots/trials.svg").is_file()
+    assert heedful.Engine(folder / "best")(["the cat sat"])[0]["label"] in ("bad", "good")
 
 
-def test_a_search_resumes_without_repeating_trials(tmp_path: Path) -> None:
-    whole = search(tmp_path / "whole").results["tune"]
+def test_a_search_resumes_without_repeating_trials(tmp_path: Path, searched: RunResult) -> None:
+    whole = searched.results["tune"]
 
     class StoppedError(Exception):
         pass
@@ -129,11 +133,11 @@ def test_time_that_is_used_up_ends_the_search(tmp_path: Path) -> None:
 
 
 def test_by_default_the_learning_rate_is_tried(tmp_path: Path) -> None:
-    state = search(tmp_path / "tuned", space=None).results["tune"]
+    state = search(tmp_path / "tuned", minutes=1e-4, space=None).results["tune"]
     assert state["space"] == {"train.optimizer.lr": [5e-4, 1.7e-4, 1.5e-3]}
 
 
-def test_what_cannot_be_tried_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_tried_is_refused_before_anything_is_written(tmp_path: Path, searched: RunResult) -> None:
     folder = tmp_path / "tuned"
     for space, path in (({"epochs": [1, 2]}, "train.epochs"), ({"lr": []}, "lr"), ({"nothing": [1]}, "nothing")):
         with pytest.raises(SettingError) as refused:
@@ -158,9 +162,8 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_written(tmp_path: Pa
     (tmp_path / "other/file").touch()
     with pytest.raises(RunError, match="is not the folder of a search"):
         search(tmp_path / "other")
-    search(folder, space={"lr": [1e-3]})
     with pytest.raises(RunError, match="another space"):
-        search(folder)
+        search(searched.output_dir.parent, space={"lr": [1e-3]})
 
 
 def test_the_command_prints_the_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -377,7 +377,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
             return question.path, json.dumps(body).encode()
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(request=requests(), deadline=st.none() | st.sampled_from(["1", "50", "x", "99999999999"]))
 def test_generated_requests_never_break_it(started: Started, request: tuple[str, bytes], deadline: str | None) -> None:
     """The server is another process, since type checks draw numbers that hypothesis would see."""

@@ -97,7 +97,7 @@ BODIES: dict[str, tuple[bytes, set[int]]] = {
 def test_bodies_are_refused(served: RunningServer, name: str) -> None:
     data, statuses = BODIES[name]
     start = time.monotonic()
-    answer = raw(served.port, data, pause=0.3)
+    answer = raw(served.port, data, pause=0.3, answers=1)
     took = time.monotonic() - start
     assert status_of(answer) in statuses, answer[:500]
     message = teaches(answer)
@@ -151,7 +151,7 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_are_refused(served: RunningServer, name: str) -> None:
     data, statuses = HEADS[name]
-    answer = raw(served.port, data, pause=0.3)
+    answer = raw(served.port, data, pause=0.3, answers=1)
     assert status_of(answer) in statuses | {0}, answer[:300]
     if answer:
         teaches(answer)
@@ -159,7 +159,7 @@ def test_heads_are_refused(served: RunningServer, name: str) -> None:
 
 def test_a_thousand_requests_in_one_line_are_answered_in_order(served: RunningServer) -> None:
     request = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    answer = raw(served.port, request * 299 + request.replace(b"/live", b"/nope"), pause=3.0)
+    answer = raw(served.port, request * 299 + request.replace(b"/live", b"/nope"), pause=3.0, answers=300)
     assert answer.count(b"HTTP/1.1 200 OK") == 299 and answer.count(b"HTTP/1.1 404") == 1
     assert answer.rindex(b"200 OK") < answer.index(b"404 Not")
 
@@ -202,7 +202,7 @@ def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
 
 def test_an_offer_to_upgrade_need_not_be_taken(served: RunningServer) -> None:
     offer = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
-    assert status_of(raw(served.port, post("/token-classification", OK, offer), pause=1.0)) == 200
+    assert status_of(raw(served.port, post("/token-classification", OK, offer), pause=1.0, answers=1)) == 200
 
 
 def test_a_request_may_come_in_two_parts_behind_another(served: RunningServer) -> None:
@@ -504,7 +504,7 @@ def test_there_are_only_so_many_connections(folders: dict[str, str]) -> None:
         held = [open_socket(running.port) for _ in range(5)]
         while len(running.server.server_state.connections) < 5:
             time.sleep(0.01)
-        refused = raw(running.port, b"")
+        refused = raw(running.port, b"", answers=1)
         assert status_of(refused) == 503 and b"retry-after: " in refused
         for connection in held:
             connection.close()

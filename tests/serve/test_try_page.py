@@ -96,11 +96,19 @@ class Browser:
         self.process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    chromium_ = Browser(tmp_path_factory.mktemp("browser") / "profile", dark="HEEDFUL_DARK" in os.environ)
+    yield chromium_
+    chromium_.close()
+
+
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    browser_ = Browser(tmp_path / "browser", dark="HEEDFUL_DARK" in os.environ)
-    yield browser_
-    browser_.close()
+def browser(chromium: Browser) -> Browser:
+    """Show an empty page, and forget what the last one told."""
+    chromium.ask("/url", url="about:blank")
+    chromium.ask("/se/log", type="browser")
+    return chromium
 
 
 ASKED = """

@@ -275,7 +275,6 @@ def test_translation_of_real_texts_resumes(tmp_path: Path, monkeypatch: pytest.M
     )
     arms = (*nets, "init.rnn.look=none"), nets, whole
     monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     plan = StudyConfig(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
     first = run_study("translation", plan, tmp_path / "out").result
     assert [measure.name for measure in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS

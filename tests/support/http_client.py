@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.support.command_process import ROOT, Command
 
 
 class Reply(NamedTuple):
@@ -50,19 +50,30 @@ def on(
     return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
 
-def raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0) -> bytes:
-    """Whatever the server says to these bytes until it closes, or says nothing more."""
+def raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0, answers: int = 0) -> bytes:
+    """Whatever the server says to these bytes until it closes, says nothing more, or has given so many answers."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         body = b""
         try:
             connection.sendall(data)
             if pause:
                 connection.settimeout(pause)
-            while part := connection.recv(1 << 16):
+            while not (answers and whole_answers(body) == answers) and (part := connection.recv(1 << 16)):
                 body += part
         except OSError:
             pass
         return body
+
+
+def whole_answers(data: bytes) -> int:
+    """Count the answers at the beginning of what a server said, each with a length and all of its body."""
+    count = 0
+    while (head := data.partition(b"\r\n\r\n"))[1]:
+        length = re.search(rb"^content-length: *(\d+)", head[0], re.IGNORECASE | re.MULTILINE)
+        if length is None or len(head[2]) < int(length[1]):
+            break
+        data, count = head[2][int(length[1]) :], count + 1
+    return count
 
 
 def status_of(answer: bytes) -> int:
@@ -80,13 +91,20 @@ def record(test: str, **figures: Any) -> None:
 class Started:
     """heedful serve as a process of its own, when it is ready."""
 
-    def __init__(self, *arguments: str, group: Path | None = None) -> None:
-        """In that cgroup from its beginning on, if one is given."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "heedful", "serve", *arguments, "--port", "0"]
+    process: subprocess.Popen[str]
+
+    def __init__(self, *arguments: str, fresh: bool = False, group: Path | None = None) -> None:
+        """Start it: in a new interpreter if `fresh`, and in that cgroup from its beginning on, if one is given."""
+        options: dict[str, Any] = {
+            "env": {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
+        words = ["serve", *arguments, "--port", "0"]
+        command = [sys.executable, "-m", "heedful", *words]
         if group is not None:
             command = ["sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group), *command]
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, **options) if fresh or group else Command(*words, **options)
         self.lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -84,6 +85,13 @@ def read(metric: Any) -> dict[str, Any]:
     return metric.interval() if isinstance(metric, Bootstrap) else metric.compute()
 
 
+@cache
+def of_all(name: str) -> dict[str, Any]:
+    """The result of all examples at once."""
+    empty, update = METRICS[name]
+    return read(update(empty, list(range(COUNT))))
+
+
 @pytest.mark.parametrize("name", METRICS)
 @given(data=st.data())
 def test_any_partition_and_order_equals_the_whole(name: str, data: st.DataObject) -> None:
@@ -98,8 +106,7 @@ def test_any_partition_and_order_equals_the_whole(name: str, data: st.DataObject
             seen = update(seen, list(order[at : min(at + size, stop)]))
         ranks.append(pickle.loads(pickle.dumps(seen)))  # as ranks send them
     ranks = data.draw(st.permutations(ranks))
-    whole = update(empty, list(range(COUNT)))
-    assert read(merge_all(ranks)) == read(whole)
+    assert read(merge_all(ranks)) == of_all(name)
     if len(ranks) > 2:
         left = ranks[0].merge_state(ranks[1]).merge_state(ranks[2])
         right = ranks[0].merge_state(ranks[1].merge_state(ranks[2]))

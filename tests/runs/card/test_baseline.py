@@ -31,8 +31,7 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing; one thread, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -103,6 +103,7 @@ def test_a_student_reads_any_length_and_ignores_tokens_around_a_text(teacher: Pa
     assert log[0].startswith("a table of 111 token vectors, 8 wide") and "in 3 texts" in log[0]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("head", "kind"), [("single", "single"), pytest.param("tag", "tag", marks=pytest.mark.slow),
                        pytest.param("regression", "regress", marks=pytest.mark.slow)]

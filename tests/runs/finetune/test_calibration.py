@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,6 @@ def rows(count: int, seed: int, several: bool) -> tuple[list[str], list[Any]]:
         texts.append(" ".join(words))
         labels.append([label] if several else label)
     return texts, labels
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Iterator[None]:
-    """No plots."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-        yield
 
 
 def run(folder: Path, several: bool, dev: int = 200, **more: object) -> Any:

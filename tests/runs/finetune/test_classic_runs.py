@@ -35,8 +35,7 @@ CLASSIC = {"init.kind": "classic", "init.reader.kind": "attention", "init.words.
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing; one thread, so that equal runs are equal."""
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: times)
     before = torch.get_num_threads()

@@ -24,7 +24,6 @@ def everything(folder: Path) -> list[tuple[str, int]]:
 
 
 def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
     labelled, before = data("single", tmp_path / "data"), everything(tmp_path)
     estimate = estimated(labelled, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})

@@ -95,7 +95,6 @@ def german(path: Path, times: int = 1) -> Path:
 def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "TIMED_STEPS", 1)
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     labelled, short = german(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
     done = finetune("classify", labelled, tmp_path / "run", assignments=short)
     (advice,) = [note for note in done.results["notes"] if "--model" in note]

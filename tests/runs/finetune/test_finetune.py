@@ -73,8 +73,7 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing, but where a test undoes it; one thread, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -104,6 +103,7 @@ def lines(path: Path) -> list[Any]:
 # -- every task -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("run_plots")
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
@@ -811,6 +811,7 @@ ODD = ["a, b", 'say "yes"', "=cmd()", "@x", "🦊 ü", "two\nlines", "[red]", "<
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("run_plots")
 def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: Path) -> None:
     monkeypatch.undo()
     rows = [{"text": f"the cat {number % 8} sat", "label": ODD[number % 8]} for number in range(32)]

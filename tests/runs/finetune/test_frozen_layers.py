@@ -25,8 +25,7 @@ from tests.support.reporters import Messages
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing; one thread, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from heedful.runs.finetune.method_choice import METHODS, assign_folds
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
 from heedful.runs.results import read_results
+from heedful.tasks.specs import SPECS
 from heedful.train.fit import Reporter
 from tests.support.generated_data import classified
 from tests.support.tiny_runs import classify
@@ -33,10 +35,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots, no timing, one thread, few steps of contrastive training."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing, one thread, few steps of contrastive training, few epochs of fine-tuning."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     monkeypatch.setattr("heedful.runs.finetune.settings.MIN_CONTRASTIVE_STEPS", 5)
+    for kind in ("classify", "multiple"):
+        monkeypatch.setitem(SPECS, kind, replace(SPECS[kind], epochs=((0, 2.0),)))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

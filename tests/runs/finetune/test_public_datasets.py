@@ -23,9 +23,8 @@ Given = dict[str, Path] | Path
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots, no timing, one thread."""
+    """No timing, one thread."""
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: times)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

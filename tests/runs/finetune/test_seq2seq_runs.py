@@ -143,7 +143,6 @@ def test_a_run(labelled: Path, tmp_path: Path, name: str, capsys: pytest.Capture
 def test_evaluate_writes_as_the_run_did(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beams, tokens and metric are those of the run; F1 replaces BLEU where sacrebleu is not installed."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
     done = finetune("seq2seq", labelled / "data.csv", output_dir=run, model=labelled / "both", assignments=wishes)
 
@@ -257,7 +256,6 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     labelled: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     how: dict[str, Any] = {"model": labelled / name} if name not in FRESH else {}
     assignments = (
         *SETTINGS,

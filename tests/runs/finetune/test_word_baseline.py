@@ -36,8 +36,7 @@ NO_TOKENIZER: Any = None  # a task that is only measured needs none
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots and no timing; one thread, so that equal runs are equal."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing; one thread, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -99,8 +99,7 @@ TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots and no timing, but where a test undoes it; one thread, so that equal runs are equal."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing, but where a test undoes it; one thread, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: TIMES)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -281,6 +280,7 @@ def check_writing(kind: str, folder: Path) -> None:
     assert answer["text"] == ours.tokenizer.decode(new.tolist()).strip()
 
 
+@pytest.mark.usefixtures("run_plots")
 def test_a_run_as_it_is(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With plots and timing."""
     monkeypatch.undo()
@@ -912,8 +912,10 @@ def test_what_cannot_be_is_told_before_anything_is_written(
         more = {"objective.teacher": tmp_path / "whole"}
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, more)
-    assert {path.name for path in (tmp_path / "run").glob("*")} <= INITIAL_FILES
-    assert go(text, tmp_path / "run", more={"train.max_steps": 1}).status == "completed", "the slip is mended there"
+    written = {path.name for path in (tmp_path / "run").glob("*")}
+    assert written <= INITIAL_FILES
+    if written:
+        assert go(text, tmp_path / "run", more={"train.max_steps": 1}).status == "completed", "the slip is mended there"
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,7 @@ PHASES = (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots, no timing, and one thread, so that equal runs are equal."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing, and one thread, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -116,6 +115,15 @@ def everything(place: Path) -> dict[str, Any]:
     return {"phases": PHASES, "train.ema_decay": 0.9, "objective.neighbour_texts": 20, "probes": f"[{probes}]"}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, place: Path) -> tuple[RunResult, StopAfter]:
+    """A run of all terms to its end, and what its steps learned from."""
+    reporter = StopAfter()
+    return go(
+        place, tmp_path_factory.mktemp("whole") / "run", ALL_TERMS, everything(place), reporter=reporter
+    ), reporter
+
+
 @pytest.mark.slow
 def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tmp_path: Path, place: Path) -> None:
     """The teacher's principal components are those of the first run, and not estimated anew from other rows."""
@@ -157,15 +165,14 @@ def test_no_sentence_vectors_without_their_term(tmp_path: Path, place: Path) -> 
     assert heedful.load(done.output_dir).config.head == heedful.load(done.output_dir, head="masked_lm").config.head
 
 
-def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> None:
-    reporter = StopAfter()
-    done = go(place, tmp_path / "run", ALL_TERMS, everything(place), reporter=reporter)
+def test_all_terms_phases_and_probes_in_one_run(whole: tuple[RunResult, StopAfter]) -> None:
+    done, reporter = whole
     assert done.status == "completed" and done.results["objective"] == ALL_TERMS
     early, late = reporter.seen[0], reporter.seen[-1]
     assert early[1:] == (12, ("mlm", "hidden_states", "sentence_embedding", "pair_similarity"), 0.15)
     assert late[1:] == (16, ("mlm",), 0.3)
     looks = [
-        line for line in map(json.loads, (tmp_path / "run/journal.jsonl").read_text().splitlines()) if "dev" in line
+        line for line in map(json.loads, (done.output_dir / "journal.jsonl").read_text().splitlines()) if "dev" in line
     ]
     assert [look["step"] for look in looks] == [3, 6]
     for look in looks:
@@ -176,8 +183,9 @@ def test_all_terms_phases_and_probes_in_one_run(tmp_path: Path, place: Path) -> 
     assert looks[-1]["dev"] == done.results["splits"]["validation"]["numbers"], "the averaged weights are saved"
 
 
-def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, place: Path) -> None:
-    go(place, tmp_path / "whole", ALL_TERMS, everything(place))
+def test_a_stopped_run_resumes_to_the_same_bits(
+    tmp_path: Path, place: Path, whole: tuple[RunResult, StopAfter]
+) -> None:
     for step in (2, 4):
         assert (
             go(place, tmp_path / "parts", ALL_TERMS, everything(place), reporter=StopAfter(step)).status
@@ -185,7 +193,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, place: Path) -> 
         )
     assert go(place, tmp_path / "parts", ALL_TERMS, everything(place)).status == "completed"
     for name in ("model/model.safetensors", "journal.jsonl", "teacher/neighbours/nearest.npy"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+        assert (whole[0].output_dir / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
 def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, place: Path) -> None:

@@ -122,8 +122,7 @@ def registered() -> Iterator[None]:
 
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No plots and no timing."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    """No timing."""
     latency = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: latency)
 
