@@ -38,7 +38,7 @@ def test_the_server_of_the_image_has_no_privileges_and_becomes_healthy(tmp_path:
     keys.write_text("0123456789abcdef-0123456789abcdef\n")
     keys.chmod(0o600)
     here = {"/model": str(ROOT / "heedful" / "assets" / "heedful-mini-en"), "/keys": str(keys)}
-    server = Started(*(here.get(argument, argument) for argument in command), fresh=True)
+    server = Started(*(here.get(argument, argument) for argument in command))
     try:
         check = json.loads(image["HEALTHCHECK"].partition("CMD ")[2])
         assert check[0] == "python" and ":8080/" in check[-1]

@@ -35,7 +35,6 @@ from heedful.runs.results import RunResult
 from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.specs import SPECS
 from tests.support import generated_data
-from tests.support.command_process import Command
 from tests.support.generated_data import as_csv, assignments, classified
 from tests.support.model_folders import HEADS, LIMIT, long_text, make
 
@@ -58,7 +57,6 @@ VERBS = (
         "study",
     ),
 )
-PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")
 TEXT = [
     "The cat sat on the mat.",
@@ -122,6 +120,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
+# a process whose parent ignores SIGINT, as one in the background does, would ignore it too
+START = """
+import signal
+from heedful.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
+def start(*arguments: str, **more: Any) -> subprocess.Popen[bytes]:
+    """The command as a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", START, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **more,
+    )
+
+
 # -- how it starts and ends ---------------------------------------------------------------------------------------
 
 
@@ -153,7 +172,7 @@ def test_a_wrong_verb_is_refused(run: Any) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_fault(folders: dict[str, Path]) -> None:
-    with Command("predict", folders["single"], "--json", **PIPES) as process:
+    with start("predict", str(folders["single"]), "--json", stdin=subprocess.PIPE) as process:
         assert process.stdin and process.stdout and process.stderr
         process.stdout.close()
         try:
@@ -165,7 +184,7 @@ def test_a_reader_that_goes_away_is_no_fault(folders: dict[str, Path]) -> None:
 
 
 def test_an_interruption_is_quiet(folders: dict[str, Path]) -> None:
-    with Command("predict", folders["single"], **PIPES) as process:
+    with start("predict", str(folders["single"]), stdin=subprocess.PIPE) as process:
         assert process.stdin and process.stdout and process.stderr
         process.stderr.readline()  # the model has been loaded
         process.send_signal(signal.SIGINT)

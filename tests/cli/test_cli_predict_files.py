@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from heedful.cli.predict_files import progress_line
 from heedful.data import DataSettings
 from heedful.data.inputs.input_files import settings_for_inputs
 from heedful.infer.batch import BatchProgress
-from tests.support.command_process import Command
 from tests.support.model_folders import make
 
 ROOT = Path(__file__).parents[2]
@@ -271,7 +271,14 @@ main(sys.argv[1:])
 def test_ctrl_c_keeps_what_is_finished(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "in.csv", 30)
     command = ["predict", folder, "--file", file, "--output", tmp_path / "out", "--rows", "2"]
-    with Command(*command, code=SLOW, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
         assert process.stdout is not None
         for _ in range(4):
             assert process.stdout.readline() == "chunk\n"

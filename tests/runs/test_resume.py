@@ -33,7 +33,6 @@ from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError, Step, Trainer
-from tests.support.command_process import run_command
 from tests.support.generated_data import as_csv, assignments, classified, data, labelled, tune
 from tests.support.model_folders import make
 from tests.support.reporters import Messages
@@ -84,6 +83,17 @@ def timeless(value: Any) -> Any:
         times = ("seconds", "latency", "throughput", "memory")
         return {name: timeless(each) for name, each in value.items() if name not in times}
     return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process of its own, on one thread."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def command(arguments: Path, run: Path, settings: dict[str, Any] = MANY) -> list[str]:
@@ -371,15 +381,17 @@ def step(self, step, trainer):
     if step.number == 3:
         os.kill(os.getpid(), signal.SIGINT)
 progress.Progress.step = step
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as on a terminal, wherever the tests run
 main()
 """
 
 
 def test_the_command_resumes_after_an_interrupt(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     labelled, expected = steady
-    done = run_command(*command(labelled, tmp_path / "run"), code=INTERRUPTED, text=True)
-    assert done.returncode == 130 and not done.stdout and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == (
+    process = start(INTERRUPTED, *command(labelled, tmp_path / "run"))
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130 and not out and "Traceback" not in err
+    assert err.splitlines()[-1] == (
         f"stopped; all progress is saved in {tmp_path / 'run'}. The same command resumes it."
     )
     tune("classify", labelled, tmp_path / "run", MANY)
@@ -407,10 +419,11 @@ def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path: Path, steady: tup
     labelled, expected = steady
     run = tmp_path / "run"
     limits = [300, 2_000, 50_000, 200_000]  # too little for the settings, a tokenizer, the encoder, a checkpoint
-    done = run_command(json.dumps(limits), *command(labelled, run), code=LIMITED, text=True)
-    assert done.returncode == 0 and "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("heedful: ") or line.isdecimal()]
-    assert [line for line in lines if line.isdecimal()] == ["2"] * 4, done.stderr
+    process = start(LIMITED, json.dumps(limits), *command(labelled, run))
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0 and "Traceback" not in err
+    lines = [line for line in err.splitlines() if line.startswith("heedful: ") or line.isdecimal()]
+    assert [line for line in lines if line.isdecimal()] == ["2"] * 4, err
     messages = [line for line in lines if not line.isdecimal()]
     assert len(messages) == 4 and all(str(run) in line and "File too large" in line for line in messages)
     assert "start could not be written, and nothing of it was kept" in messages[2]

@@ -19,7 +19,6 @@ from heedful.cli.serve import _read_api_keys
 from heedful.serve.run import background, open_files, run
 from heedful.serve.settings import ServeSettings
 from heedful.serve.supervisor import listen
-from tests.support.command_process import run_command
 from tests.support.http_client import ROOT, Reply, Started, ask, record
 
 
@@ -108,7 +107,7 @@ def test_a_signal_does_not_wait_for_a_model_that_is_loaded() -> None:
         "stop = lambda line: os.kill(os.getpid(), signal.SIGTERM)\n"
         "run.run({'x': 'y'}, settings.ServeSettings(), sockets=supervisor.listen('127.0.0.1', 0), log=stop)\n"
     )
-    done = run_command(code=code, text=True, timeout=40)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
 
 

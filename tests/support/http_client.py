@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.command_process import ROOT, Command
+ROOT = Path(__file__).parents[2]
 
 
 class Reply(NamedTuple):
@@ -91,20 +91,13 @@ def record(test: str, **figures: Any) -> None:
 class Started:
     """heedful serve as a process of its own, when it is ready."""
 
-    process: subprocess.Popen[str]
-
-    def __init__(self, *arguments: str, fresh: bool = False, group: Path | None = None) -> None:
-        """Start it: in a new interpreter if `fresh`, and in that cgroup from its beginning on, if one is given."""
-        options: dict[str, Any] = {
-            "env": {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            "stderr": subprocess.PIPE,
-            "text": True,
-        }
-        words = ["serve", *arguments, "--port", "0"]
-        command = [sys.executable, "-m", "heedful", *words]
+    def __init__(self, *arguments: str, group: Path | None = None) -> None:
+        """In that cgroup from its beginning on, if one is given."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "heedful", "serve", *arguments, "--port", "0"]
         if group is not None:
             command = ["sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group), *command]
-        self.process = subprocess.Popen(command, **options) if fresh or group else Command(*words, **options)
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

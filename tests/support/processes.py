@@ -1,7 +1,7 @@
 """Processes that train a tiny model: alone, in ranks, hurt on purpose.
 
-With a job as argument (a JSON object, see Job) it runs that job, in each rank under torchrun. A `ForkServer` is a
-process that imports modules once, reads jobs from stdin and forks a process for each rank of each job.
+With a job as argument (a JSON object, see Job) it runs that job, in each rank under torchrun. With module names it is a
+fork server: it imports them once, reads jobs from stdin and forks a process for each rank of each job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train.fit import EvalResult, Reporter, fit
 from heedful.train.ranks import Ranks, connect_ranks
 from heedful.train.trainer import Step, Trainer
-from tests.support.command_process import ONE_THREAD, Command
 from tests.support.tiny_runs import FAULTS, MADE, Faulty, settings, wave
 
 
@@ -231,30 +230,22 @@ def _forked(job: Job, rank: int, size: int, port: int) -> int:
 
 # -- for the tests ----------------------------------------------------------------------------------------------
 
-FORK_SERVER = """
-import sys, warnings
-from importlib import import_module
-import torch
-from tests.support import processes
-warnings.simplefilter("error")
-torch.set_num_threads(1)
-for module in sys.argv[1:]:
-    import_module(module)
-processes.serve_forks()
-"""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class ForkServer:
     """The process that forks others; those that are still there at the end are killed."""
 
     def __init__(self, *modules: str) -> None:
-        self._process = Command(
-            *modules,
-            code=FORK_SERVER,
+        environment = os.environ | ONE_THREAD | {"TOKENIZERS_PARALLELISM": "false"}
+        command = [sys.executable, "-m", "tests.support.processes", *modules]
+        self._process = subprocess.Popen(
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | ONE_THREAD | {"TOKENIZERS_PARALLELISM": "false"},
+            env=environment,
+            cwd=Path(__file__).parents[2],
             start_new_session=True,
         )
 
@@ -331,4 +322,8 @@ def left(folder: str | Path) -> dict[str, Any]:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    sys.exit(main(Job(**json.loads(sys.argv[1]))))
+    if sys.argv[1:] and sys.argv[1].startswith("{"):
+        sys.exit(main(Job(**json.loads(sys.argv[1]))))
+    for module in sys.argv[1:]:
+        import_module(module)
+    serve_forks()

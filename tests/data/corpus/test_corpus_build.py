@@ -27,7 +27,6 @@ from heedful.data.corpus import documents, shards
 from heedful.data.corpus.build import Corpus, CorpusProgress, CorpusSettings, build_corpus, contains_corpus
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
-from tests.support.command_process import Command
 
 WORDS = [
     *("rain", "fell", "on", "the", "quiet", "harbour", "boats", "came", "home", "before", "dark", "nobody", "waited"),
@@ -472,7 +471,8 @@ def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokeni
     tokenizer.save(tmp_path / "tokenizer")
     documents = invented(1500, seed=5)
     files = [jsonl(tmp_path / "a.jsonl", documents), jsonl(tmp_path / "b.jsonl", documents[:100])]
-    with Command(tmp_path, *files, code=CHILD, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", CHILD, str(tmp_path), *map(str, files)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "going\n"
         workers = children(process.pid)

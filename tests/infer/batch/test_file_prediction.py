@@ -30,7 +30,6 @@ from heedful.infer.batch import BatchProgress, BatchSettings, file_prediction, p
 from heedful.infer.engine import Engine
 from heedful.infer.ray import Predict
 from heedful.infer.tuning.precision_gate import open_in_precision
-from tests.support.command_process import Command
 from tests.support.model_folders import HEADS, LIMIT, VOCABULARY, long_text, make
 
 TEXTS = [
@@ -607,7 +606,8 @@ print("done", done.new_rows, done.rows, flush=True)
 
 
 def child(*arguments: object) -> subprocess.Popen[str]:
-    return Command(*arguments, code=CHILD, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", CHILD, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def test_killed_in_the_middle_of_a_part(
