@@ -303,7 +303,7 @@ class Stack(nn.Module):
         relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
         if isinstance(relations[-1], ProjectedDistances):
             relations = relations[1:]  # the first one is for all layers; the others, one for each block, replace it
-        prepared = [relation.prepare(batch, x, keep=not checkpointed) for relation in relations]
+        prepared = [relation.prepare(batch, x, cache_bias=not checkpointed) for relation in relations]
         # the last block selects the output rows after its attention, so that its MLP computes only these
         last_block_selects = (
             output_rows is not None and memory is None and trace is None and first_layer < self.config.layers

@@ -68,7 +68,7 @@ def test_disentangled_scores_are_their_formula() -> None:
         of_query, of_key = (layer(rows).unflatten(-1, (HEADS, WIDTH)) for layer in (queries, keys))
         return of_query, of_key, of_key
 
-    bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 0.3, project)
+    bias = relation.bias(q, k, relation.prepare(batch, q, cache_bias=True), 0.3, project)
     dense = bias.dense(q, k, 0.3, Layout.within(batch))
     vectors = relation.norm(relation.table.weight)
     for number, (start, _) in enumerate(Layout.within(batch).queries):
@@ -84,7 +84,7 @@ def test_disentangled_scores_are_their_formula() -> None:
 def test_bucket_scores_are_those_of_the_distance() -> None:
     batch, q, k, _ = make_qkv()
     relation = BucketedPosition(count=8, reach=6, heads=HEADS, causal=False).double()
-    bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 1.0, not_projected)
+    bias = relation.bias(q, k, relation.prepare(batch, q, cache_bias=True), 1.0, not_projected)
     for gap in range(-8, 9):
         place = max(-bias.reach, min(bias.reach, gap)) + bias.reach
         expected = relation.table.weight[distance_buckets(torch.tensor(gap), 8, 6, False)]
@@ -94,9 +94,9 @@ def test_bucket_scores_are_those_of_the_distance() -> None:
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     batch, q, k, _ = make_qkv()
     relation = RotaryPosition(base=100.0, width=WIDTH)
-    turned = relation.rotate(q, k, relation.prepare(batch, q, keep=True))
+    turned = relation.rotate(q, k, relation.prepare(batch, q, cache_bias=True))
     moved = Packed(tokens=batch.tokens, positions=batch.positions + 11, types=batch.types, bounds=batch.bounds)
-    again = relation.rotate(q, k, relation.prepare(moved, q, keep=True))
+    again = relation.rotate(q, k, relation.prepare(moved, q, cache_bias=True))
     for span in batch.spans():
         scores, shifted = (torch.einsum("ihd,jhd->hij", x[span], y[span]) for x, y in (turned, again))
         assert (scores - shifted).abs().max() < 1e-12
@@ -116,7 +116,7 @@ def test_shaw(values: bool, backend: str, reach: int) -> None:
     batch, q, k, v = make_qkv()
     relation = ShawPosition(reach=reach, width=WIDTH, values=values).double()
     assert sum(weight.numel() for weight in relation.parameters()) == (1 + values) * (2 * reach + 1) * WIDTH
-    bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 0.4, not_projected)
+    bias = relation.bias(q, k, relation.prepare(batch, q, cache_bias=True), 0.4, not_projected)
     output = attend(q, k, v, Layout.within(batch), scale=0.4, bias=bias, backend=backend)
     for start, stop in Layout.within(batch).queries:
         for i in range(start, stop):
@@ -146,7 +146,7 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
             key_lengths=LENGTHS,
             visibility=tuple(mask | torch.eye(len(mask), dtype=torch.bool) for mask in sees),
         )
-    prepared = relation.prepare(batch, q, keep=True)
+    prepared = relation.prepare(batch, q, cache_bias=True)
     bias = relation.bias(q, k, prepared, 0.3, not_projected)
     assert isinstance(bias, DenseBias if two_streams else RelativeBias)
     turned = relation.rotate(q, k, prepared)
