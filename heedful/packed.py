@@ -72,7 +72,7 @@ class Packed:
     @property
     def lengths(self) -> list[int]:
         """Number of rows of each sequence."""
-        return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        return [stop - start for start, stop in pairwise(self.bounds)]
 
     @property
     def max_length(self) -> int:
@@ -82,7 +82,7 @@ class Packed:
 
     def spans(self) -> list[slice]:
         """Return the rows of each sequence as a slice."""
-        return [slice(start, stop) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        return [slice(start, stop) for start, stop in pairwise(self.bounds)]
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
         """Split a tensor [rows, ...] into one tensor for each sequence; raises DataError for another number of rows."""

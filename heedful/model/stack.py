@@ -356,7 +356,7 @@ class Stack(nn.Module):
     def _prune(
         self, pruning: TokenPruning, x: Float[Tensor, "rows width"], batch: Packed, block: int
     ) -> tuple[Int[Tensor, " some"], Packed]:
-        """Return the rows of a block's input that remain, by the attention of the block, and the batch of these rows."""
+        """Return the rows of a block's input that remain, by the block's attention, and the batch of these rows."""
         first_pruned = self.blocks[block]
         assert isinstance(first_pruned, Block)
         attention, x = first_pruned.attention, first_pruned._norm_before(x, first_pruned.attention_norm)
