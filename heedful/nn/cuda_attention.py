@@ -55,7 +55,8 @@ REQUIRED_ARGUMENTS: tuple[str, ...] = (  # arguments that we pass to the private
 )
 
 
-def _not_cuda(q: Tensor) -> str:
+def _unless_on_cuda(q: Tensor) -> str:
+    """Return the reason against a kernel on CUDA if q is on another device, or an empty string."""
     return "" if q.device.type == "cuda" else "it runs on CUDA only"
 
 
@@ -105,8 +106,9 @@ def _missing_arguments() -> str:
     return f"PyTorch {torch.__version__} has another operator for it, without {', '.join(missing)}" if missing else ""
 
 
-def _not_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if reason := _not_cuda(q) or _missing_arguments():
+def _cannot_use_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "flash" cannot compute a call, or an empty string."""
+    if reason := _unless_on_cuda(q) or _missing_arguments():
         return reason
     if torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
         return "it needs compute capability 8.0"
@@ -119,7 +121,8 @@ def _not_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     return cannot_differ(k, v) or keys_have_gaps(k, args)
 
 
-def _flash_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _why_flash_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "flash" is preferred for a call, or an empty string."""
     return "" if args.dropout else "without dropout, varlen calls the same operator by its public name"
 
 
@@ -136,12 +139,14 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     return run_plan(q, k, v, args, args.layout.cached(key, make), fused)
 
 
-def _not_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return _not_cuda(q) or adds_values(args)
+def _cannot_use_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "grouped" cannot compute a call, or an empty string."""
+    return _unless_on_cuda(q) or adds_values(args)
 
 
-def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return "" if _not_flash(q, k, v, args) else "packed rows without a bias need no blocks"
+def _why_grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "grouped" is preferred for a call, or an empty string."""
+    return "" if _cannot_use_flash(q, k, v, args) else "packed rows without a bias need no blocks"
 
 
 # -- CUDA graphs: sequence boundaries on the device -------------------------------------------------------------
@@ -152,7 +157,7 @@ def _recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
 
     A CUDA graph of this call can be replayed after other boundaries have been written to the same tensor.
     """
-    if not _not_flash(q, k, v, args):
+    if not _cannot_use_flash(q, k, v, args):
         return _flash(q, k, v, args)
     key = ("recorded", args.causal, args.window, q.dtype, isinstance(args.bias, RelativeBias))
     plan = args.layout.cached(key, lambda: _recorded_plan(args, q))
@@ -177,11 +182,12 @@ def _recorded_plan(args: AttentionArgs, q: Tensor) -> Plan:
     return Plan(blocks=[block], queries=None, keys=None, result=None)
 
 
-def _not_recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _cannot_use_recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "recorded" cannot compute a call, or an empty string."""
     return "" if args.layout.row_bounds is not None else "the boundaries of the sequences are known on the host"
 
 
-RECORDED = Kernel(name="recorded", run=_recorded, cannot=_not_recorded)
+RECORDED = Kernel(name="recorded", run=_recorded, cannot=_cannot_use_recorded)
 
 
 # -- flex_attention -----------------------------------------------------------------------------------------------
@@ -286,8 +292,9 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
     return compiled
 
 
-def _not_flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if reason := _not_cuda(q) or adds_values(args):
+def _cannot_use_flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "flex" cannot compute a call, or an empty string."""
+    if reason := _unless_on_cuda(q) or adds_values(args):
         return reason
     if q.dtype not in (*HALF_DTYPES, torch.float32):
         return f"it computes in float16, bfloat16 and float32, not in {q.dtype}"
@@ -300,14 +307,15 @@ def _not_flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     return cannot_differ(k, v)
 
 
-def _flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _why_flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "flex" is preferred for a call, or an empty string."""
     if args.preferred == "flex":
         return ""
     return "it is compiled for each number of rows: select it by name if all batches have the same number"
 
 
 CUDA: tuple[Kernel, ...] = (
-    Kernel(name="flash", run=_flash, cannot=_not_flash, slow=_flash_is_slow),
-    Kernel(name="grouped", run=_grouped, cannot=_not_grouped, slow=_grouped_is_slow),
-    Kernel(name="flex", run=_flex, cannot=_not_flex, slow=_flex_is_slow),
+    Kernel(name="flash", run=_flash, cannot=_cannot_use_flash, slow=_why_flash_is_slow),
+    Kernel(name="grouped", run=_grouped, cannot=_cannot_use_grouped, slow=_why_grouped_is_slow),
+    Kernel(name="flex", run=_flex, cannot=_cannot_use_flex, slow=_why_flex_is_slow),
 )

@@ -38,7 +38,7 @@ class Kernel:
     name: str
     run: KernelFunction
     cannot: ReasonFunction = lambda q, k, v, args: ""  # returns why the kernel cannot compute a call
-    slow: ReasonFunction = lambda q, k, v, args: ""  # returns why another kernel is faster for a call
+    slow: ReasonFunction = lambda q, k, v, args: ""  # returns why another kernel is preferred for a call
     shares_heads: bool = False  # whether k and v may have fewer heads than q; otherwise their heads are repeated
     has_disentangled_bias: bool = False  # whether it takes a DisentangledBias; otherwise it gets a DenseBias
 
@@ -405,9 +405,9 @@ def _dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor
         rows.unflatten(0, (lines, -1)).transpose(1, 2) for rows in (q, k[: lines * stride], v[: lines * stride])
     )
     bias = _cached_bias(args, block, args.bias.table if isinstance(args.bias, RelativeBias) else None, q.dtype)
-    is_short = layout.stride is None and max_keys <= MAX_SHORT_TEXT and not _cannot_fuse(q, k, v, args)
+    is_short = layout.stride is None and max_keys <= MAX_SHORT_TEXT and not _cannot_use_fused(q, k, v, args)
     fuse_on_cuda = q.device.type == "cuda" and not adds_values(args)
-    core = fused if fuse_on_cuda or is_short or _bmm_is_slow(q, k, v, args) else bmm
+    core = fused if fuse_on_cuda or is_short or _why_bmm_is_slow(q, k, v, args) else bmm
     result = core(q_block, k_block[:, :, :max_keys], v_block[:, :, :max_keys], bias, args, block)
     return result.transpose(1, 2).flatten(0, 1)
 
@@ -432,7 +432,8 @@ def _make_cache_block(args: AttentionArgs, q: Tensor) -> KernelBlock:
     )
 
 
-def _not_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _cannot_use_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "dense_cache" cannot compute a call, or an empty string."""
     layout = args.layout
     stride = len(k) if layout.stride is None and len(layout.keys) == 1 else layout.stride
     if stride is None or [start for start, _ in layout.keys] != [line * stride for line in range(len(layout.keys))]:
@@ -447,7 +448,8 @@ def _not_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
     return ""
 
 
-def _dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _why_dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "dense_cache" is preferred for a call, or an empty string."""
     if q.device.type == "cuda" and args.layout.stride is None and args.bias is None:
         return "on CUDA a kernel for several sequences computes one sequence too, without a mask"
     return ""
@@ -483,7 +485,8 @@ def device_bounds(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]
     return layout.cached(("bounds", device), lambda: (send_bounds(layout.queries), send_bounds(layout.keys)))
 
 
-def _not_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "varlen" cannot compute a call, or an empty string."""
     if q.device.type != "cuda":
         return "it runs on CUDA only"
     if q.dtype not in (torch.float16, torch.bfloat16):
@@ -506,7 +509,8 @@ def keys_have_gaps(k: Tensor, args: AttentionArgs) -> str:
     return ""
 
 
-def _cannot_fuse(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _cannot_use_fused(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "fused" cannot compute a call, or an empty string."""
     return adds_values(args) or ("it has no dropout" if args.dropout else "")
 
 
@@ -520,8 +524,9 @@ MAX_SHORT_TEXT = 128  # tokens of a single text, up to which `fused` is the fast
 MAX_BMM_KEYS = 1024  # keys of a sequence, up to which its H x n x m logits and weights may be in memory
 
 
-def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if _cannot_fuse(q, k, v, args):
+def _why_bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "bmm" is preferred for a call, or an empty string."""
+    if _cannot_use_fused(q, k, v, args):
         return ""
     if q.dtype in (torch.float32, torch.float64) and args.preferred != "bmm":
         return "in float32 and float64 the fused kernel is faster"
@@ -533,8 +538,8 @@ def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 # kernels in the order in which they are tried; on a CPU it follows benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
-    Kernel(name="dense_cache", run=_dense_cache, cannot=_not_dense_cache, slow=_dense_cache_is_slow),
-    Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
+    Kernel(name="dense_cache", run=_dense_cache, cannot=_cannot_use_dense_cache, slow=_why_dense_cache_is_slow),
+    Kernel(name="varlen", run=_varlen, cannot=_cannot_use_varlen),
     Kernel(
         name="native",
         run=attention,
@@ -543,6 +548,6 @@ KERNELS: tuple[Kernel, ...] = (
         shares_heads=True,
         has_disentangled_bias=True,
     ),
-    Kernel(name="bmm", run=_run_by_plan(bmm), slow=_bmm_is_slow),
-    Kernel(name="fused", run=_run_by_plan(fused), cannot=_cannot_fuse),
+    Kernel(name="bmm", run=_run_by_plan(bmm), slow=_why_bmm_is_slow),
+    Kernel(name="fused", run=_run_by_plan(fused), cannot=_cannot_use_fused),
 )
