@@ -35,8 +35,8 @@ def find_error(library: Kernels) -> str:
 
 def _describe_error(case: Case) -> str:
     """Return the name of a result and its error, or an empty string if it is within the tolerance."""
-    name, ours, expected, tolerance = case
-    error = float((ours.float() - expected.float()).abs().max() / expected.abs().max())
+    name, result, expected, tolerance = case
+    error = float((result.float() - expected.float()).abs().max() / expected.abs().max())
     return "" if error < tolerance else f"{name} is off by {error:.1e}"
 
 
@@ -44,9 +44,9 @@ def _cases(library: Kernels) -> Iterator[Case]:
     """Yield all comparisons, in every dtype that the library supports."""
     for dtype in (torch.float32, torch.bfloat16) if library.has_bfloat16 else (torch.float32,):
         for compare in (_linears, _rows, _cross_entropy, _attentions, _disentangled_attention):
-            for name, ours, expected in compare(library, _Sampler(dtype)):
+            for name, result, expected in compare(library, _Sampler(dtype)):
                 tolerance = FLOAT32_TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
-                yield f"{name} in {str(dtype).removeprefix('torch.')}", ours, expected, tolerance
+                yield f"{name} in {str(dtype).removeprefix('torch.')}", result, expected, tolerance
         yield _block(library, _Sampler(dtype))
     yield from _optimizer_steps(library, _Sampler(torch.float32))
     yield from _int8(library, _Sampler(torch.float32))
@@ -305,8 +305,8 @@ def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
             (d_logits * queries).sum(0),
             (dropped[..., None] * d_out).sum(0),
         )
-        for name, ours, expected, heads in zip("qkv", gradients, expected_gradients, sizes, strict=True):
-            yield f"attention_gradient of {name}", ours, expected.unflatten(1, (heads, -1)).sum(2)
+        for name, result, expected, heads in zip("qkv", gradients, expected_gradients, sizes, strict=True):
+            yield f"attention_gradient of {name}", result, expected.unflatten(1, (heads, -1)).sum(2)
 
 
 def _attention(
@@ -440,8 +440,8 @@ def _dense_step(library: Kernels, sample: _Sampler, steps: Tensor) -> Iterator[C
     addresses = [[*(x.data_ptr() for x in tensors), len(tensors[0]), piece] for piece, tensors in enumerate(groups)]
     table = torch.tensor(addresses)
     library.adamw(len(addresses), table.data_ptr(), steps.data_ptr(), 0.5, *BETAS, ADAM_EPS, 1)
-    for ours, expected, old_p in zip(groups, updates, old_parameters, strict=True):
-        yield from _compare_update("adamw", ours, expected, old_p)
+    for result, expected, old_p in zip(groups, updates, old_parameters, strict=True):
+        yield from _compare_update("adamw", result, expected, old_p)
 
 
 def _update(old: list[Tensor], g: Tensor, step: tuple[float, float, float]) -> list[Tensor]:
@@ -451,8 +451,8 @@ def _update(old: list[Tensor], g: Tensor, step: tuple[float, float, float]) -> l
     return [p * decay - m / (v.sqrt() * root + ADAM_EPS) * lr, m, v]
 
 
-def _compare_update(name: str, ours: list[Tensor], expected: list[Tensor], old_p: Tensor) -> Iterator[Case]:
+def _compare_update(name: str, result: list[Tensor], expected: list[Tensor], old_p: Tensor) -> Iterator[Case]:
     """Compare the change of a parameter, and its two moments."""
-    yield name, ours[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated parameter
+    yield name, result[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated parameter
     for index in (1, 2):
-        yield f"moments of {name}", ours[index], expected[index], FLOAT32_TOLERANCE
+        yield f"moments of {name}", result[index], expected[index], FLOAT32_TOLERANCE

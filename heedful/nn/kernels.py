@@ -201,12 +201,15 @@ def _make_block(
     args: AttentionArgs, lines: list[Line], queries: _Placement, keys: _Placement, q: Tensor
 ) -> KernelBlock:
     """Make a block; its mask is computed on the device, from the sequence and the position of each slot."""
-    widest = max(queries.rows.shape[1], keys.rows.shape[1])
-    hides_pairs = (args.causal and queries.rows.shape[1] > 1) or (args.window is not None and args.window < widest - 1)
+    max_width = max(queries.rows.shape[1], keys.rows.shape[1])
+    hides_pairs = (args.causal and queries.rows.shape[1] > 1) or (
+        args.window is not None and args.window < max_width - 1
+    )
     first_sequence = queries.sequence[:, :1]
+    # whether each line is one sequence without padding
     is_full = bool(first_sequence.size and (first_sequence >= 0).all()) and all(
         (placement.sequence == first_sequence).all() for placement in (queries, keys)
-    )  # each line is one sequence without padding
+    )
     (q_sequence, q_position), (k_sequence, k_position) = (
         torch.from_numpy(np.stack([placement.sequence, placement.position])).to(q.device, non_blocking=True)
         for placement in (queries, keys)

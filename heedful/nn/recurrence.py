@@ -177,7 +177,7 @@ def _time_steps(counts: Sequence[int], reverse: bool) -> Iterator[tuple[int, int
         yield time, previous, min(counts[time], counts[previous]) if previous in times else 0
 
 
-def _neighbours(counts: Sequence[int]) -> tuple[Tensor, slice]:
+def _consecutive_rows(counts: Sequence[int]) -> tuple[Tensor, slice]:
     """Return the rows that have a next row in their sequence, and these next rows: all but those of the first step."""
     sizes = torch.tensor(counts)
     next_rows = torch.arange(counts[0], int(sizes.sum()))
@@ -187,14 +187,14 @@ def _neighbours(counts: Sequence[int]) -> tuple[Tensor, slice]:
 def _previous(values: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
     """Return the value of the row before each row of a sequence, or after it in reverse; 0 if there is no such row."""
     previous = torch.zeros_like(values)
-    early, late = _neighbours(counts)
+    earlier, later = _consecutive_rows(counts)
     if reverse:
-        return previous.index_copy_(0, early, values[late])
-    previous[late] = values[early]
+        return previous.index_copy_(0, earlier, values[later])
+    previous[later] = values[earlier]
     return previous
 
 
 def _weight_gradient(slopes: Tensor, h: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
     """Return the gradient of W_hh, the weight that multiplies the previous output."""
-    early, late = _neighbours(counts)
-    return slopes[early].t() @ h[late] if reverse else slopes[late].t() @ h[early]
+    earlier, later = _consecutive_rows(counts)
+    return slopes[earlier].t() @ h[later] if reverse else slopes[later].t() @ h[earlier]
