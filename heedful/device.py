@@ -1,4 +1,4 @@
-"""The device on which a model computes, the CPU or a GPU with CUDA, and its dtype."""
+"""The device on which a model computes, the CPU or a GPU with CUDA, and the dtype of its matrix products."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CPU = torch.device("cpu")
 
 
 def resolve_device(name: str | torch.device = "auto") -> torch.device:
-    """Return the device of that name.
+    """Return the device with a name; a GPU becomes the current CUDA device.
 
     Args:
-        name: "cpu"; "cuda", the GPU with the number LOCAL_RANK; "cuda:1", the second GPU; or "auto", which is "cuda" if
-            there is a GPU for this process, otherwise "cpu".
+        name: "cpu"; "cuda", the GPU whose index is the environment variable LOCAL_RANK; "cuda:1", the GPU with index 1;
+            or "auto": "cuda" if this process has a GPU, otherwise "cpu".
 
     Raises:
         SettingError: If the name is unknown, or PyTorch sees no such GPU.
@@ -56,12 +56,12 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU with the number LOCAL_RANK of this process."""
+    """Return whether PyTorch sees a GPU for this process: one whose index is its LOCAL_RANK."""
     return torch.cuda.is_available() and torch.cuda.device_count() > _local_rank()
 
 
 def _local_rank() -> int:
-    """Return the number of this process on its host, which torchrun sets."""
+    """Return the index of this process on its host, which torchrun sets; 0 without torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -91,7 +91,7 @@ def resolve_dtype(
     """Return the dtype of a precision setting; "auto" is `auto_precision`.
 
     Raises:
-        SettingError: If it is float16 on a CPU.
+        SettingError: If the precision is float16 and the device a CPU.
     """
     if precision == "auto":
         precision = auto_precision(device)
@@ -104,7 +104,7 @@ def resolve_dtype(
 
 
 def autocast(device: torch.device | str, dtype: torch.dtype) -> torch.autocast:
-    """Return a context in which matrix products have this dtype; with float32 or float64 it changes nothing."""
+    """Return torch's autocast context for bfloat16 or float16, or one without autocast for float32 or float64."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return torch.autocast(torch.device(device).type, dtype if is_half else torch.bfloat16, enabled=is_half)
 
@@ -115,11 +115,11 @@ def device_name(device: torch.device) -> str:
 
 
 class _Tf32:
-    """The contexts in which float32 products are computed in TF32, of all threads: the setting is the process's."""
+    """Open `tf32_products` contexts of all threads; they share PyTorch's setting, which is one for the process."""
 
     lock = Lock()
-    count = 0
-    before = ""  # the setting outside of them
+    open_contexts = 0
+    outer_precision = ""  # PyTorch's setting before the first context was opened
 
 
 @contextmanager
@@ -127,13 +127,13 @@ def tf32_products() -> Iterator[None]:
     """Compute float32 matrix products on GPUs in TF32, with 10 bits of mantissa, until the last such context ends."""
     matmul = torch.backends.cuda.matmul
     with _Tf32.lock:
-        if not _Tf32.count:
-            _Tf32.before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-        _Tf32.count += 1
+        if not _Tf32.open_contexts:
+            _Tf32.outer_precision, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+        _Tf32.open_contexts += 1
     try:
         yield
     finally:
         with _Tf32.lock:
-            _Tf32.count -= 1
-            if not _Tf32.count:
-                matmul.fp32_precision = _Tf32.before
+            _Tf32.open_contexts -= 1
+            if not _Tf32.open_contexts:
+                matmul.fp32_precision = _Tf32.outer_precision

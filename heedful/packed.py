@@ -1,4 +1,4 @@
-"""`Packed`, the batch type of every model: the sequences of a batch lie end to end, without padding and mask."""
+"""`Packed`, the batch type of every model: the sequences of a batch are concatenated, without padding or mask."""
 
 from __future__ import annotations
 
@@ -19,26 +19,33 @@ IdExtremes = tuple[tuple[int, int], tuple[int, int]]  # (smallest token, largest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
-    """The tokens of several sequences as rows, end to end.
+    """The tokens of several sequences, concatenated: one row for each token.
 
-    Sequence b is rows bounds[b] to bounds[b + 1]; a sequence may be empty. `key_lengths` and `visibility` are for
-    two-stream attention (Yang et al. 2019, section 2.3), in which some rows attend to a sequence without being part of
-    it.
+    Sequence b is the rows bounds[b] to bounds[b + 1] - 1 and may be empty; flash-attention calls `bounds` cu_seqlens.
+    `key_lengths` and `visibility` are for two-stream attention (Yang et al. 2019, section 2.3), in which some rows of a
+    sequence are queries but not keys.
     """
 
     tokens: Int[Tensor, " rows"]
     positions: Int[Tensor, " rows"]  # position of each row in its sequence, from 0
     types: Int[Tensor, " rows"]  # token type (segment) of each row
-    bounds: tuple[int, ...]  # on the host: sequences + 1 row indices, from 0 to the count of rows
-    past_lengths: tuple[int, ...] | None = None  # rows of each sequence in the KV cache, if there is one
-    key_lengths: tuple[int, ...] | None = None  # how many first rows of each sequence are keys (default: all)
-    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # keys that each row attends to (default: all)
-    states: Float[Tensor, "rows _width"] | None = None  # stored outputs of frozen layers
+    bounds: tuple[int, ...]  # sequence boundaries on the host: sequences + 1 row indices, from 0 to the number of rows
+    past_lengths: tuple[int, ...] | None = None  # cached rows of each sequence; None: there is no KV cache
+    key_lengths: tuple[int, ...] | None = None  # number of first rows of each sequence that are keys; None: all
+    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # True: the row attends to the key; None: to all
+    states: Float[Tensor, "rows _width"] | None = None  # stored outputs of the frozen layers; None: not stored
     extremes: IdExtremes | None = None  # `id_extremes` of a batch that was moved from the CPU
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
-        """Pack token ids; types default to 0.
+        """Pack sequences of token ids.
+
+        Args:
+            sequences: Token ids of each sequence.
+            types: Token types of each sequence. If None, all are 0.
+
+        Raises:
+            DataError: If the lengths of `types` differ from those of `sequences`.
 
         >>> Packed.of([[101, 7592, 102], [101, 102]]).bounds
         (0, 3, 5)
@@ -59,13 +66,13 @@ class Packed:
         )
 
     def __len__(self) -> int:
-        """Return how many sequences there are."""
+        """Return the number of sequences."""
         return len(self.bounds) - 1
 
     @property
     def lengths(self) -> list[int]:
-        """How many rows each sequence has."""
-        return [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        """Number of rows of each sequence."""
+        return [stop - start for start, stop in pairwise(self.bounds)]
 
     @property
     def max_length(self) -> int:
@@ -75,10 +82,10 @@ class Packed:
 
     def spans(self) -> list[slice]:
         """Return the rows of each sequence as a slice."""
-        return [slice(start, stop) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        return [slice(start, stop) for start, stop in pairwise(self.bounds)]
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
-        """Split a tensor with one entry for each row into one tensor for each sequence."""
+        """Split a tensor [rows, ...] into one tensor for each sequence; raises DataError for another number of rows."""
         if rows.shape[0] != self.bounds[-1]:
             raise DataError(f"the tensor has {rows.shape[0]} rows, but this batch has {self.bounds[-1]}")
         return list(rows.split(self.lengths))
@@ -95,15 +102,15 @@ class Packed:
         return send(self.bounds[1:], self.tokens.device) - 1
 
     def select(self, rows: Int[Tensor, " sequences"]) -> Packed:
-        """Return a batch of one row from each sequence, given the row indices."""
+        """Return a batch in which each sequence consists of one of its rows, selected by row index."""
         tokens, positions, types = (column[rows] for column in (self.tokens, self.positions, self.types))
         return Packed(tokens=tokens, positions=positions, types=types, bounds=tuple(range(len(self) + 1)))
 
     def without_first(self, counts: Sequence[int]) -> tuple[Int[Tensor, " some"], Packed]:
-        """Remove the first rows of each sequence; returns the indices of the remaining rows, and a batch of them.
+        """Remove the first rows of each sequence; returns the indices of the remaining rows, and their batch.
 
         Args:
-            counts: How many rows to remove from each sequence; a sequence with fewer rows becomes empty.
+            counts: Number of rows to remove from each sequence; a sequence with fewer rows becomes empty.
 
         >>> rows, batch = Packed.of([[5, 6, 7], [8]]).without_first([1, 2])
         >>> rows.tolist(), batch.bounds
@@ -136,7 +143,7 @@ class Packed:
         return replace(self, tokens=tokens)
 
     def pad_to_bucket(self) -> Packed:
-        """Append one sequence that rounds the row count up (by at most 3 %), so that few distinct shapes occur.
+        """Append a padding sequence that rounds the number of rows up, by at most 3 %, so that few shapes occur.
 
         >>> Packed.of([[7] * 130]).pad_to_bucket().bounds
         (0, 130, 132)
@@ -158,14 +165,14 @@ class Packed:
         )
 
     def id_extremes(self) -> IdExtremes | None:
-        """Return the smallest and the largest token and type, or None for no rows or rows that were never on the CPU.
+        """Return the smallest and the largest token and type; None without rows, or if they were never on the CPU.
 
-        On a GPU, an id that is not in the embedding table ends the process, and reading the largest id waits for the
-        GPU.
+        The embedding layer checks ids by these numbers: on a GPU, an id outside of the embedding table ends the
+        process, and to read the largest id of a tensor there, the host has to wait.
         """
         if self.extremes is not None or self.tokens.device.type != "cpu" or not len(self.tokens):
             return self.extremes
-        (low, high), (low_type, high_type) = ((int(b) for b in ids.aminmax()) for ids in (self.tokens, self.types))
+        (low, high), (low_type, high_type) = ((int(x) for x in ids.aminmax()) for ids in (self.tokens, self.types))
         return (low, high), (low_type, high_type)
 
     def to(self, device: torch.device | str) -> Packed:
@@ -184,12 +191,12 @@ class Packed:
 
 
 def send(values: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long) -> Int[Tensor, " values"]:
-    """Return integers as a tensor on a device, without waiting for the copy."""
+    """Copy integers to a tensor on a device, without waiting for the copy to end."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def _flatten(sequences: Sequence[Sequence[int]]) -> Int[Tensor, " rows"]:
-    """Return the integers of all sequences, end to end."""
+    """Concatenate sequences of integers."""
     integers = np.fromiter(chain.from_iterable(sequences), np.int64, sum(map(len, sequences)))
     return torch.from_numpy(integers)  # three times as fast as torch.tensor of a list
 

@@ -1,4 +1,4 @@
-"""Devices: a missing device is an error with a reason, and each process of a host has a GPU of its own."""
+"""Devices: a missing device is an error with a reason, each process of a host has its own GPU, default precisions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from heedful.train.ranks import SINGLE_PROCESS
 from heedful.train.settings import TrainSettings
 
 
-def test_each_process_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
+def test_each_process_of_a_host_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    current_devices: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "set_device", current_devices.append)
     assert resolve_device("cuda") == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert resolve_device("cuda") == torch.device("cuda", 1) and resolve_device("cuda:0") == torch.device("cuda", 0)
-    assert taken == [0, 1, 0]
+    assert current_devices == [0, 1, 0]
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(HeedfulError, match=r"GPU 2, but this host has 2, counted from 0: start at most as many"):
         resolve_device("cuda")
@@ -41,12 +41,9 @@ def test_a_missing_device_is_reported(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     message = r'the device is "cuda", but PyTorch .* sees no GPU'
-    for refused in (
-        lambda: heedful.load(BUNDLED_ENCODER, device="cuda"),
-        lambda: Engine(BUNDLED_ENCODER, device="cuda"),
-    ):
+    for load in (heedful.load, Engine):
         with pytest.raises(HeedfulError, match=message):
-            refused()
+            load(BUNDLED_ENCODER, device="cuda")
     with pytest.raises(HeedfulError, match=message):
         resolve_auto(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
     with pytest.raises(HeedfulError, match='the device is "tpu2": give auto, cpu, or cuda'):
@@ -88,7 +85,7 @@ def test_gpus_without_bfloat16_train_in_float16(
         assert not torch.is_autocast_enabled("cpu")
 
 
-def test_auto_is_a_gpu_where_there_is_one_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_a_gpu_if_there_is_one_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -99,8 +96,8 @@ def test_auto_is_a_gpu_where_there_is_one_for_the_process(tmp_path: Path, monkey
     messages: list[str] = []
     settings = resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, messages.append)
     assert (settings.device, settings.precision) == ("cuda", "bfloat16")
-    assert not messages  # the loop reports it, with the size of micro-batches
-    monkeypatch.setenv("LOCAL_RANK", "1")  # the second of two processes that share the host with one GPU
+    assert not messages  # the training loop reports the device, with the size of micro-batches
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the second process of a host with one GPU
     assert resolve_device("auto") == torch.device("cpu")
 
 
@@ -112,12 +109,12 @@ def test_a_run_resumes_on_the_device_where_it_began(tmp_path: Path, monkeypatch:
     assert resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print).device == "cpu"
 
 
-def test_a_gpu_answers_in_the_precision_of_its_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_on_a_gpu_uses_the_precision_of_its_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     for capability, expected in {(9, 0): "bfloat16", (8, 6): "bfloat16", (7, 5): "float16", (6, 1): "float32"}.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
         assert default_precision(gpu) == expected and default_precision(torch.device("cpu")) == "float32"
-        # the default is not measured, nor is what is asked for as the default
+        # the default precision of a device is used without a measurement
         assert choose_precision("no folder", expected, device=gpu) == (expected, ())
         assert early_stage_precision("no folder", expected, gpu) == expected
     model = Engine(BUNDLED_ENCODER).loaded.config.model
@@ -129,20 +126,20 @@ def test_a_gpu_answers_in_the_precision_of_its_tensor_cores(monkeypatch: pytest.
 
 def test_tf32_ends_with_the_last_context() -> None:
     matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
+    default_precision = matmul.fp32_precision
     first, second = tf32_products(), tf32_products()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     assert matmul.fp32_precision == "tf32"
     second.__exit__(None, None, None)
-    assert matmul.fp32_precision == before
+    assert matmul.fp32_precision == default_precision
     with pytest.raises(ValueError, match="stopped"), tf32_products():
         raise ValueError("stopped")
-    assert matmul.fp32_precision == before
+    assert matmul.fp32_precision == default_precision
 
 
-def test_the_tokens_of_a_batch_depend_on_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_budget_depends_on_the_free_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Engine(BUNDLED_ENCODER).loaded
     assert default_token_budget(bundle) == TOKEN_BUDGET
     parameter = SimpleNamespace(device=torch.device("cuda", 0), element_size=lambda: 2)

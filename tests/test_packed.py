@@ -1,4 +1,4 @@
-"""Packed: rows end to end, with bounds on the host."""
+"""Packed: sequences are concatenated, and their boundaries are on the host."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from heedful.packed import Packed
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=7), max_size=6))
-def test_of_lays_sequences_end_to_end(sequences: list[list[int]]) -> None:
+def test_of_concatenates_sequences(sequences: list[list[int]]) -> None:
     batch = Packed.of(sequences)
     assert [[int(token) for token in batch.tokens[span]] for span in batch.spans()] == sequences
-    assert [[int(place) for place in batch.positions[span]] for span in batch.spans()] == [
+    assert [[int(position) for position in batch.positions[span]] for span in batch.spans()] == [
         list(range(len(sequence))) for sequence in sequences
     ]
     assert batch.types.tolist() == [0] * sum(map(len, sequences))
@@ -34,13 +34,13 @@ def test_of_keeps_types() -> None:
     ("types", "types_text"),
     [([[0, 0], [0]], "[2, 1]"), ([[0, 0, 0]], "[3]"), ([[0] * 3, [0], []], "[3, 1, 0]"), ([], "[]")],
 )
-def test_types_of_other_lengths_are_refused(types: list[list[int]], types_text: str) -> None:
+def test_types_with_wrong_lengths_are_refused(types: list[list[int]], types_text: str) -> None:
     text = f"types have lengths {types_text} but the sequences have lengths [3, 1]: give one type for each token"
     with pytest.raises(HeedfulError, match=re.escape(text)):
         Packed.of([[5, 6, 7], [8]], types=types)
 
 
-def test_unpack_gives_one_tensor_for_each_sequence() -> None:
+def test_unpack_returns_one_tensor_for_each_sequence() -> None:
     batch = Packed.of([[1, 2], [], [3]])
     rows = torch.randn(3, 4, 5)
     parts = batch.unpack(rows)
@@ -48,17 +48,17 @@ def test_unpack_gives_one_tensor_for_each_sequence() -> None:
     assert torch.equal(torch.cat(parts), rows)
 
 
-def test_unpack_refuses_another_number_of_rows() -> None:
+def test_unpack_refuses_a_wrong_number_of_rows() -> None:
     with pytest.raises(HeedfulError, match=r"has 4 rows, but this batch has 3$"):
         Packed.of([[1, 2], [3]]).unpack(torch.zeros(4, 2))
 
 
-def test_firsts_are_the_rows_of_first_tokens() -> None:
+def test_first_rows_are_those_of_first_tokens() -> None:
     batch = Packed.of([[7, 1], [8], [9, 2, 3]])
     assert batch.tokens[batch.first_rows()].tolist() == [7, 8, 9]
 
 
-def test_firsts_refuse_empty_sequences() -> None:
+def test_first_rows_refuse_empty_sequences() -> None:
     text = "sequences [0, 2] are empty: they have no first token to summarise them"
     with pytest.raises(HeedfulError, match=re.escape(text)):
         Packed.of([[], [1], []]).first_rows()
@@ -76,7 +76,7 @@ def test_an_empty_batch() -> None:
         assert indices.shape == (0,) and indices.dtype == torch.long
 
 
-def test_to_moves_every_tensor_and_keeps_the_bounds() -> None:
+def test_to_moves_every_tensor_and_leaves_the_bounds() -> None:
     batch = Packed.of([[1, 2], [3]])
     moved = batch.to("meta")
     assert {tensor.device.type for tensor in (moved.tokens, moved.positions, moved.types)} == {"meta"}
@@ -84,13 +84,13 @@ def test_to_moves_every_tensor_and_keeps_the_bounds() -> None:
     assert torch.equal(batch.to("cpu").tokens, batch.tokens)
 
 
-def test_filled_has_few_numbers_of_rows_and_at_most_three_percent_more() -> None:
-    seen = set()
+def test_pad_to_bucket_adds_at_most_three_percent_and_has_few_numbers_of_rows() -> None:
+    padded_sizes = set()
     for rows in range(2000):
         batch = Packed.of([[7] * rows])
-        filled = batch.pad_to_bucket()
-        more = filled.bounds[-1] - rows
-        assert 0 <= more <= rows / 32 and filled.bounds[:-1] == batch.bounds
-        assert len(filled.tokens) == len(filled.positions) == len(filled.types) == filled.bounds[-1]
-        seen.add(filled.bounds[-1])
-    assert len([size for size in seen if size >= 64]) <= 32 * 5 + 1
+        padded = batch.pad_to_bucket()
+        padding = padded.bounds[-1] - rows
+        assert 0 <= padding <= rows / 32 and padded.bounds[:-1] == batch.bounds
+        assert len(padded.tokens) == len(padded.positions) == len(padded.types) == padded.bounds[-1]
+        padded_sizes.add(padded.bounds[-1])
+    assert len([size for size in padded_sizes if size >= 64]) <= 32 * 5 + 1

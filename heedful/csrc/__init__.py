@@ -1,7 +1,7 @@
-"""Optional C++ kernels: compiled on first use if there is a compiler, cached for later processes.
+"""Optional C++ kernels: compiled on first use if there is a compiler, and cached for later processes.
 
-`kernels()` returns the library, or None, and `unavailable_reason()` then returns why. HEEDFUL_KERNELS=off turns the
-kernels off.
+`kernels()` returns the library, or None if it is unavailable; `unavailable_reason()` returns why. The environment
+variable HEEDFUL_KERNELS=off turns the kernels off.
 """
 
 from heedful.csrc.abi import Kernels

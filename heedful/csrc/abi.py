@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# pointer, int64_t, int, float, double, uint64_t
 _P, _I, _N, _F, _D, _U = (
     ctypes.c_void_p,
     ctypes.c_int64,
@@ -19,9 +20,9 @@ _P, _I, _N, _F, _D, _U = (
     ctypes.c_double,
     ctypes.c_uint64,
 )
-# types of the first arguments of attention and attention_gradient
+# types of the first arguments of heedful_attention and heedful_attention_gradient
 _ATTENTION = [_I, _I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> result type, argument types
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name of a function without "heedful_" -> result and argument types
     "lanes": (_I, []),
     "half": (_N, []),
     "bytes": (_N, []),
@@ -50,18 +51,18 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> r
     "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _D, _D, _D, _N]),
 }
 
-Function = Callable[..., Any]  # a function of ctypes, with the types of SIGNATURES
+Function = Callable[..., Any]  # a ctypes function with the types of SIGNATURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """A loaded library, whose functions are attributes with the names of SIGNATURES; the C++ sources document them."""
+    """A loaded library. Its functions are attributes with the names of SIGNATURES; the C++ sources document them."""
 
     path: Path
-    has_bfloat16: bool  # whether the library multiplies bfloat16
-    has_int8: bool  # whether the library multiplies int8
-    has_tiles: bool  # whether the library multiplies by the tile registers of AMX
-    lanes: int  # float32 values in a vector register; the last dimension of tensors must be a multiple of it
+    has_bfloat16: bool  # whether it has bfloat16 matrix products
+    has_int8: bool  # whether it has int8 matrix products
+    has_tiles: bool  # whether its matrix products use the tile registers of AMX
+    lanes: int  # float32 values in a vector register; the last dimension of a tensor must be a multiple of it
     compiler: str  # name and version of the compiler
     pack: Function
     packed_words: Function

@@ -1,7 +1,7 @@
-"""Comparison of a library's results with PyTorch's operators, on small examples, before the library is used.
+"""Comparison of a library's results with PyTorch's operators on small examples, before the library is used.
 
-`library.py` calls `find_error` when it compiles or loads a library. All examples are computed by one thread: on a busy
-machine, starting another thread takes longer than all examples.
+`library.py` calls `find_error` when it compiles or loads a library. One thread computes all examples: on a busy
+machine, starting another thread would take longer than the examples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heedful.csrc.abi import Kernels
 
 WIDTH, ROWS, HEADS, EPS = 64, 21, 2, 1e-5
 SPANS = ((0, 8, 0, 8), (8, ROWS, 8, ROWS))  # start and stop of the query rows, then of the key rows, of each sequence
-SCALE = 0.2  # factor of the scores of attention
+SCALE = 0.2  # factor of q k in attention
 FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 3e-2  # allowed errors, relative to the largest element
 
 Result = tuple[str, Tensor, Tensor]  # name, the library's result, PyTorch's result
@@ -27,26 +27,26 @@ Case = tuple[str, Tensor, Tensor, float]  # a Result, and the allowed error
 
 
 def find_error(library: Kernels) -> str:
-    """Return the name of the first wrong result and its error, or an empty string."""
-    # the caller may have another default device, autocast or grad mode
+    """Return the name of the first wrong result and its error, or an empty string if all results are right."""
+    # the caller's default device, autocast and grad mode must not matter
     with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.no_grad():
         return next(filter(None, map(_describe_error, _cases(library))), "")
 
 
 def _describe_error(case: Case) -> str:
     """Return the name of a result and its error, or an empty string if it is within the tolerance."""
-    name, ours, expected, tolerance = case
-    error = float((ours.float() - expected.float()).abs().max() / expected.abs().max())
+    name, result, expected, tolerance = case
+    error = float((result.float() - expected.float()).abs().max() / expected.abs().max())
     return "" if error < tolerance else f"{name} is off by {error:.1e}"
 
 
 def _cases(library: Kernels) -> Iterator[Case]:
-    """Yield all comparisons, for every dtype that the library has."""
+    """Yield all comparisons, in every dtype that the library supports."""
     for dtype in (torch.float32, torch.bfloat16) if library.has_bfloat16 else (torch.float32,):
         for compare in (_linears, _rows, _cross_entropy, _attentions, _disentangled_attention):
-            for name, ours, expected in compare(library, _Sampler(dtype)):
+            for name, result, expected in compare(library, _Sampler(dtype)):
                 tolerance = FLOAT32_TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
-                yield f"{name} in {str(dtype).removeprefix('torch.')}", ours, expected, tolerance
+                yield f"{name} in {str(dtype).removeprefix('torch.')}", result, expected, tolerance
         yield _block(library, _Sampler(dtype))
     yield from _optimizer_steps(library, _Sampler(torch.float32))
     yield from _int8(library, _Sampler(torch.float32))
@@ -69,12 +69,12 @@ class _Sampler:
 
 
 def _is_bfloat16(x: Tensor) -> int:
-    """Return the code of a tensor's dtype in arguments of the library: 0 for float32, 1 for bfloat16."""
+    """Return the library's code for a tensor's dtype: 0 for float32, 1 for bfloat16."""
     return int(x.dtype == torch.bfloat16)
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Allocate an output filled with NaN, so that unwritten elements are detected."""
+    """Allocate an output filled with NaN (integers: 0), so that unwritten elements are detected."""
     return torch.full(shape, torch.nan, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
 
 
@@ -108,7 +108,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _pack(library: Kernels, weight: Tensor, *, transpose: bool = True) -> Tensor:
-    """Pack a weight W for a product with W', or with W, in its own dtype."""
+    """Pack a weight W for x W' (`transpose`) or x W, in its own dtype."""
     (rows, columns), dtype = weight.shape, _is_bfloat16(weight)
     shape = (rows, columns) if transpose else (columns, rows)
     packed = _empty(library.packed_words(*shape, 1 + dtype), dtype=torch.int32)
@@ -117,7 +117,7 @@ def _pack(library: Kernels, weight: Tensor, *, transpose: bool = True) -> Tensor
 
 
 def _linear(library: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None, *, transpose: bool = True) -> Tensor:
-    """Compute x W' + b, or x W + b, by the library."""
+    """Compute x W' + b (`transpose`) or x W + b by the library."""
     (count, width), dtype, columns = x.shape, _is_bfloat16(x), weight.shape[0 if transpose else 1]
     packed = _pack(library, weight, transpose=transpose)
     y = _empty(count, columns, dtype=x.dtype)
@@ -137,13 +137,13 @@ def _weight_gradient(library: Kernels, dy: Tensor, x: Tensor) -> tuple[Tensor, T
 
 
 def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
-    """Compare rounding to int8 and an int8 linear layer."""
+    """Compare the quantization of rows to 8 bits and an int8 linear layer."""
     x = sample(ROWS, WIDTH)
     columns = 32
-    rounded = _empty(ROWS, WIDTH, dtype=torch.uint8)
+    quantized = _empty(ROWS, WIDTH, dtype=torch.uint8)
     scales = _empty(ROWS, 2)
-    library.round_rows(x.data_ptr(), WIDTH, ROWS, WIDTH, 0, rounded.data_ptr(), scales.data_ptr(), 1)
-    restored = rounded * scales[:, :1] + scales[:, 1:]
+    library.round_rows(x.data_ptr(), WIDTH, ROWS, WIDTH, 0, quantized.data_ptr(), scales.data_ptr(), 1)
+    restored = quantized * scales[:, :1] + scales[:, 1:]
     yield "round_rows", restored, x, 1e-2
     if not library.has_int8:
         return
@@ -155,12 +155,12 @@ def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     y = _empty(ROWS, columns)
     library.pack8(weight.data_ptr(), columns, WIDTH, panels.data_ptr(), 1)
     layer = (panels.data_ptr(), WIDTH, columns, weight_scales.data_ptr(), sums.data_ptr(), bias.data_ptr())
-    library.linear8(rounded.data_ptr(), scales.data_ptr(), ROWS, *layer, False, 0, y.data_ptr(), 1)
+    library.linear8(quantized.data_ptr(), scales.data_ptr(), ROWS, *layer, False, 0, y.data_ptr(), 1)
     yield "linear8", y, _affine(restored, weight * weight_scales[:, None], bias), FLOAT32_TOLERANCE
 
 
 def _search(library: Kernels, sample: _Sampler) -> Iterator[Case]:
-    """Compare scores of int8 vectors and of binary vectors, as in a search index."""
+    """Compare the search index's scores: dot products of int8 vectors, negative Hamming distances of binary ones."""
     rows = (40 * sample(ROWS, WIDTH + 5)).to(torch.int8)
     queries = (4000 * sample(2, WIDTH + 5)).to(torch.int16)
     row_scales = sample(ROWS)
@@ -181,7 +181,7 @@ def _search(library: Kernels, sample: _Sampler) -> Iterator[Case]:
 
 
 def _rows(library: Kernels, sample: _Sampler) -> Iterator[Result]:
-    """Compare GELU and the norm of a residual sum, and their gradients."""
+    """Compare GELU and norm(x + dropout(y)), with their gradients."""
     x, dy = sample(ROWS, WIDTH), sample(ROWS, WIDTH)
     yield "gelu", _gelu(library, x), F.gelu(x.float())
     dx = _empty(*x.shape, dtype=x.dtype)
@@ -236,12 +236,12 @@ def _norms(
     projection = (d_normed * normed).mean(-1, keepdim=True)
     d_sums = (d_normed - mean - normed * projection) * scale
     yield "add_norm_gradient", dx, d_sums
-    yield "add_norm_gradient of what is added", dy, d_sums * factors
+    yield "add_norm_gradient of the sublayer", dy, d_sums * factors
     yield "add_norm_gradient of the gain", gains, torch.stack([(dz * normed).sum(0), dz.sum(0)])
 
 
 def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows scaled to mean 0 and variance 1, and the factors."""
+    """Return rows normalised to mean 0 and variance 1, and 1 / sqrt(variance + EPS) of each row."""
     centred = x - x.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
     return centred * scale, scale
@@ -254,22 +254,22 @@ def _dropout_rate(is_kept: Tensor, p: float) -> Iterator[Result]:
 
 def _cross_entropy(library: Kernels, sample: _Sampler) -> Iterator[Result]:
     """Compare cross-entropy and its gradient."""
-    scores = 3 * sample(ROWS, 37)
+    logits = 3 * sample(ROWS, 37)
     targets = torch.arange(ROWS)
-    gradients = _empty(*scores.shape, dtype=scores.dtype)
+    gradients = _empty(*logits.shape, dtype=logits.dtype)
     losses = _empty(ROWS)
-    inputs = (scores.data_ptr(), *scores.shape, targets.data_ptr(), _is_bfloat16(scores))
+    inputs = (logits.data_ptr(), *logits.shape, targets.data_ptr(), _is_bfloat16(logits))
     library.cross_entropy(*inputs, gradients.data_ptr(), losses.data_ptr(), 1)
-    log_p = scores.float().log_softmax(-1)
+    log_p = logits.float().log_softmax(-1)
     yield "cross_entropy", losses, -log_p[targets, targets]
-    yield "cross_entropy's gradient", gradients, log_p.exp() - torch.eye(*scores.shape, dtype=torch.float32)
+    yield "cross_entropy's gradient", gradients, log_p.exp() - torch.eye(*logits.shape, dtype=torch.float32)
 
 
 # -- attention --------------------------------------------------------------------------------------------------
 
 
 def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
-    """Compare attention and its gradients, without and with causal mask, window, dropout and shared heads."""
+    """Compare attention and its gradients: once without, once with causal mask, window, dropout and shared kv heads."""
     width = WIDTH // HEADS
     dout = sample(ROWS, HEADS, width)
     position = torch.arange(ROWS)
@@ -299,14 +299,14 @@ def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
             *arguments, out.data_ptr(), WIDTH, log_sums.data_ptr(), dout.data_ptr(), WIDTH, *outputs
         )
         d_weights = factors * (d_out * values).sum(-1)
-        d_scores = SCALE * (weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)))[..., None]
+        d_logits = SCALE * (weights * (d_weights - (weights * d_weights).sum(1, keepdim=True)))[..., None]
         expected_gradients = (
-            (d_scores * keys).sum(1),
-            (d_scores * queries).sum(0),
+            (d_logits * keys).sum(1),
+            (d_logits * queries).sum(0),
             (dropped[..., None] * d_out).sum(0),
         )
-        for name, ours, expected, heads in zip("qkv", gradients, expected_gradients, sizes, strict=True):
-            yield f"attention_gradient of {name}", ours, expected.unflatten(1, (heads, -1)).sum(2)
+        for name, result, expected, heads in zip("qkv", gradients, expected_gradients, sizes, strict=True):
+            yield f"attention_gradient of {name}", result, expected.unflatten(1, (heads, -1)).sum(2)
 
 
 def _attention(
@@ -315,10 +315,10 @@ def _attention(
     """Compute attention by the library.
 
     Args:
-        options: Causal mask, window, dropout, seed and dtype.
+        options: Whether there is a causal mask, window (-1: none), dropout probability, seed, and code of the dtype.
 
     Returns:
-        The result, the logarithms of the sums of its weights, and the first arguments of attention_gradient.
+        The result, the log-sum-exp of each query's logits, and the first arguments of attention_gradient.
     """
     out, log_sums = _empty(*q.shape, dtype=q.dtype), _empty(*q.shape[:2])
     rows = [argument for tensor in (q, k, v) for argument in (tensor.data_ptr(), tensor.stride(0))]
@@ -328,7 +328,7 @@ def _attention(
 
 
 def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Result]:
-    """Compare attention with terms of relative positions, where far positions share an embedding."""
+    """Compare disentangled attention, with one embedding for all distances above 5 and one for all below -5."""
     width, margin = WIDTH // HEADS, 2 * library.lanes
     max_distance, near = ROWS - 1, 5
     q, k, v = sample(ROWS, 3 * HEADS, width).split(HEADS, 1)
@@ -363,14 +363,14 @@ def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[Resu
         keys = k[start:stop].float()
         position = torch.arange(stop - start)
         index = (position[:, None] - position).clamp(-near, near) + near
-        scores = (queries[:, None] * (keys + position_k[index])).sum(-1) + (keys * position_q[index]).sum(-1)
-        weights = (SCALE * scores).softmax(1)
+        products = (queries[:, None] * (keys + position_k[index])).sum(-1) + (keys * position_q[index]).sum(-1)
+        weights = (SCALE * products).softmax(1)
         expected.append((weights[..., None] * v[None, start:stop].float()).sum(1))
     yield "disentangled_attention", out, torch.cat(expected)
 
 
 def _block(library: Kernels, sample: _Sampler) -> Case:
-    """Compare a complete Transformer block, without int8."""
+    """Compare a complete post-norm Transformer block, without int8."""
     x, spans = sample(ROWS, WIDTH), torch.tensor(SPANS)
     shapes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH))
     weights = [sample(columns, width) / width**0.5 for width, columns in shapes]
@@ -403,13 +403,13 @@ def _block(library: Kernels, sample: _Sampler) -> Case:
 
 # -- the optimizer ----------------------------------------------------------------------------------------------
 
-# factor of the decay, learning rate and root of the bias correction of each step
+# for each step: factor of the weight decay, bias-corrected learning rate, 1 / root of the second bias correction
 STEPS = ((0.999, 0.01, 30.0), (0.998, 0.02, 22.0), (1.0, 0.03, 18.0))
 BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 
 def _optimizer_steps(library: Kernels, sample: _Sampler) -> Iterator[Case]:
-    """Compare a step of dense tensors, and several steps of rows of a lazy matrix."""
+    """Compare an AdamW step of dense tensors, and three steps of an embedding table whose rows are updated lazily."""
     steps = torch.tensor(STEPS, dtype=torch.float32)
     yield from _dense_step(library, sample, steps)
     width = 21  # whole vector registers, and a part of one
@@ -433,26 +433,26 @@ def _optimizer_steps(library: Kernels, sample: _Sampler) -> Iterator[Case]:
 
 
 def _dense_step(library: Kernels, sample: _Sampler, steps: Tensor) -> Iterator[Case]:
-    """Compare one step of two tensors, each with its moments and its gradient."""
+    """Compare one AdamW step of two parameters, each with its moments and its gradient."""
     groups = [[sample(count), sample(count), sample(count).square(), sample(count)] for count in (1003, 5)]
     updates = [_update([x.double() for x in tensors[:3]], tensors[3].double() / 2, STEPS[0]) for tensors in groups]
     old_parameters = [tensors[0].clone() for tensors in groups]
     addresses = [[*(x.data_ptr() for x in tensors), len(tensors[0]), piece] for piece, tensors in enumerate(groups)]
     table = torch.tensor(addresses)
     library.adamw(len(addresses), table.data_ptr(), steps.data_ptr(), 0.5, *BETAS, ADAM_EPS, 1)
-    for ours, expected, old_p in zip(groups, updates, old_parameters, strict=True):
-        yield from _compare_update("adamw", ours, expected, old_p)
+    for result, expected, old_p in zip(groups, updates, old_parameters, strict=True):
+        yield from _compare_update("adamw", result, expected, old_p)
 
 
 def _update(old: list[Tensor], g: Tensor, step: tuple[float, float, float]) -> list[Tensor]:
-    """Return parameter, m and v after a step of AdamW."""
+    """Return parameter, first moment m and second moment v after a step of AdamW with gradient g."""
     (p, m, v), (decay, lr, root) = old, step
     m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g * g
     return [p * decay - m / (v.sqrt() * root + ADAM_EPS) * lr, m, v]
 
 
-def _compare_update(name: str, ours: list[Tensor], expected: list[Tensor], old_p: Tensor) -> Iterator[Case]:
-    """Compare the change of a parameter and both moments."""
-    yield name, ours[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated parameter
+def _compare_update(name: str, result: list[Tensor], expected: list[Tensor], old_p: Tensor) -> Iterator[Case]:
+    """Compare the change of a parameter, and its two moments."""
+    yield name, result[0] - old_p, expected[0] - old_p, 1e-3  # most of the error is rounding of the updated parameter
     for index in (1, 2):
-        yield f"moments of {name}", ours[index], expected[index], FLOAT32_TOLERANCE
+        yield f"moments of {name}", result[index], expected[index], FLOAT32_TOLERANCE

@@ -1,10 +1,11 @@
 """Compilation, caching and loading of the C++ kernels.
 
 Kernels are compiled for this processor: the cache key is a digest of the sources, the flags and the processor. It does
-not depend on the compiler, so that machines without a compiler can use a cached library; results of a library are
-compared with PyTorch's when it is loaded. The file ends in a digest of its contents, since loading a truncated library
-would end the process. The digest does not prove who wrote the file; `heedful.cache` checks that nobody else can change
-it.
+not depend on the compiler, so a machine without a compiler can use a cached library. Whenever a library is loaded, its
+results are compared with PyTorch's.
+
+The file of a library ends in a digest of its contents, because loading a truncated library would end the process. The
+digest does not prove who wrote the file; `heedful.cache` checks that no other user can change it.
 
 The library uses the threads of PyTorch's OpenMP.
 """
@@ -33,28 +34,28 @@ from heedful.csrc.check import find_error
 from heedful.csrc.scratch import Start, scratch_folder
 from heedful.errors import HeedfulError, HeedfulWarning
 
-KERNELS_VARIABLE = "HEEDFUL_KERNELS"  # environment variable; "off": the kernels are not used
-COMPILERS = ("g++", "c++")  # compilers with GNU's OpenMP, which PyTorch uses too
+KERNELS_VARIABLE = "HEEDFUL_KERNELS"  # environment variable; "off" turns the kernels off
+COMPILERS = ("g++", "c++")  # compilers with GNU's OpenMP, which PyTorch uses too; the first installed one is used
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-fopenmp", "-w")
 COMPILE_SECONDS = 300  # time limit of the compiler, in seconds
 DIGEST_BYTES = 32  # bytes of the digest at the end of a library
 
 
 def kernels() -> Kernels | None:
-    """Return the library, compiled first if it is not cached, or None; `unavailable_reason` then returns why."""
+    """Return the library, compiled first if it is not cached; None if it is unavailable (`unavailable_reason`)."""
     library = _library_or_reason()
     return library if isinstance(library, Kernels) else None
 
 
 def unavailable_reason() -> str:
-    """Return why there is no library, or an empty string."""
+    """Return why `kernels` returns None, or an empty string."""
     reason = _library_or_reason()
     return reason if isinstance(reason, str) else ""
 
 
 @functools.cache  # called many times in each training step
 def _library_or_reason() -> Kernels | str:
-    """Return the library, or why it is missing."""
+    """Return the library, or the reason why it is unavailable; raises HeedfulError for a wrong HEEDFUL_KERNELS."""
     setting = os.environ.get(KERNELS_VARIABLE, "")
     if setting == "off":
         return f"{KERNELS_VARIABLE} is off"
@@ -72,7 +73,7 @@ def _library_or_reason() -> Kernels | str:
 
 
 def unused_note() -> str:
-    """Return a note that the kernels are not used, and why, or "" if they are used or turned off."""
+    """Return a note that the kernels are not used, with the reason; "" if they are used, or turned off."""
     reason = unavailable_reason()
     return f"the C++ kernels are not used: {reason}" if reason and os.environ.get(KERNELS_VARIABLE) != "off" else ""
 
@@ -83,9 +84,9 @@ def sources() -> list[Path]:
 
 
 def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) -> Path:
-    """Return the path of the library in a folder, compiled first if it is missing or damaged.
+    """Return the path of the library in a folder; it is compiled first if it is missing or damaged.
 
-    If several processes call this, one of them compiles.
+    If several processes call `build`, one of them compiles, and the others wait.
 
     Args:
         folder: Folder of the cache.
@@ -118,7 +119,9 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) 
 
 
 def compiler() -> list[str]:
-    """Return the command of the C++ compiler, with its first arguments: CXX, or the first installed one of COMPILERS.
+    """Return the command of the C++ compiler: the environment variable CXX, else the first installed one of COMPILERS.
+
+    CXX may have arguments.
 
     Raises:
         HeedfulError: If there is no compiler, or the system is not Linux.
@@ -138,10 +141,10 @@ def compiler() -> list[str]:
 
 
 def _digest(flags: tuple[str, ...]) -> str:
-    """Return a digest of everything that decides a library: flags, sources, and the processor and its instructions."""
+    """Return the cache key of a library: a digest of the flags, the sources, and the processor and its instructions."""
     capabilities = torch.cpu.get_capabilities().items()
-    known = sorted((name, value) for name, value in capabilities if value is True or isinstance(value, str))
-    digest = hashlib.sha256(json.dumps([flags, known]).encode())
+    processor = sorted((name, value) for name, value in capabilities if value is True or isinstance(value, str))
+    digest = hashlib.sha256(json.dumps([flags, processor]).encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:24]
@@ -156,12 +159,12 @@ def _is_intact(path: Path) -> bool:
 
 
 def _ends_in_digest(contents: bytes) -> bool:
-    """Return whether the contents of a file end in their digest."""
+    """Return whether the last bytes of a file are the digest of the others."""
     return hashlib.sha256(contents[:-DIGEST_BYTES]).digest() == contents[-DIGEST_BYTES:]
 
 
 def _compile(command: list[str], flags: tuple[str, ...], path: Path, *, verify: bool) -> None:
-    """Compile each source in its own process, and link them into one file that appears complete or not at all."""
+    """Compile each source in a process of its own and link them; the file at `path` appears complete or not at all."""
     remove_stale(path.parent, path.name)  # temporary folders of interrupted builds
     scratch = temporary_path(path)
     with scratch_folder(scratch) as start:
@@ -184,7 +187,7 @@ def _compile(command: list[str], flags: tuple[str, ...], path: Path, *, verify: 
 
 
 def _verify(library: Path, command: list[str]) -> None:
-    """Raise HeedfulError if a new library cannot be loaded or computes wrongly, so that it is not cached."""
+    """Raise HeedfulError if a new library cannot be loaded or its results are wrong; it is not cached then."""
     try:
         problem = find_error(load_library(library))
     except (OSError, HeedfulError) as error:
@@ -207,7 +210,7 @@ def _run_all(command: list[str], argument_lists: list[list[str]], start: Start) 
 def load_library(path: Path) -> Kernels:
     """Load a compiled library.
 
-    The library is loaded by the file descriptor that was checked, so that nobody can exchange the file in between.
+    The check and the loader use the same file descriptor, so that nobody can exchange the file in between.
 
     Raises:
         CacheError: If others than this user and root may have written the file.
@@ -225,8 +228,8 @@ def load_library(path: Path) -> Kernels:
     except BaseException:
         os.close(handle)
         raise
-    # The descriptor stays open: the loader knows libraries by the names under which they were loaded, and would return
-    # this library again for another file with the same descriptor.
+    # The descriptor stays open: the loader identifies a library by its path, and would return this library again for
+    # another file with the same descriptor number.
     functions = {}
     for name, (result, arguments) in SIGNATURES.items():
         try:

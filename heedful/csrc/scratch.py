@@ -1,4 +1,4 @@
-"""A private scratch folder and commands that use it, for the compiler; both end with this process, even if killed."""
+"""A private scratch folder and commands for the compiler; neither outlives this process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-Start = Callable[[list[str]], "subprocess.Popen[bytes]"]  # starts a command
+Start = Callable[[list[str]], "subprocess.Popen[bytes]"]  # starts a command in the background
 
-# shell script whose input ends with this process; $1 is the process group to kill, $2 the folder to remove
+# shell script that reads until this process ends, then kills the process group $1 and removes the folder $2
 _GUARD = 'read -r _; kill -s KILL -- "-$1"; rm -rf -- "$2" || { sleep 1; rm -rf -- "$2"; }'
 
 
@@ -22,8 +22,11 @@ def scratch_folder(folder: Path) -> Iterator[Start]:
     """Make a folder that only this user can enter; yields a function that starts commands with it as their TMPDIR.
 
     At the end of the context, the commands and their children, which are one process group, are killed, and the folder
-    is removed. A shell reads from a pipe that only this process has open: if this process is killed, the pipe closes,
-    and the shell does the same. The standard error of a command is a pipe.
+    is removed. If this process is killed before, a shell does so: it waits on a pipe whose other end only this process
+    has open. The standard error of a command is a pipe.
+
+    Args:
+        folder: Path of the folder; it must not exist.
     """
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started: list[subprocess.Popen[bytes]] = []
@@ -50,8 +53,8 @@ def scratch_folder(folder: Path) -> Iterator[Start]:
 
         yield start
     finally:
-        # The guard is ended after the commands. The leader is waited for last, since until then no other process group
-        # can get its id.
+        # The guard ends after the commands. The leader is reaped last: until then, its id, which is that of the process
+        # group, cannot be reused.
         if started:
             with suppress(ProcessLookupError):
                 os.killpg(started[0].pid, signal.SIGKILL)

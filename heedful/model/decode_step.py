@@ -1,4 +1,4 @@
-"""One step of text generation: the cache before it, how many tokens may follow, and the scores of the next token."""
+"""One step of text generation: the first KV cache, limits of the length, and the next token's log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from heedful.model.stack import Transformer
 from heedful.model.token_constraints import TokenConstraints
 from heedful.packed import Packed, send
 
-Score = Callable[[Tensor, Packed], Tensor]  # a vocabulary head: rows and their batch -> [rows, vocabulary]
+Score = Callable[[Tensor, Packed], Tensor]  # a language-model head: hidden states, their batch -> [rows, vocabulary]
 
 
 def init_cache(model: Transformer, prompts: Packed, source: Packed | None) -> KVCache:
-    """Return the cache for the first step; raises HeedfulError for inputs that do not fit the model or each other."""
+    """Return the KV cache for the first step; the encoder, if there is one, reads the source.
+
+    Args:
+        model: The model, in eval mode.
+        prompts: Prompt of each sequence.
+        source: The encoder's input, one sequence for each prompt. None without an encoder.
+
+    Raises:
+        HeedfulError: If the model is in training mode, a prompt is empty, or the source does not fit the model or the
+            prompts.
+    """
     if model.training:
         raise ModelError("the model is in training mode: call eval() before it generates text")
     prompts.first_rows()  # raises DataError for an empty prompt
@@ -34,7 +44,11 @@ def init_cache(model: Transformer, prompts: Packed, source: Packed | None) -> KV
 def token_limits(
     model: Transformer, prompts: Packed, max_new_tokens: int, constraints: TokenConstraints
 ) -> dict[int, int]:
-    """Return the maximum number of tokens after each prompt, by its number; the last token needs no position."""
+    """Return the maximum number of new tokens after each prompt, by the prompt's number.
+
+    It is limited by `max_new_tokens`, the constraints' maximum length and the model's positions; the last two leave at
+    least 1. The last new token is not an input, so it needs no position.
+    """
     positions = model.output_embedding.config.positions
     limits = [] if positions is None or positions.limit is None else [positions.limit + 1]
     limits += [] if constraints.max_length is None else [constraints.max_length]
@@ -47,32 +61,39 @@ def token_limits(
 def next_log_probabilities(
     model: Transformer, score: Score, batch: Packed, cache: KVCache
 ) -> Float[Tensor, "sequences vocabulary"]:
-    """Return the log-probabilities of each sequence's next token, in float32 at least."""
+    """Decode the tokens of a batch, and return the log-probabilities of each sequence's next token, float32 at least.
+
+    Args:
+        model: The model.
+        score: Its language-model head.
+        batch: Tokens that continue the cached ones: the prompts, or the last token of each sequence.
+        cache: The KV cache, to which the keys and values of the batch are added.
+    """
     with torch.inference_mode():
         rows = model.decode_step(batch, cache)
-        if len(rows) > len(batch):  # the prompts
+        if len(rows) > len(batch):  # prompts: only their last rows predict a new token
             rows = rows[send(batch.bounds[1:], rows.device) - 1]
-        scores = score(rows, batch)
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
+        logits = score(rows, batch)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def top_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
-    """Yield the `count` greatest numbers of each row with their indices, greatest first.
+    """Yield the `count` largest numbers of each row with their indices, largest first.
 
-    NaN counts as greatest, and equal numbers are in the order of their indices, as in `argmax`.
+    NaN is larger than any number, and equal numbers are in the order of their indices, as in `argmax`.
     """
     if rows.device.type != "cpu":
         yield from sorted_candidates(rows, count)
         return
-    least = rows.topk(count, -1).values[:, -1:]
-    for row, large_enough in zip(rows, ~(rows < least), strict=True):
-        indices = large_enough.nonzero()[:, 0]
+    smallest = rows.topk(count, -1).values[:, -1:]  # topk does not order equal numbers by index
+    for row, is_candidate in zip(rows, ~(rows < smallest), strict=True):
+        indices = is_candidate.nonzero()[:, 0]
         values, order = row[indices].sort(descending=True, stable=True)
         yield list(zip(values[:count].tolist(), indices[order[:count]].tolist(), strict=True))
 
 
 def sorted_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
-    """Yield what `top_candidates` yields, by one sort of all rows and one read of the device."""
+    """Yield the result of `top_candidates`, by one sort of all rows and one copy from the device."""
     ordered = rows.double().sort(descending=True, stable=True)
     values, indices = torch.stack([part[:, :count].double() for part in ordered]).tolist()
     for row, columns in zip(values, indices, strict=True):

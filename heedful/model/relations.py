@@ -1,4 +1,4 @@
-"""The relative positions of a stack, made from its configuration."""
+"""The relative position modules of a stack, made from its configuration."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from heedful.nn.positions import (
 
 
 def make_relations(config: StackConfig) -> list[RelativePosition]:
-    """Make the relative positions of a stack.
+    """Make the relative position modules of a stack.
 
-    There is one for all layers, one for layers without a window and one for those with a window, or one for each block.
+    The list has one module for all layers; or two, for layers without and with a window; or one for each block.
     """
     match config.relation:
         case Rotary(base=base, local_base=local_base, scaling=scaling, local_scaling=local_scaling):
@@ -63,7 +63,13 @@ def make_relations(config: StackConfig) -> list[RelativePosition]:
 
 
 def _make_rotary(base: float, scaling: Scaling | None, width: int) -> RotaryPosition:
-    """Make rotary positions for heads of dimension `width`."""
+    """Make rotary positions.
+
+    Args:
+        base: Base of the frequencies.
+        scaling: Scaling for sequences longer than those in training. None: no scaling.
+        width: Head dimension.
+    """
     match scaling:
         case LinearScaling(factor=factor):
             return RotaryPosition(base, width, factor=factor)

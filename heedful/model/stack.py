@@ -1,6 +1,7 @@
 """The packed Transformer that every family is built from (Vaswani et al. 2017; Devlin et al. 2019).
 
-A row is the hidden state of one token; the rows of a batch lie end to end, as in `Packed`.
+Hidden states are tensors [rows, width]: a row is a token, and the sequences of a batch are concatenated, as in
+`Packed`.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ from heedful.packed import Packed, send
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExecutionOptions:
-    """Choices for the computation of a Transformer.
+    """Options for the speed and memory of a Transformer.
 
-    They change speed and memory, and results by rounding only, except for `token_pruning`.
+    Results change by rounding only, except with `token_pruning`.
     """
 
     encoder_kernel: str = ""  # attention kernel of the encoder to try first (default: the kernel table's order)
     # function that computes an encoder block in one call, or returns None if it cannot
     fused_block: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
-    gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of storing activations
-    pad_to_bucket: bool | None = None  # round the row count up (default: if each new row count would take time)
+    gradient_checkpointing: bool = False  # recompute blocks in the backward pass instead of storing activations
+    pad_to_bucket: bool | None = None  # round the number of rows up (default: where a new number of rows costs time)
     frozen_layers: int = 0  # lower layers without training and dropout; from 1, the embeddings are frozen too
-    token_pruning: TokenPruning | None = None  # tokens that upper layers compute in eval mode (default: all)
+    token_pruning: TokenPruning | None = None  # which tokens the upper layers compute in eval mode (default: all)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,9 +69,9 @@ class AttentionContext:
     execution: ExecutionOptions
     memory: Float[Tensor, "keys width"] | None = None  # the encoder's hidden states, for cross-attention
     memory_layout: Layout | None = None  # layout of cross-attention
-    cache: KVCache | None = None
-    trace: Trace | None = None
-    sequences: int = 0  # how many sequences of the batch to trace: all but the padding sequence
+    cache: KVCache | None = None  # KV cache, in decoding
+    trace: Trace | None = None  # records attention and hidden states
+    sequences: int = 0  # number of sequences to trace: all of the batch but a padding sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,7 +79,7 @@ class LayerContext:
     """The arguments of attention in one layer."""
 
     part: Part
-    layer: int  # index in its stack
+    layer: int  # index of the layer in its stack
     window: int | None  # tokens on each side that a token attends to; None: all
     relation: RelativePosition
     prepared: Any  # result of relation.prepare for the batch
@@ -86,7 +87,10 @@ class LayerContext:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention in each sequence (Vaswani et al. 2017, section 3.2.2)."""
+    """Multi-head self-attention in each sequence (Vaswani et al. 2017, section 3.2.2).
+
+    It is W_out concat_h(softmax(scale q_h k_h + bias) v_h), where q, k and v are one projection of the input.
+    """
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -126,24 +130,28 @@ class Attention(nn.Module):
         return out
 
     def project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of rows, [rows, heads, head dimension] each; k and v may have fewer heads."""
+        """Return the queries, keys and values of rows, [rows, heads, head dimension]; k and v may have fewer heads."""
         q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
         return self.q_norm(q), self.k_norm(k), v
 
     def project_queries(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows heads head_width"]:
-        """Return the queries of rows alone."""
+        """Return the queries of rows, without computing keys and values where that is possible."""
         q: Tensor = self.q_norm(linear_columns(self.qkv, x, 0, self.sizes[0]).unflatten(-1, (self.heads, -1)))
         return q
 
     def project_keys(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows kv_heads head_width"]:
-        """Return the keys of rows alone."""
+        """Return the keys of rows, without computing queries and values where that is possible."""
         start, stop = self.sizes[0], sum(self.sizes[:2])
         k: Tensor = self.k_norm(linear_columns(self.qkv, x, start, stop).unflatten(-1, (self.kv_heads, -1)))
         return k
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the decoder's hidden states to those of the encoder in the same sequence."""
+    """Multi-head attention from the decoder's hidden states to the encoder's (Vaswani et al. 2017, section 3.2.3).
+
+    Queries are a projection of the decoder's hidden states; keys and values are one of the encoder's, which all
+    decoding steps share.
+    """
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
@@ -170,7 +178,7 @@ class CrossAttention(nn.Module):
         return out
 
     def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the encoder's hidden states, [keys, heads, head dimension] each."""
+        """Return the keys and values of the encoder's hidden states, [keys, heads, head dimension] each."""
         k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).unbind(1)
         return k, v
 
@@ -183,21 +191,23 @@ def select_rows(
 
 
 def _scale(config: StackConfig) -> float:
-    """Return the factor of the products of queries and keys."""
+    """Return the factor of q k: 1 / sqrt(head dimension), unless the configuration has another one."""
     return 1 / sqrt(config.head_width) if config.score_scale is None else config.score_scale
 
 
 class Block(nn.Module):
-    """A Transformer block: self-attention, cross-attention to an encoder if there is one, and an MLP.
+    """A Transformer block: self-attention, cross-attention if there is an encoder, and an MLP.
 
-    Each of these sublayers has a residual connection and a norm, before it (pre-norm) or after the sum (post-norm).
+    Each of these sublayers has a residual connection and a norm: x + sublayer(norm(x)) with pre-norm, norm(x +
+    sublayer(x)) with post-norm.
     """
 
     def __init__(self, config: StackConfig, *, first: bool = False) -> None:
         """Make the layers.
 
         Args:
-            first: Whether this is the first block of the stack, which may lack its first norm.
+            config: Configuration of the stack.
+            first: Whether this is the first block of the stack, which has no first norm if `first_norm` is False.
         """
         super().__init__()
         self.norm_first = config.norm_at == "pre"
@@ -248,6 +258,7 @@ class Block(nn.Module):
 
 
 def _norm(config: StackConfig) -> nn.Module:
+    """Make a norm as the configuration has it."""
     return make_norm(config.norm, config.width, config.norm_eps, config.norm_bias)
 
 
@@ -281,13 +292,18 @@ class Stack(nn.Module):
 
         Args:
             x: Input of layer `first_layer`.
+            batch: The batch, for positions, types and sequence boundaries.
+            execution: How the stack is computed.
             memory: The encoder's hidden states, for cross-attention.
-            sequences: How many sequences of the batch to trace: all but a padding sequence.
+            memory_layout: Layout of cross-attention.
+            cache: KV cache, in decoding.
+            trace: Records attention and hidden states.
+            sequences: Number of sequences to trace: all of the batch but a padding sequence.
             output_rows: Indices of the rows to return, in this order. If None, all rows.
             first_layer: First layer to compute.
             end_layer: Layer before which to stop; its input is returned, without the final norm. If None, all layers
                 are computed.
-            pruning: Which rows remain after its layer; `output_rows` must be among them.
+            pruning: Which tokens the layers from `pruning.layer` on compute; `output_rows` must be among them.
         """
         checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
@@ -302,8 +318,8 @@ class Stack(nn.Module):
         )
         relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
         if isinstance(relations[-1], ProjectedDistances):
-            relations = relations[1:]  # the first one is for all layers; the others, one for each block, replace it
-        prepared = [relation.prepare(batch, x, keep=not checkpointed) for relation in relations]
+            relations = relations[1:]  # one ProjectedDistances for each block; the first relation is the trained one
+        prepared = [relation.prepare(batch, x, cache_bias=not checkpointed) for relation in relations]
         # the last block selects the output rows after its attention, so that its MLP computes only these
         last_block_selects = (
             output_rows is not None and memory is None and trace is None and first_layer < self.config.layers
@@ -340,7 +356,7 @@ class Stack(nn.Module):
     def _prune(
         self, pruning: TokenPruning, x: Float[Tensor, "rows width"], batch: Packed, block: int
     ) -> tuple[Int[Tensor, " some"], Packed]:
-        """Return the rows that remain of the input of a block, ranked by its attention, and the batch of these rows."""
+        """Return the rows of a block's input that remain, by the block's attention, and the batch of these rows."""
         first_pruned = self.blocks[block]
         assert isinstance(first_pruned, Block)
         attention, x = first_pruned.attention, first_pruned._norm_before(x, first_pruned.attention_norm)
@@ -350,7 +366,7 @@ class Stack(nn.Module):
         return prune_tokens(pruning, first_token_attention(q, k, lengths, attention.scale), batch)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
-        """Return the index of the relative positions, among `count`, that a layer and its block use."""
+        """Return the index, among `count`, of the relative positions that a layer and its block use."""
         match self.config.relation:
             case Rotary():
                 return 0 if self.config.window_of(layer) is None else count - 1
@@ -360,9 +376,9 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A Transformer: embedding, and an encoder, a decoder, or both.
+    """A Transformer: an embedding, and an encoder, a decoder, or both.
 
-    Assign other `ExecutionOptions` to `execution` to change speed and memory.
+    Assign other `ExecutionOptions` to `execution` to change how it is computed.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -391,15 +407,18 @@ class Transformer(nn.Module):
         trace: Trace | None = None,
         output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the last hidden states, sequences end to end: the decoder's if the model has one, else the encoder's.
+        """Return the last hidden states, [rows, width]: the decoder's if the model has one, otherwise the encoder's.
 
         Args:
-            target: Decoder inputs, one sequence for each source sequence; for models with encoder and decoder.
+            source: Inputs of the encoder, or of the decoder of a model without encoder.
+            target: Decoder inputs, one sequence for each source sequence, for models with encoder and decoder.
+            trace: Records attention and hidden states.
             output_rows: Indices of the rows to return, in this order. If None, all rows.
 
         Raises:
-            ModelError: If a target is missing, or if it is given to a model with one stack; if tokens are pruned, and
+            ModelError: If the target is missing, or the model has one stack and takes none; if tokens are pruned, and
                 other hidden states are needed than those of first tokens.
+            DataError: If the numbers of source and target sequences differ.
         """
         self._check_batches(source, target)
         pruning = None if self.training else self.execution.token_pruning
@@ -441,9 +460,9 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def frozen_states(self, source: Packed, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """Return the outputs of the frozen layers of a model with one stack; `source.states`, if set, has them stored.
+        """Return the outputs of the frozen layers of a model with one stack, which `source.states` may have stored.
 
-        Frozen layers have no dropout, so their outputs in training are those of eval mode and can be stored.
+        Frozen layers have no dropout, even in training, so their outputs can be computed once and stored.
         """
         stack = self.encoder or self.decoder
         assert stack is not None
@@ -460,7 +479,7 @@ class Transformer(nn.Module):
         return states
 
     def frozen_modules(self) -> list[nn.Module]:
-        """Return the embeddings, the frozen layers and their relative positions; none if no layer is frozen."""
+        """Return the embedding, the frozen layers and their relative positions; an empty list if no layer is frozen."""
         stack, count = self.encoder or self.decoder, self.execution.frozen_layers
         if not count or stack is None:
             return []
@@ -476,7 +495,7 @@ class Transformer(nn.Module):
         return self
 
     def _check_batches(self, source: Packed, target: Packed | None) -> None:
-        """Raise an error if a target is missing, is not needed, or does not fit the source."""
+        """Raise ModelError if the target is missing or not needed, DataError if it does not fit the source."""
         if (target is None) == (self.encoder is not None and self.decoder is not None):
             need = "needs a target" if target is None else "takes no target"
             raise ModelError(f"this model {need}: only models with an encoder and a decoder take two batches")
@@ -484,10 +503,10 @@ class Transformer(nn.Module):
             raise DataError(f"{len(source)} source and {len(target)} target sequences: give one target for each")
 
     def init_cache(self, source: Packed | int) -> KVCache:
-        """Return the KV cache for the first decoding step, which has only the encoder's hidden states.
+        """Return the KV cache for the first decoding step; it has the encoder's hidden states, but no keys and values.
 
         Args:
-            source: The texts for the encoder; without an encoder, the prompts or their count.
+            source: Inputs of the encoder; for a model without encoder, the prompts or their number.
         """
         if self.decoder is None:
             raise ModelError("this model has no decoder: it cannot generate text")
@@ -499,7 +518,7 @@ class Transformer(nn.Module):
         return KVCache(len(source), memory, source.bounds)
 
     def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """Decode tokens that continue the cached ones; returns their hidden states, and caches keys and values."""
+        """Compute the hidden states of tokens that continue the cached ones; their keys and values are cached."""
         assert self.decoder is not None
         if trace is not None:
             trace.check(self._layers(), self.traceable)
@@ -523,14 +542,14 @@ class Transformer(nn.Module):
         return ALL_ITEMS
 
     def _layers(self) -> int:
-        """Return how many layers the deepest stack has."""
+        """Return the number of layers of the deepest stack."""
         return max((stack.config.layers for stack in (self.encoder, self.decoder) if stack is not None), default=0)
 
     def _pads_to_bucket(self) -> bool:
-        """Return whether to round the row count up.
+        """Return whether to round the number of rows up.
 
-        By default, it is rounded up for oneDNN's bfloat16 products on a CPU: for each new row count, oneDNN allocates
-        about 5 MB, and the first pass takes a fifth longer. Our own kernels cache nothing.
+        The default is yes for oneDNN's bfloat16 products on a CPU: for each new number of rows, oneDNN allocates about
+        5 MB, and the first pass takes a fifth longer. Our own kernels have no such cost.
         """
         weight = self.embedding.tokens.weight
         if self.execution.pad_to_bucket is not None:
@@ -541,7 +560,7 @@ class Transformer(nn.Module):
 
 
 def _first_stack(config: ModelConfig) -> StackConfig:
-    """Return the stack that comes first; raises ModelError if the parts of the config do not fit together."""
+    """Return the first stack, the encoder if there is one; raises ModelError if parts of the config do not fit."""
     encoder, decoder = config.encoder, config.decoder
     problem = ""
     if encoder and decoder:

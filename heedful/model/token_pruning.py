@@ -1,9 +1,9 @@
 """Token pruning: the upper layers of an encoder compute only the tokens to which the first token attends most.
 
-Each sequence keeps its first token, which the head reads, and a share of the others. They are ranked once, by the
-attention of the first token in the first pruned layer (as in EViT, Liang et al. 2022, section 3; PoWER-BERT, Goyal et
-al. 2020, ranks tokens by the attention that they receive from all tokens). The remaining rows keep their hidden states,
-with their positions in them, and are packed again, so that pruned tokens cost nothing.
+The first token of each sequence, which the head reads, and a share of the others remain. The others are ranked once, by
+the attention of the first token to them in the first pruned layer, as in EViT (Liang et al. 2022, section 3);
+PoWER-BERT (Goyal et al. 2020) ranks tokens by the attention that they receive from all tokens. The hidden states of the
+remaining tokens, which include their positions, are packed again, so that pruned tokens cost nothing.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Classes, Head, ModelConfig
 from heedful.packed import Packed, send
 
-MIN_TOKENS = 16  # tokens that remain of each sequence: pruning short texts saves little and loses most
+MIN_TOKENS = 16  # tokens that remain of each sequence at least: in short texts, pruning saves little and loses most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenPruning:
     """Which tokens the upper layers of an encoder compute; raises ModelError for values out of range."""
 
-    layer: int  # count of lower layers, which compute all tokens; from 1
-    keep_rate: float  # share of the tokens of each sequence that the other layers compute; above 0, at most 1
+    layer: int  # number of lower layers, which compute all tokens; from 1
+    keep_rate: float  # share of each sequence's tokens that the upper layers compute; above 0, at most 1
 
     def __post_init__(self) -> None:
         if self.layer < 1:
-            raise ModelError(f"layer is {self.layer}; expected how many lower layers compute all tokens, from 1")
+            raise ModelError(
+                f"layer is {self.layer}; expected the number of lower layers that compute all tokens, from 1"
+            )
         if not 0 < self.keep_rate <= 1:
             raise ModelError(f"keep_rate is {self.keep_rate}; expected a share of the tokens, above 0 and at most 1")
 
@@ -48,15 +50,15 @@ class TokenPruning:
 
 
 def cannot_prune(model: ModelConfig, head: Head | None) -> str:
-    """Return why tokens of a model with this head cannot be pruned, or ""."""
+    """Return why the tokens of a model with this head cannot be pruned, or an empty string."""
     stack = model.encoder
     if stack is None or model.decoder is not None or isinstance(model, ClassicConfig):
         return "tokens are pruned in Transformers that have an encoder and no decoder"
     if stack.layers < 2:
         return "it has one layer, and the first layer computes all tokens"
     if not isinstance(head, Classes):
-        has_head = "no head" if head is None else f"a {head.kind} head"
-        return f"it has {has_head}, and tokens are pruned for labels or a score of a whole text"
+        head_name = "no head" if head is None else f"a {head.kind} head"
+        return f"it has {head_name}, and tokens are pruned for labels or a score of a whole text"
     if head.pooling != "first":
         return f'its head does not read the first token alone: its pooling is "{head.pooling}"'
     if stack.relation is not None:
@@ -72,20 +74,20 @@ def first_token_attention(
     lengths: Int[Tensor, " sequences"],
     scale: float,
 ) -> Float[Tensor, " rows"]:
-    """Return the attention that the first token of each sequence pays to each token of it, as the mean over heads.
+    """Return the attention weight from the first token of a sequence to each of its tokens, the mean over heads.
 
-    For head h of a sequence it is softmax_j(scale q_h k_jh), over the rows j of the sequence.
+    In head h, the weight of row j is softmax_j(scale q_h k_jh), over the rows of its sequence.
 
     Args:
         q: Queries of the first tokens.
         k: Keys of all tokens.
-        lengths: How many rows each sequence has, from 1.
+        lengths: Number of rows of each sequence, from 1.
         scale: Factor of the products.
     """
     sequences = _sequence_indices(lengths, len(k))
     dtype = torch.promote_types(k.dtype, torch.float32)
-    scores = (q.to(dtype)[sequences] * k.to(dtype)).sum(-1) * scale  # [rows, heads]
-    weights = (scores - torch.segment_reduce(scores, "max", lengths=lengths)[sequences]).exp()
+    logits = (q.to(dtype)[sequences] * k.to(dtype)).sum(-1) * scale  # [rows, heads]
+    weights = (logits - torch.segment_reduce(logits, "max", lengths=lengths)[sequences]).exp()
     weights = weights / torch.segment_reduce(weights, "sum", lengths=lengths)[sequences]
     return weights.mean(1)
 
@@ -95,21 +97,22 @@ def prune_tokens(
 ) -> tuple[Int[Tensor, " some"], Packed]:
     """Return the indices, ascending, of the rows that remain, and the batch of these rows.
 
+    The first row of each sequence remains, and the most important others; of equally important rows, the earlier ones.
+
     Args:
-        pruning: How many rows of each sequence remain.
-        importance: A number from 0 to 1 for each row. The first row of a sequence remains, and the most important
-            others; of equally important ones, the earlier.
+        pruning: The share of rows that remain.
+        importance: A number from 0 to 1 for each row.
         batch: The batch, which may have empty sequences.
     """
     device = importance.device
-    not_empty = [start for start, stop in pairwise(batch.bounds) if start < stop]
-    importance = importance.index_fill(0, send(not_empty, device), 2.0)
+    first_rows = [start for start, stop in pairwise(batch.bounds) if start < stop]
+    importance = importance.index_fill(0, send(first_rows, device), 2.0)  # more than any other row
     order = importance.argsort(descending=True, stable=True)
     sequences = _sequence_indices(send(batch.lengths, device), len(order))
     order = order[sequences[order].argsort(stable=True)]  # by sequence, and then by importance
     counts = [pruning.count(length) for length in batch.lengths]
-    best = [row for start, count in zip(batch.bounds, counts, strict=False) for row in range(start, start + count)]
-    rows = order[send(best, device)].sort().values
+    ranks = [rank for start, count in zip(batch.bounds, counts, strict=False) for rank in range(start, start + count)]
+    rows = order[send(ranks, device)].sort().values
     tokens, positions, types = (column[rows] for column in (batch.tokens, batch.positions, batch.types))
     return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=(0, *accumulate(counts)))
 
@@ -120,10 +123,14 @@ def _sequence_indices(lengths: Int[Tensor, " sequences"], rows: int) -> Int[Tens
 
 
 def rows_after(rows: Int[Tensor, " some"], output_rows: Int[Tensor, " outputs"]) -> Int[Tensor, " outputs"]:
-    """Return the indices of `output_rows` among the remaining rows, which are ascending.
+    """Return the indices of `output_rows` among the remaining rows.
+
+    Args:
+        rows: Indices of the remaining rows, ascending.
+        output_rows: Row indices from before pruning.
 
     Raises:
-        ModelError: If one of them was pruned: only the first row of each sequence is sure to remain.
+        ModelError: If an output row was pruned; only the first row of each sequence always remains.
     """
     indices = torch.searchsorted(rows, output_rows).clamp(max=len(rows) - 1)
     if not torch.equal(rows[indices], output_rows):

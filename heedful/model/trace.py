@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.nn.attend import attention_scores
+from heedful.nn.attend import attention_logits
 from heedful.nn.layout import AttentionArgs, with_dense_bias
 
 Part = Literal["encoder", "decoder", "cross"]  # self-attention of a stack, or the decoder's attention to the encoder
@@ -91,7 +91,7 @@ class Trace:
             rows = self._rows(stop - start)
             scores = weights = None
             if "scores" in self.what or "weights" in self.what:
-                computed, visible = attention_scores(q, k, args, sequence, rows=rows, heads=heads)
+                computed, visible = attention_logits(q, k, args, sequence, rows=rows, heads=heads)
                 scores = computed.masked_fill(~visible, -torch.inf) if "scores" in self.what else None
                 if "weights" in self.what:
                     weights = computed.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)

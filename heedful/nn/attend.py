@@ -1,7 +1,7 @@
-"""Scaled dot-product attention over packed rows: the reference, and the choice of a kernel.
+"""Scaled dot-product attention over packed rows: the choice of a kernel, and the reference implementation.
 
 The reference computes softmax(scale q k + bias) v for one sequence after another (Vaswani et al. 2017, "Attention Is
-All You Need", section 3.2.1). Every kernel is compared with it.
+All You Need", section 3.2.1). Tests compare every kernel with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from heedful.errors import HeedfulError, SettingError, did_you_mean
 from heedful.nn.cuda_attention import CUDA, RECORDED
 from heedful.nn.dropout import dropout
-from heedful.nn.kernels import KERNELS as PLANNED
+from heedful.nn.kernels import KERNELS as DEFAULT_KERNELS
 from heedful.nn.kernels import Kernel
 from heedful.nn.layout import (
     AttentionArgs,
@@ -26,8 +26,8 @@ from heedful.nn.layout import (
     with_dense_bias,
 )
 
-DENSE_CACHE = PLANNED[0]
-KERNELS: tuple[Kernel, ...] = (DENSE_CACHE, *CUDA, *PLANNED[1:])  # in the order in which they are tried
+DENSE_CACHE = DEFAULT_KERNELS[0]
+KERNELS: tuple[Kernel, ...] = (DENSE_CACHE, *CUDA, *DEFAULT_KERNELS[1:])  # in the order in which they are tried
 
 
 def attend(
@@ -43,14 +43,23 @@ def attend(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
-    """Compute softmax(scale q k + bias) v in each sequence of the layout; the result of a query without keys is zero.
+    """Compute softmax(scale q k + bias) v in each sequence of the layout (Vaswani et al. 2017, section 3.2.1).
 
-    Causal masks and windows align the last query with the last key; windows include both ends. Dropout draws from
-    torch's global generator. Groups of query heads share a head of k and v if these have fewer heads (Ainslie et al.
-    2023, arXiv:2305.13245, section 2.2).
+    The last query of a sequence is at the position of its last key; causal mask, window and relative bias compare
+    positions. A query that attends to no key has the result 0. If k and v have fewer heads than q, groups of query
+    heads share one of their heads (grouped-query attention; Ainslie et al. 2023, arXiv:2305.13245, section 2.2).
 
     Args:
-        backend: Name of a kernel; "auto" takes the first one that can compute the call and is not slow.
+        q: Queries of all sequences, concatenated.
+        k: Keys of all sequences.
+        v: Values of all sequences.
+        layout: Query rows and key rows of each sequence.
+        scale: Factor of q k.
+        causal: Whether a query attends only to keys at its own position and before it.
+        window: Positions on each side that a query attends to, besides its own. If None, all.
+        bias: Added to scale q k.
+        dropout: Probability of dropping a weight after the softmax, by torch's global random generator.
+        backend: Name of a kernel. "auto" selects the first one that can compute the call and is not slow.
 
     Raises:
         HeedfulError: If the shapes do not fit each other, or the named kernel cannot compute the call.
@@ -67,7 +76,7 @@ def attend_with(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
-    """Compute attention as `attend` does, from arguments in one object."""
+    """Compute attention as `attend` does, with its arguments in one object."""
     _check_shapes(q, k, v, args.layout)
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(*q.shape[:2], v.shape[2])
@@ -78,12 +87,12 @@ def attend_with(
 
 
 def repeat_heads(x: Float[Tensor, "keys kv_heads width"], heads: int) -> Float[Tensor, "keys heads width"]:
-    """Return keys or values with one head for each query head; x itself if it has all of them, otherwise a copy."""
+    """Repeat the heads of keys or values, so that there is one for each query head; returns x if it has `heads`."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
-    """Raise HeedfulError unless shapes and layout fit each other: kernels read and write where the layout says."""
+    """Raise HeedfulError unless shapes and layout fit: kernels read and write memory at the rows of the layout."""
     shapes_fit = q.ndim == k.ndim == v.ndim == 3 and k.shape[2] == q.shape[2] and v.shape[:2] == k.shape[:2]
     if not shapes_fit or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise HeedfulError(
@@ -93,7 +102,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
     if layout.rows != len(q) or layout.min_key_rows > len(k):
         raise HeedfulError(
             f"the layout has {layout.rows} query rows and key rows up to {layout.min_key_rows}, but q has {len(q)} "
-            f"rows and k {len(k)}: give the bounds of these rows"
+            f"rows and k {len(k)}: make the layout from the sequence boundaries of q and k"
         )
 
 
@@ -123,7 +132,7 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend:
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    """Return one line for each kernel: "taken", or why it is not."""
+    """Return one line for each kernel: its name, and "taken" or the reason against it."""
     lines, has_choice = [], False
     for kernel in _ranked(args):
         if reason := kernel.cannot(q, k, v, args) or kernel.slow(q, k, v, args):
@@ -142,7 +151,7 @@ def _ranked(args: AttentionArgs) -> list[Kernel]:
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute attention for one sequence after another, with all scores written out."""
+    """Compute attention for one sequence after another, with the weights of all pairs in memory."""
     outputs = []
     for number, (first, last) in enumerate(args.layout.keys):
         weights = attention_weights(q, k, args, number)
@@ -160,12 +169,12 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
 def attention_weights(
     q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], args: AttentionArgs, number: int
 ) -> Float[Tensor, "heads n m"]:
-    """Return softmax(scale q k + bias) of sequence `number`, before dropout; zeros for a query that sees no key."""
-    scores, visible = attention_scores(q, k, args, number)
-    return scores.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)
+    """Return softmax(scale q k + bias) of sequence `number`, before dropout; zeros for a query without visible keys."""
+    logits, visible = attention_logits(q, k, args, number)
+    return logits.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)
 
 
-def attention_scores(
+def attention_logits(
     q: Float[Tensor, "queries heads width"],
     k: Float[Tensor, "keys heads width"],
     args: AttentionArgs,
@@ -174,37 +183,36 @@ def attention_scores(
     rows: Int[Tensor, " chosen"] | None = None,
     heads: Int[Tensor, " chosen_heads"] | None = None,
 ) -> tuple[Float[Tensor, "some_heads n m"], Bool[Tensor, "some_heads n m"]]:
-    """Return scale q k + bias of sequence `number`, and which pairs of query and key are visible.
+    """Return the logits scale q k + bias of sequence `number`, and which pairs of a query and a key are visible.
 
-    Scores of invisible pairs are -inf, except in rows without any visible pair, where softmax and its gradient would
-    not be finite.
+    Logits of masked pairs are -inf, except for a query whose keys are all masked: the softmax of a row of -inf, and its
+    gradient, would be NaN.
 
     Args:
-        rows: Query rows of the sequence to compute, counted from its first one; None: all.
-        heads: Heads to compute; None: all.
+        rows: Query rows of the sequence to compute, counted from its first row. If None, all.
+        heads: Heads to compute. If None, all.
     """
     (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]
-    everything = slice(None)
-    row_index = everything if rows is None else rows.to(q.device)
-    head_index = everything if heads is None else heads.to(q.device)
+    row_index = slice(None) if rows is None else rows.to(q.device)
+    head_index = slice(None) if heads is None else heads.to(q.device)
     distances = relative_distances(stop - start, last - first, q.device)[row_index]
     queries, keys = q[start:stop][row_index][:, head_index], k[first:last][:, head_index]
     visible = allowed_pairs(distances, args).expand(queries.shape[1], -1, -1)
-    scores = args.scale * torch.einsum("ihd,jhd->hij", queries, keys)
+    logits = args.scale * torch.einsum("ihd,jhd->hij", queries, keys)
     match with_dense_bias(q, k, args).bias:
         case RelativeBias(table=table) as bias:
             column = distances.clamp(-bias.reach, bias.reach) + bias.reach
             if table.ndim == 2:
-                scores = scores + table[head_index][:, column]
+                logits = logits + table[head_index][:, column]
             else:
-                by_row = table[start:stop][row_index][:, head_index].transpose(0, 1)  # H n distances
-                scores = scores + by_row.gather(-1, column.expand(len(by_row), -1, -1))
+                by_row = table[start:stop][row_index][:, head_index].transpose(0, 1)  # [H, n, distances]
+                logits = logits + by_row.gather(-1, column.expand(len(by_row), -1, -1))
         case DenseBias(blocks=blocks):
             block = blocks[number][head_index][:, row_index]
             forbidden = block == float("-inf")
             visible = visible & ~forbidden
-            scores = scores + block.masked_fill(forbidden, 0.0)
-    return scores.masked_fill(~visible & visible.any(-1, keepdim=True), float("-inf")), visible
+            logits = logits + block.masked_fill(forbidden, 0.0)
+    return logits.masked_fill(~visible & visible.any(-1, keepdim=True), float("-inf")), visible
 
 
 REFERENCE = Kernel(name="reference", run=_reference)

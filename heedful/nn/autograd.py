@@ -1,4 +1,4 @@
-"""`AutogradContext`: the type of the context of autograd functions, which PyTorch leaves untyped."""
+"""`AutogradContext`: the type of the first argument (`ctx`) of autograd functions, which PyTorch leaves untyped."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     class AutogradContext(Protocol):
-        """The first argument of an autograd function's `forward` and `backward`, which may set further attributes."""
+        """The `ctx` of an autograd function's `forward` and `backward`, which may set further attributes on it."""
 
         needs_input_grad: tuple[bool, ...]
         saved_tensors: tuple[Tensor, ...]
 
         def save_for_backward(self, *tensors: Tensor | None) -> None:
-            """Keep tensors for `backward`."""
+            """Save tensors for `backward`, which reads them as `saved_tensors`."""
 
         def __getattr__(self, name: str) -> Any: ...
 

@@ -1,7 +1,7 @@
-"""Attention over packed rows by the C++ kernels, with its gradient and dropout of the weights.
+"""Attention over packed rows by the C++ kernels of csrc/attention.cpp, with its gradient and dropout of the weights.
 
-`kernels.py` has `attention` in its table, with `cannot_attend` and `slow_to_attend` as conditions. `split_qkv` makes q,
-k and v from one projection.
+It is the kernel "native" of the table in `heedful.nn.kernels`; `cannot_attend` and `slow_to_attend` return the reasons
+against it. `split_qkv` splits the output of a joint projection into q, k and v, so that their gradients need no copy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ TILE_WIDTH = 32  # bfloat16 values in one row of an AMX tile register
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute softmax(scale q k + bias) v of each sequence, with dropout of the weights.
+    """Compute softmax(scale q k + bias) v of each sequence (Vaswani et al. 2017, section 3.2.1).
 
     The only bias that the kernels compute is a `DisentangledBias`, without gradients and dropout.
+
+    Args:
+        q: Queries, [query rows, H, D], in float32 or bfloat16.
+        k: Keys, [key rows, H of keys, D].
+        v: Values, [key rows, H of keys, D].
+        args: Layout, scale, causal mask, window, bias and dropout; dropout is seeded by torch's global generator.
     """
     q, k, v = _contiguous_heads(q), _contiguous_heads(k), _contiguous_heads(v)
     if isinstance(args.bias, DisentangledBias):
@@ -42,11 +48,11 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     if q.dtype not in DTYPE_CODES or not q.dtype == k.dtype == v.dtype:
         return f"it computes in float32 and bfloat16, not in {q.dtype}"
     if args.bias is not None and not isinstance(args.bias, DisentangledBias):
-        return "it adds no bias but that of disentangled attention"
+        return "it takes a DisentangledBias only"
     if args.scale < 0:
-        return "it takes the largest product before it scales: scale must be 0 or more"
+        return "it finds the largest logit before it scales: scale must be 0 or more"
     if args.dropout >= 1:
-        return "with dropout of 1 nothing is left"
+        return "a dropout probability of 1 drops all weights"
     if args.layout.cached(("overlapping keys",), lambda: _keys_overlap(args.layout)):
         return "several sequences have the same keys, whose gradients it would not sum"
     library = kernels()
@@ -64,7 +70,7 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why another kernel is preferred, or an empty string.
 
-    The rule is fixed and not a measurement, so that equal seeds return equal bits.
+    The rule is fixed, not measured on this machine, so that equal seeds give equal bits.
     """
     if args.preferred == "native":
         return ""
@@ -83,26 +89,28 @@ def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 class _PositionIndexes(NamedTuple):
     """The indexes of a `DisentangledBias` in the form that the kernel reads, or why it cannot read them."""
 
-    source: Int[Tensor, " distances"]  # the original indexes, kept alive because their id is the key in the cache
+    source: Int[Tensor, " distances"]  # the original indexes; a reference, because their id is the key in the cache
     both_ways: Int[Tensor, "2 more_distances"]  # ascending and descending, int32, padded by repeating the end values
-    embeddings: int  # how many position embeddings the indexes need, at least
+    embeddings: int  # smallest number of position embeddings that has all indexes
     problem: str  # why the kernel cannot read the indexes, or an empty string
 
 
 def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, margin: int) -> _PositionIndexes:
-    """Check the indexes, and return them in the form that the kernel reads; the result is cached for all layers.
+    """Check the indexes of a `DisentangledBias`, and convert them for the kernel; cached with the layout.
 
     The kernel does not check indexes itself: a wrong one would read memory outside of the embeddings.
 
     Args:
-        margin: Distances by which the indexes are padded at both ends.
+        indexes: Row of the embeddings for each distance from -reach to reach.
+        layout: The layout of the call.
+        margin: Number of distances by which the indexes are padded at both ends.
     """
 
     def make() -> _PositionIndexes:
         steps, max_length = indexes.diff(), max((n for n, _ in layout.sizes()), default=0)
-        needed = 2 * max_length - 1  # distances that occur in the longest sequence
-        if len(indexes) % 2 == 0 or len(indexes) < needed:
-            problem = f"{len(indexes)} distances have indexes, and a sequence of {max_length} rows has {needed}"
+        distance_count = 2 * max_length - 1  # in the longest sequence
+        if len(indexes) % 2 == 0 or len(indexes) < distance_count:
+            problem = f"{len(indexes)} distances have indexes, and a sequence of {max_length} rows has {distance_count}"
         elif indexes[0] < 0 or not ((steps == 0) | (steps == 1)).all():
             problem = "indexes of relative positions must start at 0 or more and ascend in steps of 0 or 1"
         else:
@@ -139,7 +147,11 @@ def _cannot_disentangle(
 
 
 def _disentangled_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> Tensor:
-    """Compute attention with the terms of relative positions, only for the distances that occur in each sequence."""
+    """Compute softmax(scale (q k + q K(p) + k Q(p))) v (He et al. 2021, arXiv:2006.03654, section 3.1).
+
+    p is the embedding of query position minus key position. Its products with q and k are computed only for the
+    distances that occur in a sequence.
+    """
     library = kernels()
     out = empty(*q.shape, dtype=q.dtype)
     spans = span_table(args.layout)
@@ -156,7 +168,7 @@ def _disentangled_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs
 
 
 def span_table(layout: Layout) -> Int[Tensor, "sequences 4"]:
-    """Return start and stop of each sequence's query rows, then of its key rows, in int64; cached with the layout."""
+    """Return the query span and the key span of each sequence: start, stop, start, stop; cached with the layout."""
 
     def make() -> Tensor:
         spans = [[*queries, *keys] for queries, keys in zip(layout.queries, layout.keys, strict=True)]
@@ -168,17 +180,21 @@ def span_table(layout: Layout) -> Int[Tensor, "sequences 4"]:
 def _keys_overlap(layout: Layout) -> bool:
     """Return whether two sequences share key rows."""
     spans = sorted((first, last) for first, last in layout.keys if first < last)
-    return any(span[1] > following[0] for span, following in pairwise(spans))
+    return any(last > next_first for (_, last), (next_first, _) in pairwise(spans))
 
 
 def _contiguous_heads(x: Tensor) -> Tensor:
-    """Return x with heads side by side in a row and an even distance between rows, copied if necessary."""
-    fits = x.stride(2) == 1 and x.stride(1) == x.shape[2] and x.stride(0) % 2 == 0
-    return x if fits else x.contiguous()
+    """Return x with adjacent heads in each row and an even stride between rows; x is copied if necessary."""
+    is_readable = x.stride(2) == 1 and x.stride(1) == x.shape[2] and x.stride(0) % 2 == 0
+    return x if is_readable else x.contiguous()
 
 
 class _Attention(torch.autograd.Function):
-    """Attention without a bias. The backward pass computes the weights again, from the saved log-sum-exp of scores."""
+    """Attention without a bias, softmax(scale q k) v.
+
+    The backward pass recomputes the weights from the log-sum-exp of each query's logits (Dao et al. 2022,
+    "FlashAttention", section 3.1).
+    """
 
     @staticmethod
     def forward(
@@ -206,6 +222,7 @@ class _Attention(torch.autograd.Function):
         (_, heads, width), kv_heads = q.shape, k.shape[1]
         writes_all = len(q) == len(k) == sum(m for _, m in args.layout.sizes())
         allocate = torch.empty if writes_all else torch.zeros  # keys that belong to no sequence have gradient 0
+        # gradients adjacent in memory, as `_SplitQkv` returns them without a copy
         dqkv = allocate((max(len(q), len(k)), heads + 2 * kv_heads, width), dtype=q.dtype, device="cpu")
         dq, dk, dv = dqkv.split((heads, kv_heads, kv_heads), 1)
         dq, dk, dv = dq[: len(q)], dk[: len(k)], dv[: len(k)]
@@ -236,7 +253,7 @@ def _common_arguments(
 
 
 class _SplitQkv(torch.autograd.Function):
-    """Split rows into views of q, k and v; the backward pass copies nothing if the gradients are adjacent in memory."""
+    """Split rows into views q, k and v; the backward pass copies nothing if their gradients are adjacent in memory."""
 
     @staticmethod
     def forward(context: AutogradContext, rows: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
@@ -244,27 +261,29 @@ class _SplitQkv(torch.autograd.Function):
 
     @staticmethod
     def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        first = gradients[0]
-        count, _, width = first.shape
-        counts = [gradient.shape[1] for gradient in gradients]
-        total, size = sum(counts) * width, width * first.element_size()
+        dq = gradients[0]
+        rows, _, width = dq.shape
+        head_counts = [gradient.shape[1] for gradient in gradients]
+        row_width, head_bytes = sum(head_counts) * width, width * dq.element_size()
         adjacent = all(
-            gradient.stride() == (total, width, 1) and gradient.data_ptr() == first.data_ptr() + heads * size
-            for gradient, heads in zip(gradients, accumulate(counts, initial=0), strict=False)
+            gradient.stride() == (row_width, width, 1)
+            and gradient.data_ptr() == dq.data_ptr() + heads_before * head_bytes
+            for gradient, heads_before in zip(gradients, accumulate(head_counts, initial=0), strict=False)
         )
         if adjacent:
-            return first.as_strided((count, total), (total, 1)), None, None
+            return dq.as_strided((rows, row_width), (row_width, 1)), None, None
         return torch.cat(gradients, 1).flatten(1), None, None
 
 
 def split_qkv(
     rows: Float[Tensor, "rows all_three"], heads: int, kv_heads: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows that hold q, k and v side by side; returns three tensors [rows, heads, head dimension].
+    """Split rows of adjacent q, k and v into three tensors [rows, heads, head dimension], without a copy.
 
     Args:
-        heads: How many heads q has.
-        kv_heads: How many heads k and v each have. If None, `heads`.
+        rows: Output of the joint projection: the heads of q, then those of k, then those of v.
+        heads: Number of heads of q.
+        kv_heads: Number of heads of k and of v. If None, `heads`.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     if not (rows.requires_grad and torch.is_grad_enabled()):

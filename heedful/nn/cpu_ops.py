@@ -1,7 +1,9 @@
-"""The C++ kernels as functions of tensors, with their gradients, and checks of whether they can be used.
+"""The C++ kernels as functions of tensors, with their gradients, and whether they can be used.
 
 The layers of `nn`, `model` and `infer` call these functions. Results with and without the kernels differ by rounding
 only. The kernels compute in float32 and, if the processor multiplies bfloat16, in bfloat16 with float32 sums.
+
+A "packed" weight is reordered into panels of columns for the kernels, a tensor of 32-bit words.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # dtype -> its code in argu
 
 
 def usable_kernels(*tensors: Tensor) -> Kernels | None:
-    """Return the kernels if they can compute with these tensors, or None.
+    """Return the kernels if they can compute with these tensors, otherwise None.
 
-    The tensors must be on the CPU, in float32 or bfloat16, with a last dimension of whole vector registers.
+    The tensors must be on the CPU, in float32 or bfloat16, and their last dimension must fill whole vector registers.
     """
     if torch.compiler.is_compiling():
         return None
@@ -52,7 +54,8 @@ def pack_weight(weight: Float[Tensor, "rows columns"], *, transpose: bool, bfloa
     """Pack a weight W for `linear`.
 
     Args:
-        transpose: Whether `linear` is to compute x W' instead of x W.
+        weight: W.
+        transpose: Whether `linear` computes x W' (W is [out, in], as in nn.Linear) instead of x W.
         bfloat16: Whether to pack W in bfloat16 instead of float32.
     """
     library = kernels()
@@ -69,10 +72,10 @@ def pack_weight(weight: Float[Tensor, "rows columns"], *, transpose: bool, bfloa
 
 
 def unpack_weight(packed: Int[Tensor, " words"], out: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return the weight [out, width] that `pack_weight` packed with `transpose`."""
+    """Return the weight [out, width] that `pack_weight` packed with `transpose=True`."""
     library = kernels()
     assert library is not None
-    values_per_word = 4 // dtype.itemsize  # how many weights of one row share a word of 32 bits
+    values_per_word = 4 // dtype.itemsize  # weights of one row in a word of 32 bits
     words, panel_columns = -(-width // values_per_word), library.packed_words(1, 1, 1)
     panels = packed.view(dtype).view(-1, words, panel_columns, values_per_word)
     return panels.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:out, :width].contiguous()
@@ -81,15 +84,17 @@ def unpack_weight(packed: Int[Tensor, " words"], out: int, width: int, dtype: to
 def packed_columns(
     packed: Int[Tensor, " words"], width: int, values_per_word: int, start: int, stop: int
 ) -> Int[Tensor, " some_words"] | None:
-    """Return the part of a packed weight for the columns `start` to `stop`, without a copy.
+    """Return the words of a packed weight that hold the columns `start` to `stop`, without a copy.
 
     Args:
-        packed: A weight that is packed by columns, in panels of them.
-        width: How many weights a column has.
-        values_per_word: How many weights of one column share a word of 32 bits.
+        packed: A packed weight.
+        width: Number of weights in a column.
+        values_per_word: Number of weights of one column in a word of 32 bits.
+        start: First column.
+        stop: Column after the last one.
 
     Returns:
-        The part, or None if it is not made of whole panels.
+        The words, or None unless `start` and `stop` are boundaries of panels.
     """
     library = kernels()
     assert library is not None
@@ -109,11 +114,13 @@ def linear(
     gelu: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    """Compute x B + bias, or GELU(x B + bias), where `pack_weight` packed B.
+    """Compute x B + bias, or GELU(x B + bias), for a matrix B that `pack_weight` packed.
 
     Args:
-        columns: How many columns B has.
-        bias: The bias, in float32.
+        x: Inputs, in the dtype of the packed B.
+        packed_weight: B.
+        columns: Number of columns of B.
+        bias: The bias, in float32. If None, 0.
         gelu: Whether to apply GELU.
         dtype: Dtype of the result. If None, the dtype of x.
     """
@@ -157,7 +164,14 @@ class Int8Weight:
         *,
         gelu: bool,
     ) -> Int8Weight | None:
-        """Pack an int8 weight and the scale of each of its rows, or return None if the kernels cannot use it."""
+        """Pack an int8 weight; returns None if the kernels cannot use it.
+
+        Args:
+            weight: The int8 values, [out, in].
+            scales: Scale of each output: the weight is `weight * scales[:, None]`.
+            bias: Bias of the layer, in float32. If None, 0.
+            gelu: Whether the layer applies GELU.
+        """
         library = kernels()
         columns, width = weight.shape
         if library is None or not library.has_int8 or weight.device.type != "cpu" or columns % 16 or width % 16:
@@ -167,22 +181,22 @@ class Int8Weight:
         return cls(panels=panels, scales=scales.contiguous(), sums=weight.float().sum(1), bias=bias, gelu=gelu)
 
     def linear(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows columns"]:
-        """Compute W x + b, or GELU(W x + b), in x's dtype.
+        """Compute W x + b, or GELU(W x + b), in the dtype of x.
 
-        Each row of x is rounded to 256 steps from its minimum to its maximum.
+        Each row of x is quantized to 256 levels from its minimum to its maximum.
         """
         library = kernels()
         threads = torch.get_num_threads()
         rows, width = x.shape
         assert library is not None
         x = x if x.stride(1) == 1 else x.contiguous()
-        rounded = empty(rows, width, dtype=torch.uint8)
-        scales = empty(rows, 2)
+        quantized = empty(rows, width, dtype=torch.uint8)
+        scales = empty(rows, 2)  # step and minimum of each row: x is about quantized * step + minimum
         dtype, columns = DTYPE_CODES[x.dtype], len(self.scales)
-        library.round_rows(address(x), x.stride(0), rows, width, dtype, address(rounded), address(scales), threads)
+        library.round_rows(address(x), x.stride(0), rows, width, dtype, address(quantized), address(scales), threads)
         y = empty(rows, columns, dtype=x.dtype)
         weight = (address(self.panels), width, columns, address(self.scales), address(self.sums), address(self.bias))
-        library.linear8(address(rounded), address(scales), rows, *weight, self.gelu, dtype, address(y), threads)
+        library.linear8(address(quantized), address(scales), rows, *weight, self.gelu, dtype, address(y), threads)
         return y
 
 
@@ -190,9 +204,9 @@ class Int8Weight:
 
 
 class TrainedLinear(nn.Linear):
-    """A linear layer whose training in bfloat16 on a CPU uses our kernels.
+    """An nn.Linear that uses our kernels for training with bfloat16 autocast on a CPU.
 
-    The kernels save no copy of W for the backward pass, and compute its gradient in float32.
+    No bfloat16 copy of the weight is saved for the backward pass, and the weight's gradient is computed in float32.
     """
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
@@ -203,7 +217,7 @@ class TrainedLinear(nn.Linear):
 
 
 def _uses_kernels(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a linear layer of these tensors uses our kernels in training."""
+    """Return whether a linear layer with this input and weight uses our kernels."""
     if x.ndim != 2 or len(x) == 0 or weight.dtype != torch.float32 or not torch.is_autocast_enabled("cpu"):
         return False
     if torch.get_autocast_dtype("cpu") != torch.bfloat16 or len(weight) % 16 or usable_kernels(x, weight) is None:
@@ -214,24 +228,24 @@ def _uses_kernels(x: Tensor, weight: Tensor) -> bool:
 def trains_in_bfloat16() -> bool:
     """Return whether linear layers train in bfloat16 with our kernels on this processor.
 
-    The rule is fixed and not a measurement, so that equal seeds return equal bits. With AMX, oneDNN's products are
-    faster: our kernel for the gradient of weights does not use tile registers.
+    The rule is fixed, not measured on this machine, so that equal seeds give equal bits. With AMX, oneDNN's products
+    are faster: our kernel for the gradient of weights does not use tile registers.
     """
     library = kernels()
     return library is not None and library.has_bfloat16 and not torch.cpu.get_capabilities().get("amx_bf16")
 
 
 class _Linear(torch.autograd.Function):
-    """W x + b in bfloat16, with the weight's gradient in float32."""
+    """W x + b in bfloat16; the gradients of W and b are float32."""
 
     @staticmethod
     def forward(context: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rounded = x.to(torch.bfloat16)
-        if rounded.stride(1) != 1 or rounded.stride(0) % 2:
-            rounded = rounded.contiguous()
-        context.save_for_backward(rounded, weight)
+        half = x.to(torch.bfloat16)
+        if half.stride(1) != 1 or half.stride(0) % 2:
+            half = half.contiguous()
+        context.save_for_backward(half, weight)
         context.x_dtype, context.has_bias = x.dtype, bias is not None
-        return linear(rounded, pack_weight(weight, transpose=True, bfloat16=True), len(weight), bias)
+        return linear(half, pack_weight(weight, transpose=True, bfloat16=True), len(weight), bias)
 
     @staticmethod
     @once_differentiable
@@ -247,7 +261,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of weight and bias in float32. The second one is None if the layer has no bias."""
+    """Return dW = dy' x and db = the sum of the rows of dy, in float32; db is None without a bias."""
     library = kernels()
     assert library is not None
     rows, out, width = len(x), dy.shape[1], x.shape[1]
@@ -263,9 +277,9 @@ def _weight_gradient(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tens
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Compute x Phi(x) (Hendrycks and Gimpel 2016), by our kernel in bfloat16 and by PyTorch otherwise.
+    """Compute GELU, x Phi(x) (Hendrycks and Gimpel 2016), by our kernel in bfloat16 and by PyTorch otherwise.
 
-    The kernel's error of 1e-7 is far below the resolution of bfloat16.
+    The kernel approximates it with an error of 1e-7, far below the resolution of bfloat16.
     """
     if x.dtype != torch.bfloat16 or usable_kernels(x) is None:
         return nn.functional.gelu(x)
@@ -312,7 +326,14 @@ class _Gelu(torch.autograd.Function):
 def add_norm(
     x: Float[Tensor, "rows width"], y: Float[Tensor, "rows width"], norm: nn.Module, p: float
 ) -> Float[Tensor, "rows width"] | None:
-    """Compute norm(x + dropout(y)) for a layer norm with a gain, or return None if the kernels cannot compute it."""
+    """Compute norm(x + dropout(y)) for a layer norm with a weight; returns None if the kernels cannot compute it.
+
+    Args:
+        x: The residual.
+        y: Output of the sublayer.
+        norm: The norm.
+        p: Probability of dropping an element of y.
+    """
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.weight.dtype not in DTYPE_CODES or len(x) == 0:
         return None
     if x.ndim != 2 or p >= 1 or usable_kernels(x, y, norm.weight) is None:
@@ -337,11 +358,18 @@ def _add_norm(
     sums: Tensor | None,
     moments: Tensor | None,
 ) -> Tensor:
-    """Compute norm(x + dropout(y)).
+    """Compute norm(x + dropout(y)) by our kernel.
 
     Args:
-        sums: If not None, receives x + dropout(y), [rows, width], for the backward pass.
-        moments: If not None, receives two statistics of each row, [rows, 2], for the backward pass.
+        x: The residual.
+        y: Output of the sublayer.
+        gain: Weight of the layer norm.
+        bias: Bias of the layer norm.
+        eps: Added to the variance.
+        p: Probability of dropping an element of y.
+        seed: Seed of the dropout.
+        sums: Output tensor for x + dropout(y), [rows, width], for the backward pass. None without one.
+        moments: Output tensor for mean and 1 / standard deviation of each row, [rows, 2], for the backward pass.
     """
     library = kernels()
     z = torch.empty_like(x)
@@ -405,28 +433,29 @@ class _AddNorm(torch.autograd.Function):
 
 
 def cross_entropy(
-    scores: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]
+    logits: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]
 ) -> tuple[Float[Tensor, " targets"], Float[Tensor, "targets classes"]] | None:
-    """Compute -log softmax(scores)[target] in float32, and its gradient in the dtype of the scores.
+    """Compute the cross-entropy -log softmax(logits)[target] of each row, and its gradient softmax(logits) - one_hot.
 
-    Returns None if the kernels cannot compute it.
+    Returns:
+        The losses in float32 and the gradients in the dtype of the logits, or None if the kernels cannot compute them.
     """
     library = kernels()
-    if library is None or scores.device.type != "cpu" or scores.dtype not in DTYPE_CODES or not scores.is_contiguous():
+    if library is None or logits.device.type != "cpu" or logits.dtype not in DTYPE_CODES or not logits.is_contiguous():
         return None
-    if scores.dtype == torch.bfloat16 and not library.has_bfloat16:
+    if logits.dtype == torch.bfloat16 and not library.has_bfloat16:
         return None
-    gradients = torch.empty_like(scores)
-    losses = empty(len(scores))
+    gradients = torch.empty_like(logits)
+    losses = empty(len(logits))
     targets = targets.to(torch.int64).contiguous()
-    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < scores.shape[1]:
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
         return None  # so that the caller uses PyTorch's operators, which raise an error that names the wrong target
-    dtype, threads = DTYPE_CODES[scores.dtype], torch.get_num_threads()
+    dtype, threads = DTYPE_CODES[logits.dtype], torch.get_num_threads()
     outputs = (address(gradients), address(losses))
-    library.cross_entropy(address(scores), *scores.shape, address(targets), dtype, *outputs, threads)
+    library.cross_entropy(address(logits), *logits.shape, address(targets), dtype, *outputs, threads)
     return losses, gradients
 
 
 def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's first element; 0 for None."""
+    """Return the address of a tensor's first element, an argument of the C++ functions; the null pointer 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

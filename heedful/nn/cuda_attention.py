@@ -1,7 +1,8 @@
-"""Attention kernels on CUDA: flash attention with dropout, biases block by block, and one compiled kernel with biases.
+"""Attention kernels on CUDA: flash attention with dropout, fused attention in blocks, and flex_attention.
 
-Calls without bias and dropout are computed by `varlen` of `heedful.nn.kernels`. Plans, masks and arguments are tested
-on a CPU; tests/gpu compares the kernels with the reference on a GPU.
+Every kernel computes softmax(scale q k + bias) v of each sequence (Vaswani et al. 2017, section 3.2.1) from q [query
+rows, H, D], k and v [key rows, H, D]; `varlen` of `heedful.nn.kernels` computes calls without bias and dropout. Plans,
+masks and arguments are tested on a CPU; tests/gpu compares the kernels with the reference on a GPU.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ from heedful.nn.layout import (
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-HALVES = (torch.float16, torch.bfloat16)
-WIDTHS = (64, 128, 256, 512)  # slots in shared lines of a block
-BUDGET = 1 << 22  # scores in a block, for each head; large, so that there are few launches
-TILE = 128  # query rows, and key rows, of a tile of the compiled kernel
-FAR = 1 << 30  # rows; a window this wide hides nothing
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+LINE_WIDTHS = (64, 128, 256, 512)  # slots of a line that sequences share
+BLOCK_BUDGET = 1 << 22  # logits of a block, for each head; large, so that there are few kernel launches
+TILE = 128  # query rows, and key rows, of a tile of flex_attention
+UNLIMITED_WINDOW = 1 << 30  # rows; more than any sequence has
 REQUIRED_ARGUMENTS: tuple[str, ...] = (  # arguments that we pass to the private flash attention operator
     *("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask", "scale"),
     *("window_size_left", "window_size_right"),
 )
 
 
-def _not_cuda(q: Tensor) -> str:
+def _unless_on_cuda(q: Tensor) -> str:
+    """Return the reason against a kernel on CUDA if q is on another device, or an empty string."""
     return "" if q.device.type == "cuda" else "it runs on CUDA only"
 
 
@@ -62,20 +64,20 @@ def _not_cuda(q: Tensor) -> str:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute flash attention by the operator that `varlen_attn` calls, which has dropout.
+    """Compute flash attention with dropout over packed rows, by the private operator that `varlen_attn` calls.
 
-    Its masks are aligned at the last query and the last key, as ours.
+    Like ours, its causal mask and window put the last query at the position of the last key.
     """
     layout, reach = args.layout, -1 if args.window is None else args.window
     q_bounds, k_bounds = device_bounds(layout, q.device)
-    longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
+    max_lengths = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
     result = _operator()(
         q,
         k,
         v,
         q_bounds,
         k_bounds,
-        *longest,
+        *max_lengths,
         args.dropout,
         args.causal and args.window is None,
         False,
@@ -94,22 +96,23 @@ def _operator() -> Callable[..., tuple[Tensor, ...]]:
 
 @cache
 def _missing_arguments() -> str:
-    """Return why the operator, which is private, cannot be called in this PyTorch, or an empty string."""
+    """Return why the private operator cannot be called in this version of PyTorch, or an empty string."""
     try:
         schema = torch.ops.aten._flash_attention_forward.default._schema
-        known = {argument.name for argument in schema.arguments}
+        known_arguments = {argument.name for argument in schema.arguments}
     except AttributeError:
-        known = set()
-    missing = [name for name in REQUIRED_ARGUMENTS if name not in known]
+        known_arguments = set()
+    missing = [name for name in REQUIRED_ARGUMENTS if name not in known_arguments]
     return f"PyTorch {torch.__version__} has another operator for it, without {', '.join(missing)}" if missing else ""
 
 
-def _not_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if reason := _not_cuda(q) or _missing_arguments():
+def _cannot_use_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "flash" cannot compute a call, or an empty string."""
+    if reason := _unless_on_cuda(q) or _missing_arguments():
         return reason
     if torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
         return "it needs compute capability 8.0"
-    if q.dtype not in HALVES:
+    if q.dtype not in HALF_DTYPES:
         return f"it computes in float16 and bfloat16, not in {q.dtype}"
     if args.bias is not None:
         return "it has no bias"
@@ -118,40 +121,43 @@ def _not_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     return cannot_differ(k, v) or keys_have_gaps(k, args)
 
 
-def _needs_no_dropout(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return "" if args.dropout else "without dropout varlen calls the same operator by its public name"
+def _why_flash_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "flash" is preferred for a call, or an empty string."""
+    return "" if args.dropout else "without dropout, varlen calls the same operator by its public name"
 
 
 # -- blocks -------------------------------------------------------------------------------------------------------
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute fused attention block by block, with bias, mask and dropout."""
+    """Compute attention in padded blocks by scaled_dot_product_attention, with bias, mask and dropout."""
 
     def make() -> Plan:
-        return make_plan(args, partial(share_lines, widths=WIDTHS, budget=BUDGET), q, k)
+        return make_plan(args, partial(share_lines, widths=LINE_WIDTHS, budget=BLOCK_BUDGET), q, k)
 
     key = ("grouped", args.causal, args.window, q.dtype, q.device, isinstance(args.bias, RelativeBias))
     return run_plan(q, k, v, args, args.layout.cached(key, make), fused)
 
 
-def _not_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return _not_cuda(q) or adds_values(args)
+def _cannot_use_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "grouped" cannot compute a call, or an empty string."""
+    return _unless_on_cuda(q) or adds_values(args)
 
 
-def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return "" if _not_flash(q, k, v, args) else "packed rows without a bias need no blocks"
+def _why_grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "grouped" is preferred for a call, or an empty string."""
+    return "" if _cannot_use_flash(q, k, v, args) else "packed rows without a bias need no blocks"
 
 
-# -- bounds on the device ---------------------------------------------------------------------------------------
+# -- CUDA graphs: sequence boundaries on the device -------------------------------------------------------------
 
 
 def _recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute self-attention between bounds that only the device knows, without any copy between host and device.
+    """Compute self-attention with sequence boundaries in `layout.row_bounds`, without a copy between host and device.
 
-    A CUDA graph of this call can be replayed with other bounds in the same tensor.
+    A CUDA graph of this call can be replayed after other boundaries have been written to the same tensor.
     """
-    if not _not_flash(q, k, v, args):
+    if not _cannot_use_flash(q, k, v, args):
         return _flash(q, k, v, args)
     key = ("recorded", args.causal, args.window, q.dtype, isinstance(args.bias, RelativeBias))
     plan = args.layout.cached(key, lambda: _recorded_plan(args, q))
@@ -159,10 +165,11 @@ def _recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
 
 
 def _recorded_plan(args: AttentionArgs, q: Tensor) -> Plan:
-    """Make a plan of one line with all rows, whose mask separates the sequences."""
+    """Make the plan of one block that is one line of all rows; its mask separates the sequences."""
     count, bounds = len(q), args.layout.row_bounds
     assert bounds is not None
-    rows, distances = torch.arange(count, device=q.device), relative_distances(count, count, q.device)
+    rows = torch.arange(count, device=q.device)
+    distances = relative_distances(count, count, q.device)
     sequence = (rows[:, None] >= bounds[1:-1]).sum(-1)
     hidden = ~((sequence[:, None] == sequence) & allowed_pairs(distances, args))  # each row sees itself
     mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
@@ -175,40 +182,41 @@ def _recorded_plan(args: AttentionArgs, q: Tensor) -> Plan:
     return Plan(blocks=[block], queries=None, keys=None, result=None)
 
 
-def _not_recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return "" if args.layout.row_bounds is not None else "the bounds of the sequences are known on the host"
+def _cannot_use_recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "recorded" cannot compute a call, or an empty string."""
+    return "" if args.layout.row_bounds is not None else "the boundaries of the sequences are known on the host"
 
 
-RECORDED = Kernel(name="recorded", run=_recorded, cannot=_not_recorded)
+RECORDED = Kernel(name="recorded", run=_recorded, cannot=_cannot_use_recorded)
 
 
-# -- one compiled kernel ------------------------------------------------------------------------------------------
+# -- flex_attention -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tiles:
-    """The tiles of scores that the compiled kernel computes, and the position of every row."""
+    """The tiles (TILE query rows by TILE key rows) that flex_attention computes, and the position of every row."""
 
     mask: BlockMask
-    query_positions: Int[Tensor, " queries"]  # counted from the end of each sequence: -1 is its last row
-    key_positions: Int[Tensor, " keys"]  # counted in the same way
+    query_positions: Int[Tensor, " queries"]  # position in the sequence, counted from its end: -1 is the last row
+    key_positions: Int[Tensor, " keys"]  # position in the sequence, counted from its end
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute PyTorch's compiled flex_attention over all rows at once; tiles between sequences are skipped.
+    """Compute attention by PyTorch's compiled flex_attention, which skips tiles without a pair of one sequence.
 
     PyTorch compiles it again for each number of rows, so it is fast only if all batches have the same number.
     """
     key = ("flex", args.causal, args.window, q.device, len(k))
     tiles = args.layout.cached(key, lambda: make_tiles(args, q, k))
-    heads = [rows.transpose(0, 1)[None] for rows in (q, k, v)]
+    qkv = [rows.transpose(0, 1)[None] for rows in (q, k, v)]  # [1, H, rows, D] each
     score_mod = None if args.bias is None else _score_mod(args.bias, tiles)
-    result = _compiled_flex_attention()(*heads, score_mod=score_mod, block_mask=tiles.mask, scale=args.scale)
+    result = _compiled_flex_attention()(*qkv, score_mod=score_mod, block_mask=tiles.mask, scale=args.scale)
     return result[0].transpose(0, 1)
 
 
 def _score_mod(bias: Bias, tiles: Tiles) -> Callable[..., Tensor]:
-    """Return the function that adds the bias to a score of batch b, head h, query row i and key row j."""
+    """Return flex_attention's `score_mod`: it adds the bias to the logit of head h, query row i and key row j."""
     assert isinstance(bias, RelativeBias)
     table, reach, queries, keys = bias.table, bias.reach, tiles.query_positions, tiles.key_positions
     if table.ndim == 2:
@@ -217,7 +225,7 @@ def _score_mod(bias: Bias, tiles: Tiles) -> Callable[..., Tensor]:
 
 
 def make_tiles(args: AttentionArgs, q: Tensor, k: Tensor) -> Tiles:
-    """Make the block mask from bounds alone, without a tensor of all scores."""
+    """Make the block mask of flex_attention from the layout, without a tensor of all pairs."""
     from torch.nn.attention.flex_attention import BlockMask
 
     layout = args.layout
@@ -241,11 +249,11 @@ def make_tiles(args: AttentionArgs, q: Tensor, k: Tensor) -> Tiles:
 def _mask_mod(
     args: AttentionArgs, query_sequences: Tensor, key_sequences: Tensor, query_positions: Tensor, key_positions: Tensor
 ) -> Callable[..., Tensor]:
-    """Return the function that decides whether a pair is visible, by the rule of `layout.allowed_pairs`.
+    """Return flex_attention's `mask_mod`: whether query row i attends to key row j, as in `layout.allowed_pairs`.
 
     It is a lambda because PyTorch traces it.
     """
-    reach = FAR if args.window is None else args.window
+    reach = UNLIMITED_WINDOW if args.window is None else args.window
     ahead = 0 if args.causal else reach
     return lambda b, h, i, j: (
         (query_sequences[i] == key_sequences[j])
@@ -267,7 +275,7 @@ def _sequences_and_positions(
 
 
 def _needed_tiles(layout: Layout, queries: int, keys: int) -> Bool[np.ndarray, "query_tiles key_tiles"]:
-    """Return which tiles hold at least one query and one key of the same sequence."""
+    """Return which tiles have at least one query and one key of the same sequence."""
     needed = np.zeros((-(-queries // TILE), -(-keys // TILE)), dtype=np.bool_)
     for (start, stop), (first, last) in zip(layout.queries, layout.keys, strict=True):
         if start < stop and first < last:
@@ -284,28 +292,30 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
     return compiled
 
 
-def _not_flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if reason := _not_cuda(q) or adds_values(args):
+def _cannot_use_flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "flex" cannot compute a call, or an empty string."""
+    if reason := _unless_on_cuda(q) or adds_values(args):
         return reason
-    if q.dtype not in (*HALVES, torch.float32):
+    if q.dtype not in (*HALF_DTYPES, torch.float32):
         return f"it computes in float16, bfloat16 and float32, not in {q.dtype}"
     if args.dropout:
         return "it has no dropout"
     if not (args.bias is None or isinstance(args.bias, RelativeBias)):
-        return "it has no bias that is given in full"
+        return "it takes a RelativeBias only"
     if q.shape[-1] < 16 or q.shape[-1] & (q.shape[-1] - 1):
         return f"its heads are 16, 32, 64, 128 or 256 wide, not {q.shape[-1]}"
     return cannot_differ(k, v)
 
 
-def _flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _why_flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "flex" is preferred for a call, or an empty string."""
     if args.preferred == "flex":
         return ""
-    return "it is compiled for each number of rows: name it where that never changes"
+    return "it is compiled for each number of rows: select it by name if all batches have the same number"
 
 
 CUDA: tuple[Kernel, ...] = (
-    Kernel(name="flash", run=_flash, cannot=_not_flash, slow=_needs_no_dropout),
-    Kernel(name="grouped", run=_grouped, cannot=_not_grouped, slow=_grouped_is_slow),
-    Kernel(name="flex", run=_flex, cannot=_not_flex, slow=_flex_is_slow),
+    Kernel(name="flash", run=_flash, cannot=_cannot_use_flash, slow=_why_flash_is_slow),
+    Kernel(name="grouped", run=_grouped, cannot=_cannot_use_grouped, slow=_why_grouped_is_slow),
+    Kernel(name="flex", run=_flex, cannot=_cannot_use_flex, slow=_why_flex_is_slow),
 )

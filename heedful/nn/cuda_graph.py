@@ -1,4 +1,4 @@
-"""Recording of CUDA graphs: the kernels that a function launches are recorded once and launched together later."""
+"""Recording of CUDA graphs: the kernels that a function launches are recorded once and replayed by one launch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WARMUP_RUNS = 3  # runs before one is recorded: kernels plan, libraries choose algorithms and allocate workspaces
+WARMUP_RUNS = 3  # runs before the recorded one, in which plans are made and libraries allocate their workspaces
 
-_RECORDING = Lock()  # PyTorch records one graph of a process at a time
+_RECORDING = Lock()  # PyTorch can record only one graph at a time in a process
 
 
 def record(run: Callable[[], Tensor], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """Record a function on a CUDA device; returns the graph, and the tensor that each replay writes.
 
-    The function runs WARMUP_RUNS times before. While it is recorded, nothing may be copied between host and device.
-    Tensors that it reads must stay where they are as long as the graph is replayed.
+    The function is called WARMUP_RUNS times first. While it is recorded, nothing may be copied between host and device.
+    Replays read and write the recorded memory addresses, so tensors that the function reads must not be moved or freed.
 
     Args:
-        run: The function.
+        run: The function to record; it returns the result.
         device: The device.
-        pool: Memory shared by graphs that are never replayed at the same time. If None, the graph has its own.
+        pool: Memory pool shared with graphs that are never replayed at the same time. If None, the graph has its own.
     """
     with _RECORDING, torch.cuda.device(device):
         stream = torch.cuda.Stream(device)

@@ -1,6 +1,6 @@
 """Linear layers for inference on a CPU: weights reordered for faster products, or quantized to int8.
 
-`heedful.infer` replaces each nn.Linear of a model by the fastest of these layers. Weights no longer change then. The
+`heedful.infer` replaces each nn.Linear of a model by the fastest of these layers, whose weights cannot be trained. The
 result of a row does not depend on other rows.
 """
 
@@ -18,18 +18,19 @@ from heedful.csrc import unavailable_reason
 from heedful.nn import cpu_ops
 from heedful.nn.layers import ACTIVATIONS
 
-FUSED = {"gelu": "none", "relu": "none"}  # activations that oneDNN's products can apply -> oneDNN's algorithm for them
+FUSED = {"gelu": "none", "relu": "none"}  # activation that oneDNN's products can apply -> oneDNN's algorithm for it
 
 
 class OneDnnLinear(nn.Module):
     """activation(W x + b) by oneDNN, with W reordered for its products; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None, rows: int = 1024) -> None:
-        """Reorder the weight of `linear`.
+        """Reorder the weight of a layer.
 
         Args:
+            linear: The layer, with W and b.
             activation: A key of FUSED, or None for no activation.
-            rows: Row count of x for which oneDNN chooses the order of W.
+            rows: Number of rows of x for which oneDNN optimises the order of W.
         """
         super().__init__()
         weight = linear.weight.detach()
@@ -40,11 +41,11 @@ class OneDnnLinear(nn.Module):
         self.fused_activation = ("none", "") if activation is None else (activation, FUSED[activation])
 
     def parts(self) -> dict[str, Tensor]:
-        """Return weight and bias in their original order."""
+        """Return weight and bias as those of an nn.Linear."""
         return {"weight": self.weight.to_dense()} | ({} if self.bias is None else {"bias": self.bias})
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state with a dense weight, because a tensor in oneDNN's order cannot be copied or pickled."""
+        """Return the state with a dense weight: a tensor in oneDNN's order cannot be copied or pickled."""
         return {**self.__dict__, "weight": self.weight.to_dense()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -60,7 +61,7 @@ class OneDnnLinear(nn.Module):
 
 
 class NativeLinear(nn.Module):
-    """W x + b or GELU(W x + b) by the C++ kernels, with W packed into panels for them; float32 and bfloat16."""
+    """W x + b or GELU(W x + b) by the C++ kernels, with W packed for them; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class NativeLinear(nn.Module):
         self.panels = cpu_ops.pack_weight(weight.contiguous(), transpose=True, bfloat16=weight.dtype == torch.bfloat16)
 
     def parts(self) -> dict[str, Tensor]:
-        """Return weight and bias as they were loaded."""
+        """Return weight and bias as those of an nn.Linear, in its dtype."""
         bias = {} if self.bias is None else {"bias": self.bias.to(self.dtype)}
         return {"weight": cpu_ops.unpack_weight(self.panels, self.out, self.width, self.dtype)} | bias
 
@@ -82,7 +83,7 @@ class NativeLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out)
 
     def columns(self, x: Float[Tensor, "rows width"], start: int, stop: int) -> Float[Tensor, "rows some"] | None:
-        """Compute the outputs `start` to `stop`, or return None if they are not whole panels of the weight."""
+        """Compute the outputs `start` to `stop`; returns None unless these are whole panels of the packed weight."""
         panels = cpu_ops.packed_columns(self.panels, self.width, 4 // self.dtype.itemsize, start, stop)
         if panels is None:
             return None
@@ -100,14 +101,14 @@ def cannot_use_native(linear: nn.Linear) -> str:
 
 
 def _operators() -> Any:
-    """Return PyTorch's namespace of operators of oneDNN, which was called MKL-DNN."""
+    """Return PyTorch's namespace of oneDNN operators; oneDNN was called MKL-DNN."""
     return torch.ops.mkldnn
 
 
 def cannot_use_onednn(dtype: torch.dtype) -> str:
-    """Return why `OneDnnLinear` cannot be used here, or an empty string.
+    """Return why `OneDnnLinear` cannot be used on this machine, or an empty string.
 
-    PyTorch's operators for it are private and may be missing or changed, so a small product is checked.
+    It calls private operators of PyTorch, which may be missing or changed, so a small product is computed and checked.
     """
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch is built without oneDNN"
@@ -127,11 +128,11 @@ def cannot_use_onednn(dtype: torch.dtype) -> str:
 
 
 class Int8Linear(nn.Module):
-    """activation(W x + b) in int8 by dynamic quantization: W is rounded once, x in each call.
+    """activation(W x + b) in int8 by dynamic quantization: W is quantized once, x in each call.
 
-    PyTorch's operators are symmetric: each row of W and x is scaled to -127..127 and rounded (Dettmers et al. 2022,
-    "LLM.int8()", section 2). The C++ kernels divide a row of x into 256 steps from its minimum to its maximum, which is
-    finer for rows with few negative values, as after an activation.
+    Each row of W is scaled to -127..127 and rounded (Dettmers et al. 2022, "LLM.int8()", section 2). With PyTorch's
+    operators, so is each row of x. The C++ kernels quantize a row of x to 256 levels from its minimum to its maximum,
+    which is finer for rows with few negative values, as after an activation.
     """
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
@@ -145,7 +146,7 @@ class Int8Linear(nn.Module):
             self.panels = cpu_ops.Int8Weight.of(weight, self.scale[0], self.bias, gelu=activation is not None)
 
     def parts(self) -> dict[str, Tensor]:
-        """Return the int8 weight, the scale of each of its rows, and the bias."""
+        """Return the int8 weight [out, in], the scale of each of its rows [out, 1], and the bias."""
         bias = {} if self.bias is None else {"bias": self.bias}
         return {"weight": self.weight.t(), "scale": self.scale.t(), **bias}
 
@@ -160,7 +161,7 @@ class Int8Linear(nn.Module):
         return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
 
     def columns(self, x: Float[Tensor, "rows width"], start: int, stop: int) -> Float[Tensor, "rows some"] | None:
-        """Compute the outputs `start` to `stop`, or return None if they are not whole panels of the weight."""
+        """Compute the outputs `start` to `stop`; returns None unless these are whole panels of the packed weight."""
         if (weight := self.panels) is None or not len(x):
             return None
         panels = cpu_ops.packed_columns(weight.panels, x.shape[1], 4, start, stop)
@@ -176,7 +177,7 @@ def linear_columns(
 ) -> Float[Tensor, "rows some"]:
     """Return the outputs `start` to `stop` of a linear layer, for inference.
 
-    The others are not computed, where the weight of the layer can be sliced.
+    The layer computes only these outputs if its weight can be sliced there; otherwise it computes all.
     """
     part: Tensor | None = None
     if isinstance(linear, nn.Linear):
@@ -187,6 +188,6 @@ def linear_columns(
 
 
 def quantize_rows(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:
-    """Quantize rows to int8: returns `quantized` and a scale for each row, with rows = quantized * scale, rounded."""
+    """Quantize each row to int8, symmetrically: returns int8 values and the scale of each row, max |x| / 127."""
     scale = rows.abs().amax(-1, keepdim=True).float().div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale

@@ -1,8 +1,10 @@
-"""Attention kernels over packed rows: sequences are arranged in blocks, and a block is a few dense matrix products.
+"""Attention kernels over packed rows: sequences are arranged in padded blocks, which dense matrix products compute.
 
-A block has R lines, each with Sq slots for query rows and Sk slots for key rows. Several short sequences share a line,
-and the scores between them are masked; slots without a row are padding. A plan gathers the rows of all sequences into
-the slots of blocks, and knows the slot of each row's result.
+A block is a padded batch of R lines, each with Sq slots for query rows and Sk slots for key rows; slots without a row
+are padding. Several short sequences share a line, and the pairs between them are masked. A plan has the indices that
+gather packed rows into the slots of blocks, and results from slots to packed rows.
+
+Letters in shapes: R lines, H heads, Sq query slots, Sk key slots, D head dimension.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ from heedful.nn.packing import RowIndex, pack_index, pack_rows, unpack_index, un
 from heedful.packed import send
 
 Line = list[int]  # numbers of the sequences that share a line, in order
-KernelFunction = Callable[[Tensor, Tensor, Tensor, AttentionArgs], Tensor]
-ReasonFunction = Callable[[Tensor, Tensor, Tensor, AttentionArgs], str]  # a reason against a kernel, or ""
+KernelFunction = Callable[[Tensor, Tensor, Tensor, AttentionArgs], Tensor]  # q, k, v, arguments -> result
+ReasonFunction = Callable[[Tensor, Tensor, Tensor, AttentionArgs], str]  # q, k, v, arguments -> reason, "" for none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """One way to compute attention."""
+    """An implementation of attention, and which calls it can compute."""
 
     name: str
     run: KernelFunction
-    cannot: ReasonFunction = lambda q, k, v, args: ""  # why the kernel cannot compute a call
-    slow: ReasonFunction = lambda q, k, v, args: ""  # why another kernel is faster for a call that it can compute
-    shares_heads: bool = False  # whether k and v may have fewer heads than q; if not, they are copied for each head
-    has_disentangled_bias: bool = False  # whether it computes a DisentangledBias; if not, it gets a DenseBias
+    cannot: ReasonFunction = lambda q, k, v, args: ""  # returns why the kernel cannot compute a call
+    slow: ReasonFunction = lambda q, k, v, args: ""  # returns why another kernel is preferred for a call
+    shares_heads: bool = False  # whether k and v may have fewer heads than q; otherwise their heads are repeated
+    has_disentangled_bias: bool = False  # whether it takes a DisentangledBias; otherwise it gets a DenseBias
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -50,29 +52,31 @@ class KernelBlock:
 
     lines: list[Line]
     shape: tuple[int, int, int]  # R, Sq, Sk
-    mask: Float[Tensor, "lines 1 queries keys"] | None  # 0 or -inf, added to the scores; None: no pair is masked
-    distances: Int[Tensor, "lines queries keys"] | None  # key position minus query position; None: no bias needs it
+    mask: Float[Tensor, "lines 1 queries keys"] | None  # 0 or -inf, added to the logits; None: no pair is masked
+    distances: Int[Tensor, "lines queries keys"] | None  # key position minus query position; None: no relative bias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
-    """The arrangement of a layout's rows in blocks; an index is None where slots are rows in the same order."""
+    """The arrangement of a layout's rows in blocks; an index is None if slots are the rows in their order."""
 
     blocks: list[KernelBlock]
-    queries: RowIndex | None  # query rows to slots
-    keys: RowIndex | None  # key rows to slots
-    result: RowIndex | None  # slots to query rows
+    queries: RowIndex | None  # gathers query rows into slots
+    keys: RowIndex | None  # gathers key rows into slots
+    result: RowIndex | None  # gathers slots into query rows
 
 
 def share_lines(layout: Layout, widths: tuple[int, ...] = (64, 128), budget: int = 1 << 16) -> Iterable[list[Line]]:
-    """Arrange the sequences in blocks; yields the lines of each block.
+    """Arrange the sequences of a layout in blocks; yields the lines of each block.
 
-    A sequence of n = m rows shares a line of the first width in `widths` that holds it. Other sequences have a line
-    each, in blocks with sequences of their size, n and m rounded up to multiples of 16.
+    A sequence with as many query rows as key rows shares a line of the smallest width in `widths` that has room for it.
+    Any other sequence has a line of its own, in a block of sequences with about its n and m, rounded up to multiples of
+    16.
 
     Args:
-        widths: Widths of shared lines, ascending.
-        budget: Largest number of scores of a block, for each head; one line may have more.
+        layout: Query rows and key rows of each sequence.
+        widths: Widths of shared lines in slots, ascending.
+        budget: Largest number of logits of a block, for each head; a block of one line may have more.
     """
     sizes = layout.sizes()
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -89,12 +93,15 @@ def share_lines(layout: Layout, widths: tuple[int, ...] = (64, 128), budget: int
 
 
 def best_fit(numbers: list[int], lengths: list[int], width: int) -> list[Line]:
-    """Pack sequences into lines by best-fit-decreasing: each goes to the fullest line that still has room for it.
+    """Pack sequences into lines by best-fit decreasing: the longest first, each into the fullest line with room for it.
 
     Args:
         numbers: Numbers of the sequences to pack.
-        lengths: Rows of every sequence, by its number.
-        width: Rows that a line holds.
+        lengths: Length in rows of every sequence, by its number.
+        width: Slots of a line.
+
+    >>> best_fit([0, 1, 2, 3], [3, 5, 2, 4], 8)
+    [[1, 0], [3, 2]]
     """
     lines: list[Line] = []
     lines_by_room: list[list[int]] = [[] for _ in range(width + 1)]  # numbers of the lines with that many free slots
@@ -112,7 +119,14 @@ def best_fit(numbers: list[int], lengths: list[int], width: int) -> list[Line]:
 
 
 def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Line]]], q: Tensor, k: Tensor) -> Plan:
-    """Compute slots, masks and gather indices of the lines that `arrange` yields for each block."""
+    """Make the plan of a layout: gather indices and masks.
+
+    Args:
+        args: The arguments of attention, with the layout.
+        arrange: Yields the lines of each block, as `share_lines` does.
+        q: Queries; their count, device and dtype matter.
+        k: Keys; their count matters.
+    """
     blocks, q_rows, k_rows, sees_key = [], [], [], []
     key_counts = np.array([m for _, m in args.layout.sizes()])
     multiple = CUDA_WIDTH_MULTIPLE if q.device.type == "cuda" else 1
@@ -123,7 +137,7 @@ def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Lin
         k_rows.append(keys.rows.ravel())
         sees_key.append(_sees_key(args, queries, key_counts).ravel())
     row_of_slot = np.concatenate([*q_rows, np.empty(0, np.int64)])
-    result_slot = np.full(len(q), len(row_of_slot))  # a query without a key: the zeros after the last slot
+    result_slot = np.full(len(q), len(row_of_slot))  # a query that sees no key takes the zeros after the last slot
     has_result = (row_of_slot >= 0) & np.concatenate([*sees_key, np.empty(0, bool)])
     result_slot[row_of_slot[has_result]] = np.flatnonzero(has_result)
     return Plan(
@@ -134,11 +148,11 @@ def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Lin
     )
 
 
-CUDA_WIDTH_MULTIPLE = 8  # slots; the kernels on CUDA would pad masks of other widths in each layer
+CUDA_WIDTH_MULTIPLE = 8  # slots of a line on CUDA; the kernels there copy masks of other widths in each layer
 
 
 class _Placement(NamedTuple):
-    """The rows of a block's lines, of its queries or of its keys."""
+    """The rows in the slots of a block, either its query rows or its key rows."""
 
     rows: Int[np.ndarray, "lines slots"]  # row in each slot, -1 for padding
     sequence: Int[np.ndarray, "lines slots"]  # number of the row's sequence, -1 for padding
@@ -146,10 +160,12 @@ class _Placement(NamedTuple):
 
 
 def _make_placement(spans: tuple[Span, ...], lines: list[Line], multiple: int = 1) -> _Placement:
-    """Put the rows of each line's sequences into slots, one sequence after the other.
+    """Assign slots to the rows of each line's sequences, one sequence after the other.
 
     Args:
-        multiple: The number of slots is rounded up to a multiple of it.
+        spans: Start and stop of the rows of every sequence.
+        lines: Lines of the block.
+        multiple: Slots of a line are rounded up to a multiple of this number.
     """
     width = max(sum(spans[number][1] - spans[number][0] for number in line) for line in lines)
     width = -(-width // multiple) * multiple
@@ -169,7 +185,7 @@ def _make_placement(spans: tuple[Span, ...], lines: list[Line], multiple: int = 
 def _sees_key(
     args: AttentionArgs, queries: _Placement, key_counts: Int[np.ndarray, " sequences"]
 ) -> Bool[np.ndarray, "lines queries"]:
-    """Return which slots hold a query to which causal mask and window leave at least one key."""
+    """Return which slots hold a query that attends to at least one key, by causal mask and window."""
     position = queries.position
     first = -key_counts[queries.sequence] if len(key_counts) else np.zeros_like(position)
     last = np.where(queries.sequence < 0, first - 1, -1)
@@ -177,20 +193,23 @@ def _sees_key(
         first, last = np.maximum(first, position - args.window), np.minimum(last, position + args.window)
     if args.causal:
         last = np.minimum(last, position)
-    sees: Bool[np.ndarray, "lines queries"] = first <= last
-    return sees
+    sees_key: Bool[np.ndarray, "lines queries"] = first <= last
+    return sees_key
 
 
 def _make_block(
     args: AttentionArgs, lines: list[Line], queries: _Placement, keys: _Placement, q: Tensor
 ) -> KernelBlock:
-    """Make a block with its mask, computed on the device from the sequence and the position of each slot."""
-    widest = max(queries.rows.shape[1], keys.rows.shape[1])
-    hides_pairs = (args.causal and queries.rows.shape[1] > 1) or (args.window is not None and args.window < widest - 1)
+    """Make a block; its mask is computed on the device, from the sequence and the position of each slot."""
+    max_width = max(queries.rows.shape[1], keys.rows.shape[1])
+    hides_pairs = (args.causal and queries.rows.shape[1] > 1) or (
+        args.window is not None and args.window < max_width - 1
+    )
     first_sequence = queries.sequence[:, :1]
+    # whether each line is one sequence without padding
     is_full = bool(first_sequence.size and (first_sequence >= 0).all()) and all(
         (placement.sequence == first_sequence).all() for placement in (queries, keys)
-    )  # each line is one sequence without padding
+    )
     (q_sequence, q_position), (k_sequence, k_position) = (
         torch.from_numpy(np.stack([placement.sequence, placement.position])).to(q.device, non_blocking=True)
         for placement in (queries, keys)
@@ -200,7 +219,7 @@ def _make_block(
     if hides_pairs or not is_full:
         visible = (q_sequence[:, :, None] == k_sequence[:, None, :]) & (q_sequence >= 0)[:, :, None]
         visible &= allowed_pairs(distances, args)
-        # a slot that sees no key may see all: its result is never read, and nothing becomes NaN
+        # a slot without visible keys sees all keys, so that its softmax is not NaN; its result is never read
         hidden = ~(visible | ~visible.any(-1, keepdim=True))[:, None]
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
     return KernelBlock(
@@ -215,7 +234,16 @@ def _make_block(
 
 
 def run_plan(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, plan: Plan, core: Core) -> Tensor:
-    """Gather rows into slots, run the core block by block, and gather each row's result."""
+    """Compute attention by a plan: gather rows into slots, run the core on each block, and gather the results.
+
+    Args:
+        q: Queries, [query rows, H, D].
+        k: Keys, [key rows, H, D].
+        v: Values, [key rows, H, D of values].
+        args: The arguments for which the plan was made.
+        plan: The plan.
+        core: Attention in one block: `bmm` or `fused`.
+    """
     q_sizes = [lines * queries for lines, queries, _ in (block.shape for block in plan.blocks)]
     k_sizes = [lines * keys for lines, _, keys in (block.shape for block in plan.blocks)]
     q_parts = pack_rows(q, plan.queries).split(q_sizes)
@@ -229,22 +257,24 @@ def run_plan(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, plan: Plan, c
         if block.shape[2] == 0:
             results.append(q.new_zeros(len(q_part), *v.shape[1:]))
             continue
-        heads = [part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part)]
+        q_block, k_block, v_block = (  # [R, H, Sq or Sk, D]
+            part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part)
+        )
         if isinstance(args.bias, DenseBias):
             bias, sees_key = _expand_dense(args.bias, args.layout, block, q.dtype)
-            result = core(heads[0], heads[1], heads[2], bias, args, block).where(sees_key, 0.0)
+            result = core(q_block, k_block, v_block, bias, args, block).where(sees_key, 0.0)
         else:
             cached_bias = _cached_bias(args, block, table, q.dtype)
-            result = core(heads[0], heads[1], heads[2], cached_bias, args, block)
+            result = core(q_block, k_block, v_block, cached_bias, args, block)
         results.append(result.transpose(1, 2).flatten(0, 1))
     return unpack_rows(results, plan.result) if results else q.new_zeros(len(q), *v.shape[1:])
 
 
 def _block_tables(args: AttentionArgs, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]:
-    """Return the table of relative biases for each block; a table for each query row is gathered like the rows.
+    """Return the table of relative biases for each block; a table with query rows is gathered like the queries.
 
     Args:
-        sizes: Query slots of each block.
+        sizes: Number of query slots of each block.
     """
     if not isinstance(args.bias, RelativeBias):
         return [None] * len(sizes)
@@ -255,7 +285,7 @@ def _block_tables(args: AttentionArgs, plan: Plan, sizes: list[int]) -> Iterable
 
 
 def _cached_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the sum of the block's bias and mask, expanded once for all layers that add the same bias."""
+    """Return the sum of a block's bias and mask, which is cached if all layers add the same bias."""
     if not isinstance(args.bias, RelativeBias) or args.bias.blocks is None:
         return _expand_bias(args, block, table, dtype)
     if block not in args.bias.blocks:
@@ -266,7 +296,7 @@ def _cached_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, 
 
 
 def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the sum of the block's bias and mask, [R or 1, H or 1, Sq, Sk]; None if it has neither."""
+    """Return the sum of a block's bias and mask, [R or 1, H or 1, Sq, Sk]; None if it has neither."""
     if not isinstance(args.bias, RelativeBias):
         return block.mask
     assert block.distances is not None and table is not None
@@ -275,7 +305,7 @@ def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, 
     if table.ndim == 2:
         bias = table[:, column].transpose(0, 1)
     else:
-        by_row = table.unflatten(0, block.shape[:2]).transpose(1, 2)  # R H Sq distances
+        by_row = table.unflatten(0, block.shape[:2]).transpose(1, 2)  # [R, H, Sq, distances]
         bias = by_row.gather(-1, column[:, None].expand(-1, by_row.shape[1], -1, -1))
     bias = bias.to(dtype)
     return bias if block.mask is None else bias + block.mask
@@ -284,7 +314,10 @@ def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, 
 def _expand_dense(
     bias: DenseBias, layout: Layout, block: KernelBlock, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "lines heads queries keys"], Bool[Tensor, "lines heads queries 1"]]:
-    """Return the sum of bias and mask, and which queries see a key; the sum is 0 for others, so that nothing is NaN."""
+    """Return the sum of a dense bias and the mask, and which queries see a key.
+
+    For a query without visible keys the sum is 0, because the softmax of a row of -inf is NaN.
+    """
     sizes = layout.sizes()
     lines = []
     for line in block.lines:
@@ -304,15 +337,20 @@ def _expand_dense(
 
 # -- cores: attention in one block ----------------------------------------------------------------------------
 
+# q [R, H, Sq, D], k and v [R, H, Sk, D], sum of bias and mask, arguments, block -> result [R, H, Sq, D]
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionArgs, KernelBlock], Tensor]
 
 
 def bmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
-    """Compute attention as two batched matrix products around a softmax; in bfloat16 the faster core on a CPU."""
-    scores = torch.matmul(q * args.scale, k.transpose(-1, -2))
+    """Compute softmax(scale q k + bias) v by two batched matrix products (Vaswani et al. 2017, section 3.2.1).
+
+    The weights are in memory, so they can be dropped, and values of distances can be added (Shaw et al. 2018, equation
+    3). In bfloat16 on a CPU it is faster than `fused`.
+    """
+    logits = torch.matmul(q * args.scale, k.transpose(-1, -2))
     if bias is not None:
-        scores = scores + bias
-    weights = scores.softmax(-1)
+        logits = logits + bias
+    weights = logits.softmax(-1)
     if args.dropout:
         weights = dropout(weights, args.dropout)
     result = torch.matmul(weights, v)
@@ -320,17 +358,23 @@ def bmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArg
 
 
 def _relative_values(weights: Tensor, bias: RelativeBias, block: KernelBlock) -> Tensor | float:
-    """Return the sum over distances of the distance's total weight times its value, [R, H, Sq, D]; 0 without values."""
+    """Return the sum of each weight times the value of its distance, [R, H, Sq, D]; 0 if the bias has no values.
+
+    Weights of keys at the same distance are summed first, so that no tensor [Sq, Sk, D] is made.
+    """
     if bias.values is None:
         return 0.0
     assert block.distances is not None
     column = (block.distances.clamp(-bias.reach, bias.reach) + bias.reach)[:, None].expand_as(weights)
-    summed = weights.new_zeros(*weights.shape[:-1], len(bias.values)).scatter_add(-1, column, weights)
-    return torch.matmul(summed, bias.values)
+    weight_sums = weights.new_zeros(*weights.shape[:-1], len(bias.values)).scatter_add(-1, column, weights)
+    return torch.matmul(weight_sums, bias.values)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
-    """Compute attention by PyTorch's scaled_dot_product_attention; on a CPU no call with dropout takes it."""
+    """Compute softmax(scale q k + bias) v by PyTorch's scaled_dot_product_attention.
+
+    The kernel table never uses it on a CPU with dropout.
+    """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=args.dropout, scale=args.scale)
 
 
@@ -338,7 +382,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionA
 
 
 def _run_by_plan(core: Core) -> KernelFunction:
-    """Return the kernel that runs a core over the blocks of `share_lines`; the plan is cached with the layout."""
+    """Return a kernel that runs a core on the blocks of `share_lines`; the plan is cached with the layout."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
         def make() -> Plan:
@@ -351,40 +395,48 @@ def _run_by_plan(core: Core) -> KernelFunction:
 
 
 def _dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute attention without a gather: each sequence's keys are one line of equal stride, as in a KV cache."""
+    """Compute attention without a gather, from keys that are in lines of one length, as in a KV cache.
+
+    All sequences have the same number of queries. A single sequence is one line, with or without a cache.
+    """
     layout = args.layout
-    lines, longest = len(layout.keys), max(m for _, m in layout.sizes())
-    stride = layout.stride or longest
+    lines, max_keys = len(layout.keys), max(m for _, m in layout.sizes())
+    stride = layout.stride or max_keys
     key = ("lines", args.causal, args.window, q.dtype, q.device)
     block = layout.cached(key, lambda: _make_cache_block(args, q))
-    in_lines = (q, k[: lines * stride], v[: lines * stride])
-    heads = [rows.unflatten(0, (lines, -1)).transpose(1, 2) for rows in in_lines]
+    q_block, k_block, v_block = (  # [R, H, n or stride, D]
+        rows.unflatten(0, (lines, -1)).transpose(1, 2) for rows in (q, k[: lines * stride], v[: lines * stride])
+    )
     bias = _cached_bias(args, block, args.bias.table if isinstance(args.bias, RelativeBias) else None, q.dtype)
-    is_short = layout.stride is None and longest <= SHORT and not _cannot_fuse(q, k, v, args)
+    is_short = layout.stride is None and max_keys <= MAX_SHORT_TEXT and not _cannot_use_fused(q, k, v, args)
     fuse_on_cuda = q.device.type == "cuda" and not adds_values(args)
-    core = fused if fuse_on_cuda or is_short or _bmm_is_slow(q, k, v, args) else bmm
-    result = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, args, block)
+    core = fused if fuse_on_cuda or is_short or _why_bmm_is_slow(q, k, v, args) else bmm
+    result = core(q_block, k_block[:, :, :max_keys], v_block[:, :, :max_keys], bias, args, block)
     return result.transpose(1, 2).flatten(0, 1)
 
 
 def _make_cache_block(args: AttentionArgs, q: Tensor) -> KernelBlock:
-    """Make the block of one line for each sequence, with n queries each and keys up to the longest sequence."""
+    """Make the block of `_dense_cache`: a line for each sequence, with its n queries, and as many keys as any has."""
     sizes = args.layout.sizes()
-    n, longest = sizes[0][0], max(m for _, m in sizes)
+    n, max_keys = sizes[0][0], max(m for _, m in sizes)
     lengths = args.layout.key_lengths(q.device)[:, None, None]
-    slots = torch.arange(longest, device=q.device)
+    slots = torch.arange(max_keys, device=q.device)
     distances = slots - (lengths - n + torch.arange(n, device=q.device)[:, None])
-    hides_pairs = (args.causal and n > 1) or (args.window is not None and args.window < max(n, longest) - 1)
+    hides_pairs = (args.causal and n > 1) or (args.window is not None and args.window < max(n, max_keys) - 1)
     mask = None
-    if hides_pairs or args.layout.key_counts is not None or any(m != longest for _, m in sizes):
+    if hides_pairs or args.layout.key_counts is not None or any(m != max_keys for _, m in sizes):
         hidden = ~(allowed_pairs(distances, args) & (slots < lengths))[:, None]
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
     return KernelBlock(
-        lines=[[number] for number in range(len(sizes))], shape=(len(sizes), n, longest), mask=mask, distances=distances
+        lines=[[number] for number in range(len(sizes))],
+        shape=(len(sizes), n, max_keys),
+        mask=mask,
+        distances=distances,
     )
 
 
-def _not_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _cannot_use_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "dense_cache" cannot compute a call, or an empty string."""
     layout = args.layout
     stride = len(k) if layout.stride is None and len(layout.keys) == 1 else layout.stride
     if stride is None or [start for start, _ in layout.keys] != [line * stride for line in range(len(layout.keys))]:
@@ -399,37 +451,45 @@ def _not_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
     return ""
 
 
-def _dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _why_dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "dense_cache" is preferred for a call, or an empty string."""
     if q.device.type == "cuda" and args.layout.stride is None and args.bias is None:
-        return "on CUDA one sequence is computed as several are, without a mask"
+        return "on CUDA a kernel for several sequences computes one sequence too, without a mask"
     return ""
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute PyTorch's flash attention over packed rows; its masks are aligned at the last query and key, as ours."""
+    """Compute attention by PyTorch's flash attention over packed rows, `varlen_attn`.
+
+    Like ours, its causal mask and window put the last query at the position of the last key.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     layout, reach = args.layout, -1 if args.window is None else args.window
     q_bounds, k_bounds = device_bounds(layout, q.device)
-    longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
+    max_lengths = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
     window = (reach, 0 if args.causal else reach)
-    result = varlen_attn(q, k, v, q_bounds, k_bounds, *longest, scale=args.scale, window_size=window)
+    result = varlen_attn(q, k, v, q_bounds, k_bounds, *max_lengths, scale=args.scale, window_size=window)
     assert isinstance(result, Tensor)
     return result
 
 
 def device_bounds(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the bounds of query rows and of key rows, from 0, int32 [sequences + 1] each, cached with the layout."""
+    """Return the sequence boundaries (cu_seqlens) of query rows and of key rows, int32 [sequences + 1] each.
+
+    They are cached with the layout, whose key spans must follow each other without a gap.
+    """
     if layout.row_bounds is not None:
         return layout.row_bounds, layout.row_bounds
 
-    def bounds(spans: tuple[Span, ...]) -> Int[Tensor, " sequences_and_one"]:
+    def send_bounds(spans: tuple[Span, ...]) -> Int[Tensor, " sequences_and_one"]:
         return send([0, *(stop for _, stop in spans)], device, torch.int32)
 
-    return layout.cached(("bounds", device), lambda: (bounds(layout.queries), bounds(layout.keys)))
+    return layout.cached(("bounds", device), lambda: (send_bounds(layout.queries), send_bounds(layout.keys)))
 
 
-def _not_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "varlen" cannot compute a call, or an empty string."""
     if q.device.type != "cuda":
         return "it runs on CUDA only"
     if q.dtype not in (torch.float16, torch.bfloat16):
@@ -442,9 +502,9 @@ def _not_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 
 def keys_have_gaps(k: Tensor, args: AttentionArgs) -> str:
-    """Return why bounds alone cannot describe the key rows, or an empty string.
+    """Return why sequence boundaries alone do not describe the key rows, or an empty string.
 
-    Key rows that belong to no sequence would get no gradient.
+    Key rows that belong to no sequence would get no gradient from PyTorch's flash attention.
     """
     stops = [0, *(stop for _, stop in args.layout.keys)]
     if [start for start, _ in args.layout.keys] != stops[:-1] or stops[-1] != len(k):
@@ -452,33 +512,37 @@ def keys_have_gaps(k: Tensor, args: AttentionArgs) -> str:
     return ""
 
 
-def _cannot_fuse(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def _cannot_use_fused(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "fused" cannot compute a call, or an empty string."""
     return adds_values(args) or ("it has no dropout" if args.dropout else "")
 
 
 def adds_values(args: AttentionArgs) -> str:
-    """Return why a fused kernel cannot compute this call if the bias adds values, or an empty string."""
+    """Return why a fused kernel cannot compute a call whose bias adds to the values, or an empty string."""
     has_values = isinstance(args.bias, RelativeBias) and args.bias.values is not None
     return "it cannot add a value for each distance" if has_values else ""
 
 
-SHORT = 128  # tokens; a single text up to this length is fastest with `fused`, which has the fewest operations
-LONG = 1024  # keys of a sequence; beyond it all its scores, heads x n x m, would take too much memory
+MAX_SHORT_TEXT = 128  # tokens of a single text, up to which `fused` is the fastest core: it has the fewest operations
+MAX_BMM_KEYS = 1024  # keys of a sequence, up to which its H x n x m logits and weights may be in memory
 
 
-def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if _cannot_fuse(q, k, v, args):
+def _why_bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why another kernel than "bmm" is preferred for a call, or an empty string."""
+    if _cannot_use_fused(q, k, v, args):
         return ""
     if q.dtype in (torch.float32, torch.float64) and args.preferred != "bmm":
         return "in float32 and float64 the fused kernel is faster"
-    longest = max((m for _, m in args.layout.sizes()), default=0)
-    return f"it writes out all scores of a sequence, and one has {longest} keys" if longest > LONG else ""
+    max_keys = max((m for _, m in args.layout.sizes()), default=0)
+    if max_keys > MAX_BMM_KEYS:
+        return f"it stores all weights of a sequence, and one has {max_keys} keys"
+    return ""
 
 
 # kernels in the order in which they are tried; on a CPU it follows benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
-    Kernel(name="dense_cache", run=_dense_cache, cannot=_not_dense_cache, slow=_dense_cache_is_slow),
-    Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
+    Kernel(name="dense_cache", run=_dense_cache, cannot=_cannot_use_dense_cache, slow=_why_dense_cache_is_slow),
+    Kernel(name="varlen", run=_varlen, cannot=_cannot_use_varlen),
     Kernel(
         name="native",
         run=attention,
@@ -487,6 +551,6 @@ KERNELS: tuple[Kernel, ...] = (
         shares_heads=True,
         has_disentangled_bias=True,
     ),
-    Kernel(name="bmm", run=_run_by_plan(bmm), slow=_bmm_is_slow),
-    Kernel(name="fused", run=_run_by_plan(fused), cannot=_cannot_fuse),
+    Kernel(name="bmm", run=_run_by_plan(bmm), slow=_why_bmm_is_slow),
+    Kernel(name="fused", run=_run_by_plan(fused), cannot=_cannot_use_fused),
 )

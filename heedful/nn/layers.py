@@ -17,25 +17,25 @@ from heedful.nn.dropout import dropout
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": gelu,  # x Phi(x), by erf (Hendrycks and Gimpel 2016)
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # the paper's approximation; differs by up to 4.74e-4
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # the paper's approximation by tanh, off by up to 4.74e-4
     "silu": F.silu,
     "tanh": F.tanh,
 }
 
 
 def make_norm(kind: Literal["layer", "rms"], width: int, eps: float, bias: bool) -> nn.Module:
-    """Return a layer norm or an RMS norm.
+    """Make a layer norm or an RMS norm.
 
     Layer norm: (x - mean) / sqrt(var + eps) * gain + bias (Ba et al. 2016). RMS norm: x / sqrt(mean x^2 + eps) * gain
-    (Zhang and Sennrich 2019), without a bias.
+    (Zhang and Sennrich 2019), which has no bias, whatever `bias` is.
     """
     return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
 
 
 class HeadNorm(nn.RMSNorm):
-    """An RMS norm of each head's query or key, in the dtype of its weight, also under autocast.
+    """An RMS norm of each head's query or key (QK norm), computed in the dtype of its weight, even under autocast.
 
-    Dehghani et al. 2023, arXiv:2302.05442, use a layer norm there.
+    Dehghani et al. 2023, arXiv:2302.05442, normalise queries and keys by a layer norm instead.
     """
 
     def forward(self, x: Float[Tensor, "rows heads width"]) -> Float[Tensor, "rows heads width"]:
@@ -43,7 +43,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A linear layer that ignores autocast, for regression: bfloat16 has 8 significant bits, too few for a year."""
+    """A linear layer that ignores autocast, for regression: with 8 significant bits, bfloat16 rounds 2026 to 2024."""
 
     def forward(self, x: Float[Tensor, "*any width"]) -> Float[Tensor, "*any out"]:
         with torch.autocast(x.device.type, enabled=False):
@@ -53,12 +53,13 @@ class FullPrecisionLinear(nn.Linear):
 def segment_means(
     rows: Float[Tensor, "rows width"], segments: Int[Tensor, " rows"], counts: Int[Tensor, " count"], power: float = 1.0
 ) -> Float[Tensor, "count width"]:
-    """Sum the rows of each segment and divide by count^power; the result of an empty segment is zeros.
+    """Return the sum of each segment's rows divided by count^power, added in float32 at least; 0 for an empty segment.
 
     Args:
+        rows: Rows of all segments, in any order.
         segments: Index of the segment that each row belongs to.
-        counts: How many rows each segment has.
-        power: 1 for the mean, 0 for the sum, 0.5 for the sum divided by the root of the count.
+        counts: Number of rows of each segment.
+        power: 1 for the mean, 0 for the sum, 0.5 for the sum divided by the square root of the count.
     """
     sum_dtype = torch.promote_types(rows.dtype, torch.float32)
     sums = rows.new_zeros(len(counts), rows.shape[1], dtype=sum_dtype).index_add_(0, segments, rows.to(sum_dtype))
@@ -66,9 +67,9 @@ def segment_means(
 
 
 class Mlp(nn.Module):
-    """The feed-forward network of each row: down(activation(up x)) (Vaswani et al. 2017, section 3.3).
+    """The position-wise feed-forward network: down(activation(up x)) (Vaswani et al. 2017, section 3.3).
 
-    With `gated`, it is down(activation(gate x) * up x) (Shazeer 2020).
+    With `gated`, it is down(activation(gate x) * up x) (GLU variants, Shazeer 2020).
     """
 
     def __init__(
@@ -85,14 +86,20 @@ class Mlp(nn.Module):
         """Make the layers.
 
         Args:
-            up_bias: Whether `up` has a bias. If None, `bias` decides.
+            width: Width of the input and the output.
+            inner_width: Width between the layers.
+            activation: A key of ACTIVATIONS.
+            gated: Whether a gate multiplies the inner values.
+            bias: Whether the layers have a bias.
+            inner_dropout: Dropout probability of the inner values.
+            up_bias: Whether `up` and the gate have a bias. If None, as `bias`.
         """
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.gated = gated
         self.inner_dropout = inner_dropout
         up_bias = bias if up_bias is None else up_bias
-        self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=up_bias)  # outputs: gate first, then up
+        self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=up_bias)  # outputs: gate, then up
         self.down = TrainedLinear(inner_width, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:

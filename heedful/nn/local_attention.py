@@ -1,7 +1,7 @@
-"""Local attention: each query attends to a window around its own position or around a predicted one.
+"""Local attention: each query attends to a window of keys around its own position or around a predicted one.
 
 Memory and time grow with queries times window, not with queries times keys. The recurrent decoder uses local-m and
-local-p; the studies use `restricted`.
+local-p of Luong et al. 2015; the studies use `restricted`, restricted self-attention of Vaswani et al. 2017.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def restricted(
     radius: int,
     scale: float,
 ) -> Float[Tensor, "rows heads value_width"]:
-    """Compute softmax(scale q k) v over the rows at most `radius` positions away, both ends included.
+    """Compute restricted self-attention: softmax(scale q k) v over the keys at most `radius` positions from a query.
 
-    Restricted self-attention of Vaswani et al. 2017, section 4. The result equals attend(..., window=radius). Keys are
-    shifted past the queries, so that no n x n tensor is made.
+    Vaswani et al. 2017, section 4. The result equals `attend` with window=radius, but instead of a tensor of all pairs,
+    2 radius + 1 products of the queries with shifted keys are computed.
     """
     if layout.queries != layout.keys:
         raise HeedfulError("restricted attention compares rows with their neighbours: give q and k the same spans")
@@ -42,10 +42,10 @@ def restricted(
     radius = min(radius, int(lengths.max()) - 1)
     k, v = (F.pad(rows, (0, 0, 0, 0, radius, radius)) for rows in (k, v))
     steps = range(2 * radius + 1)
-    scores = torch.stack([(q * k[step : step + len(q)]).sum(-1) for step in steps], -1) * scale
+    logits = torch.stack([(q * k[step : step + len(q)]).sum(-1) for step in steps], -1) * scale  # [rows, heads, window]
     neighbours = positions[:, None] + torch.arange(-radius, radius + 1, device=q.device)
     visible = (neighbours >= 0) & (neighbours < lengths[:, None])
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)  # each row attends at least to itself
+    weights = logits.masked_fill(~visible[:, None], -torch.inf).softmax(-1)  # not NaN: each row attends to itself
     out = q.new_zeros(len(q), *v.shape[1:])
     for step in steps:
         out = out + weights[..., step, None] * v[step : step + len(q)]
@@ -65,34 +65,52 @@ def local_monotonic(
     radius: int,
     positions: Int[Tensor, " queries"] | None = None,
 ) -> Float[Tensor, "queries value_width"]:
-    """local-m: query t attends to the keys t - radius to t + radius, counted from 0 (Luong et al. 2015, section 3.2).
+    """Compute local-m: query t attends to the keys t - radius to t + radius (Luong et al. 2015, section 3.2).
+
+    The result is the sum of softmax(score(q, k)) v over these keys; t and the positions of keys are counted from 0.
 
     Args:
-        positions: t of each query, if earlier queries were decoded before. If None, t is counted from 0 in each
-            sequence.
+        score: Score function; not a location score.
+        q: Queries of all sequences.
+        k: Keys of all sequences.
+        v: Values of all sequences.
+        layout: Query rows and key rows of each sequence.
+        radius: Keys on each side of the window's centre.
+        positions: t of each query. If None, t is counted from 0 in each sequence.
+
+    Raises:
+        HeedfulError: If `radius` is negative or `score` a location score.
     """
     centres = _query_positions(layout, q.device)[0] if positions is None else positions
     return _local(score, q, k, v, layout, centres.to(_position_dtype(q)), radius, gaussian=False)
 
 
 class LocalPredictive(nn.Module):
-    """local-p: each query attends around a predicted position p (Luong et al. 2015, equations 9 and 10).
+    """Local-p (predictive): each query attends around a predicted position p (Luong et al. 2015, equations 9 and 10).
 
     p = m sigmoid(v tanh(W q)) for m keys, and the weight of key s is align(q, k_s) exp(-(s - p)^2 / (2 (radius/2)^2)),
     where align is the softmax over the positions s from p - radius to p + radius. Weights are not normalised again
     after the Gaussian. Positions are counted from 0.
+
+    Args:
+        score: Score function; not a location score.
+        width: Width of the queries.
+        inner_width: Width of tanh(W q).
+        radius: Keys on each side of p, from 1.
     """
 
     def __init__(self, score: Score, *, width: int, inner_width: int, radius: int) -> None:
         super().__init__()
         if radius < 1:
-            raise HeedfulError(f"radius is {radius}; expected a whole number from 1: the Gaussian is half as wide")
+            raise HeedfulError(
+                f"radius is {radius}; expected a whole number from 1: radius / 2 is the Gaussian's standard deviation"
+            )
         self.score, self.radius = score, radius
         self.inner = nn.Linear(width, inner_width, bias=False)
         self.out = nn.Linear(inner_width, 1, bias=False)
 
     def centres(self, q: Float[Tensor, "queries width"], layout: Layout) -> Float[Tensor, " queries"]:
-        """Predict the position that each query attends around, from 0 to the count of keys."""
+        """Predict the centre p of each query's window, from 0 to the number of keys."""
         _, lengths, _ = _query_positions(layout, q.device)
         centres: Tensor = lengths * self.out(self.inner(q).tanh())[:, 0].to(_position_dtype(q)).sigmoid()
         return centres
@@ -108,23 +126,26 @@ class LocalPredictive(nn.Module):
 
 
 def _position_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype of positions, float32 at least: bfloat16 cannot represent all integers above 256."""
+    """Return the dtype for positions, float32 at least: bfloat16 cannot represent all integers above 256."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
 class _Window(NamedTuple):
-    """The keys around each query's centre."""
+    """The keys in the window of each query; the window may extend beyond the sequence."""
 
-    rows: Int[Tensor, "queries window"]  # key rows
-    offsets: Float[Tensor, "queries window"]  # position minus centre
-    visible: Bool[Tensor, "queries window"]  # whether the sequence has this position
+    rows: Int[Tensor, "queries window"]  # key rows, clamped to the rows of the batch
+    offsets: Float[Tensor, "queries window"]  # position of the key minus centre of the window
+    visible: Bool[Tensor, "queries window"]  # whether the sequence has a key at this position
 
 
 def _window(centres: Tensor, radius: int, layout: Layout, keys: int) -> _Window:
-    """Return the integer positions from centre - radius to centre + radius.
+    """Return the keys at the integer positions from centre - radius to centre + radius.
 
     Args:
-        keys: How many key rows the batch has.
+        centres: Centre of each query's window, with gradient.
+        radius: Keys on each side of the centre.
+        layout: Query rows and key rows of each sequence.
+        keys: Number of key rows in the batch.
     """
     _, lengths, firsts = _query_positions(layout, centres.device)
     steps = torch.arange(2 * radius + 1, device=centres.device)
@@ -137,9 +158,16 @@ def _window(centres: Tensor, radius: int, layout: Layout, keys: int) -> _Window:
 def _local(
     score: Score, q: Tensor, k: Tensor, v: Tensor, layout: Layout, centres: Tensor, radius: int, *, gaussian: bool
 ) -> Tensor:
-    """Compute local attention around the centres.
+    """Compute attention to the keys in windows around the centres.
 
     Args:
+        score: Score function.
+        q: Queries, [queries, width].
+        k: Keys, [keys, key width].
+        v: Values, [keys, value width].
+        layout: Query rows and key rows of each sequence.
+        centres: Centre of each query's window.
+        radius: Keys on each side of the centre.
         gaussian: Whether a Gaussian around the centre multiplies the weights, as in local-p.
     """
     if radius < 0:
@@ -158,7 +186,7 @@ def _local(
 
 
 def _query_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each query its position in its sequence, and the key count and the first key row of the sequence."""
+    """Return the position of each query, and the number of keys and the first key row of its sequence."""
     sizes = layout.sizes()
     counts = torch.tensor([n for n, _ in sizes], dtype=torch.long)
     starts, lengths, firsts = (

@@ -1,6 +1,6 @@
-"""Gathers packed rows into the slots of padded blocks and back, for the kernels of `kernels.py`.
+"""Gathers of packed rows into the slots of padded blocks, and back, for the kernels of `heedful.nn.kernels`.
 
-The backward pass is a gather too, which is faster than a scatter.
+Where possible, the backward pass of a gather is a gather with the inverse index, which is faster than a scatter.
 """
 
 from __future__ import annotations
@@ -17,23 +17,31 @@ from heedful.nn.autograd import AutogradContext
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowIndex:
-    """The index of a gather, and the index of the gather that is its backward pass."""
+    """The index of a gather, and the index of the gather that computes its gradient."""
 
-    index: Int[Tensor, " outputs"]
-    inverse: Int[Tensor, " inputs"] | None  # if None, the backward pass has to scatter
+    index: Int[Tensor, " outputs"]  # index of the input that is copied to each output
+    inverse: (
+        Int[Tensor, " inputs"] | None
+    )  # index of the output that copies each input; None: the gradient is a scatter
 
 
 def pack_index(row_of_slot: Int[np.ndarray, " slots"], rows: int, device: torch.device) -> RowIndex | None:
-    """Build gather indices from the row in each slot (-1: padding); None if the mapping is the identity."""
+    """Make the index that gathers rows into slots; returns None if it is the identity.
+
+    Args:
+        row_of_slot: Row in each slot, -1 for padding.
+        rows: Number of rows.
+        device: Device of the index.
+    """
     if np.array_equal(row_of_slot, np.arange(rows)):
         return None
     slot_of_row = np.full(rows, -1)
     has_row = row_of_slot >= 0
     slot_of_row[row_of_slot[has_row]] = np.flatnonzero(has_row)
-    has_each_row_once = has_row.sum() == rows and (slot_of_row >= 0).all()
+    every_row_has_one_slot = has_row.sum() == rows and (slot_of_row >= 0).all()
     return RowIndex(
         index=torch.from_numpy(row_of_slot.clip(min=0)).to(device, non_blocking=True),
-        inverse=torch.from_numpy(slot_of_row).to(device, non_blocking=True) if has_each_row_once else None,
+        inverse=torch.from_numpy(slot_of_row).to(device, non_blocking=True) if every_row_has_one_slot else None,
     )
 
 
@@ -43,25 +51,26 @@ def unpack_index(
     has_result: Bool[np.ndarray, " slots"],
     device: torch.device,
 ) -> RowIndex | None:
-    """Build gather indices from the slot of each row's result; None if the mapping is the identity.
+    """Make the index that gathers results from slots into rows; returns None if it is the identity.
 
     Args:
-        result_slot: Slot of each row's result. A row that attends to no key has the result zeros, and as slot the
-            count of all slots.
+        result_slot: Slot of each row's result. For a row that attends to no key, whose result is 0, the number of
+            slots: `unpack_rows` appends a slot of zeros.
         row_of_slot: Row in each slot, -1 for padding.
         has_result: Which slots have a row that attends to at least one key.
+        device: Device of the index.
     """
     if np.array_equal(result_slot, np.arange(len(row_of_slot))):
         return None
     inverse = None
     rows = len(result_slot)
-    if has_result.sum() == rows:  # each row attends to a key; a padding slot takes the zeros after the last row
+    if has_result.sum() == rows:  # every row attends to a key; the gradient of padding is the zeros after the last row
         inverse = torch.from_numpy(np.where(has_result, row_of_slot, rows)).to(device, non_blocking=True)
     return RowIndex(index=torch.from_numpy(result_slot).to(device, non_blocking=True), inverse=inverse)
 
 
 class _PackRows(torch.autograd.Function):
-    """Gather rows into slots; the backward pass takes each row's gradient from its slot."""
+    """Gather rows into slots; in the backward pass, gather the gradient of each row from its slot."""
 
     @staticmethod
     def forward(context: AutogradContext, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
@@ -74,7 +83,7 @@ class _PackRows(torch.autograd.Function):
 
 
 class _UnpackRows(torch.autograd.Function):
-    """Gather slots into rows; the backward pass takes each slot's gradient from its row, zeros for padding."""
+    """Gather slots into rows; in the backward pass, gather the gradient of each slot from its row, 0 for padding."""
 
     @staticmethod
     def forward(context: AutogradContext, slots: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
@@ -88,7 +97,7 @@ class _UnpackRows(torch.autograd.Function):
 
 
 def pack_rows(rows: Tensor, row_index: RowIndex | None) -> Tensor:
-    """Gather rows into their slots; padding slots hold arbitrary rows."""
+    """Gather rows into slots; padding slots get copies of arbitrary rows. `row_index` is a result of `pack_index`."""
     if row_index is None:
         return rows
     if len(rows) == 0:
@@ -100,10 +109,11 @@ def pack_rows(rows: Tensor, row_index: RowIndex | None) -> Tensor:
 
 
 def unpack_rows(slots: list[Tensor], row_index: RowIndex | None) -> Tensor:
-    """Gather the result of each row from the slots of several blocks; a row without a result becomes zeros.
+    """Gather the results of rows from the slots of several blocks; the result of a row without visible keys is 0.
 
     Args:
-        slots: Results of each block. The index counts the slots of all blocks, end to end.
+        slots: Results of each block; slots are numbered through all blocks.
+        row_index: Result of `unpack_index`.
     """
     if row_index is None:
         return slots[0] if len(slots) == 1 else torch.cat(slots)

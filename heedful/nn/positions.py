@@ -1,4 +1,7 @@
-"""Positions: sinusoids that are added to embeddings, and relative positions in attention."""
+"""Positions: sinusoids that are added to embeddings, and relative positions in attention.
+
+Logits are the inputs of attention's softmax, scale q k + bias.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from heedful.packed import Packed
 Heads = Float[Tensor, "rows heads width"]
 Keys = Float[Tensor, "rows kv_heads width"]
 Project = Callable[[Float[Tensor, "rows width"]], tuple[Tensor, Tensor, Tensor]]  # a layer's projection to q, k, v
-Waves = Literal["interleaved", "halves", "halves_inclusive"]  # orders of sines and cosines; see `sinusoid`
+Waves = Literal["interleaved", "halves", "halves_inclusive"]  # order of sines and cosines; `sinusoid` defines them
 
 
 def sinusoid(
@@ -29,15 +32,18 @@ def sinusoid(
     layout: Waves = "interleaved",
     base: float = 10_000.0,
 ) -> Float[Tensor, "rows width"]:
-    """Return sin(p / base^e) and cos(p / base^e) of each position p, with width / 2 exponents e, in float64.
+    """Return sin(p / base^e) and cos(p / base^e) for each position p and width / 2 exponents e, in float64.
 
-    Vaswani et al. 2017, section 3.5. An odd width has one more sine than cosines; with "halves_inclusive" it ends with
-    a zero instead.
+    Vaswani et al. 2017, section 3.5. An odd width has one sine more than cosines; with "halves_inclusive" its last
+    column is 0 instead.
 
     Args:
-        layout: "interleaved": e = 2i/width for i = 0, 1, ..., with sines and cosines alternating (the paper).
-            "halves": the same e, all sines first (Marian). "halves_inclusive": e = i/(width/2 - 1), all sines first
-            (tensor2tensor and fairseq).
+        positions: p of each row.
+        width: Number of columns.
+        layout: "interleaved" (the paper): e = 2i / width for i = 0, 1, ...; sines and cosines alternate. "halves"
+            (Marian): the same exponents; the sines come before the cosines. "halves_inclusive" (tensor2tensor,
+            fairseq): e = i / (width / 2 - 1), so that the last exponent is 1; the sines come before the cosines.
+        base: Base of the powers.
     """
     pairs = width // 2 if layout == "halves_inclusive" else (width + 1) // 2
     i = torch.arange(pairs, dtype=torch.float64, device=positions.device)
@@ -55,32 +61,33 @@ def sinusoid(
 
 
 class RelativePosition(nn.Module):
-    """Relative positions in attention: they rotate q and k, or add a bias to the scores. The base class does neither.
+    """Relative positions in attention, which rotate q and k or add a bias to the logits; the base class does neither.
 
-    `prepare` is called once for a batch; all layers pass its result to `rotate` and `bias`.
+    `prepare` is called once for a batch; every layer passes its result to `rotate` and `bias`.
     """
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
-        """Compute the part that does not depend on q and k.
+    def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> Any:
+        """Compute what depends on the batch, but not on q and k.
 
         Args:
-            like: A tensor with the rows' dtype and device.
-            keep: Whether kernels may cache what they derive from the bias; not with gradient checkpointing.
+            batch: The batch.
+            like: A tensor with the dtype and the device of the hidden states.
+            cache_bias: Whether kernels may cache the expanded bias for all layers; not with gradient checkpointing.
         """
         return None
 
     def rotate(self, q: Heads, k: Keys, prepared: Any) -> tuple[Tensor, Tensor]:
-        """Return queries and keys changed by their positions."""
+        """Return queries and keys transformed by their positions."""
         return q, k
 
     def bias(self, q: Heads, k: Keys, prepared: Any, scale: float, project: Project) -> Bias | None:
-        """Return the bias that is added to the scores; None: no bias.
+        """Return the bias that is added to the logits, or None for no bias.
 
         Args:
             q: Queries before `rotate`.
             k: Keys before `rotate`.
             prepared: Result of `prepare`.
-            scale: Factor of the scores.
+            scale: Factor of q k in the logits.
             project: The layer's projection of rows to queries, keys and values, [rows, heads, width] each.
         """
         return None
@@ -90,9 +97,9 @@ Rotations = tuple[Tensor, Tensor]  # cosines and sines of the angles, [rows, 1, 
 
 
 def rotary_frequencies(base: float, width: int, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
-    """Return base^(-2i/d) for each pair of numbers i and i + d/2 of a head of width d: its angle per position.
+    """Return the angle per position of each pair of dimensions, base^(-2i/d) for i = 0, ..., d/2 - 1, in float64.
 
-    Su et al. 2021, section 3.2.2.
+    Pair i consists of the dimensions i and i + d/2 of a head of width d (Su et al. 2021, section 3.2.2).
     """
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
     frequencies: Tensor = base**-exponents
@@ -101,16 +108,16 @@ def rotary_frequencies(base: float, width: int, device: torch.device | None = No
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YarnShape:
-    """YaRN's change of rotary frequencies (Peng et al. 2023, section 3.2); `heedful.model.config.Yarn` says more."""
+    """YaRN's scaling of rotary frequencies (Peng et al. 2023, arXiv:2309.00071, section 3.2)."""
 
     factor: float  # divisor of the slow frequencies
     trained: int  # length of the longest sequences in training
-    fast: float  # rotations in `trained` positions, from which a frequency stays as it is
-    slow: float  # rotations in `trained` positions, up to which a frequency is divided
-    truncate: bool  # whether the first and the last interpolated frequency are rounded to whole numbers
+    fast: float  # rotations within `trained` positions, from which a frequency is unchanged
+    slow: float  # rotations within `trained` positions, up to which a frequency is divided by `factor`
+    truncate: bool  # whether the indices of the first and the last interpolated frequency are rounded to integers
 
     def stretch(self, frequencies: Tensor, base: float) -> Tensor:
-        """Divide slow frequencies by the factor, keep fast ones, and interpolate between them."""
+        """Divide slow frequencies by the factor, keep fast ones, and interpolate between them, by their indices."""
         width = 2 * len(frequencies)
         first, last = (
             width * math.log(self.trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -120,39 +127,48 @@ class YarnShape:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
         last += 0.001 if first == last else 0.0
-        numbers = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
-        share = ((numbers - first) / (last - first)).clamp(0, 1)
-        return frequencies / self.factor * share + frequencies * (1 - share)
+        indices = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
+        divided_share = ((indices - first) / (last - first)).clamp(0, 1)
+        return frequencies / self.factor * divided_share + frequencies * (1 - divided_share)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llama3Shape:
-    """Llama 3.1's change of rotary frequencies; `heedful.model.config.Llama3Scaling` says more."""
+    """Llama 3.1's scaling of rotary frequencies (arXiv:2407.21783; its published code)."""
 
     factor: float  # divisor of the slow frequencies
     trained: int  # length of the longest sequences in training
-    low: float  # rotations in `trained` positions, up to which a frequency is divided
-    high: float  # rotations in `trained` positions, from which a frequency stays as it is
+    low: float  # rotations within `trained` positions, up to which a frequency is divided by `factor`
+    high: float  # rotations within `trained` positions, from which a frequency is unchanged
 
     def stretch(self, frequencies: Tensor, base: float) -> Tensor:
-        """Divide slow frequencies by the factor, keep fast ones, and interpolate between them."""
+        """Divide slow frequencies by the factor, keep fast ones, and interpolate between them, by their rotations."""
         rotations = self.trained * frequencies / (2 * math.pi)
-        share = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
-        return frequencies / self.factor * (1 - share) + frequencies * share
+        unchanged_share = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies / self.factor * (1 - unchanged_share) + frequencies * unchanged_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicNtkShape:
-    """Dynamic NTK: in a sequence of n > L rows, the base is (s n / L - s + 1)^(d / (d - 2)) times as large."""
+    """Dynamic NTK: in a sequence of n > L rows, the base is multiplied by (s n / L - s + 1)^(d / (d - 2)).
+
+    d is the head dimension (bloc97 and emozilla 2023).
+    """
 
     factor: float  # s
     trained: int  # L, the length of the longest sequences in training
 
     def change(self, lengths: list[int], width: int, device: torch.device) -> Float[Tensor, "sequences pairs"]:
-        """Return the factors of each sequence's frequencies."""
+        """Return the factors by which each sequence's frequencies are multiplied.
+
+        Args:
+            lengths: Number of rows of each sequence.
+            width: Head dimension.
+            device: Device of the result.
+        """
         growth = [self.factor * max(length, self.trained) / self.trained - (self.factor - 1) for length in lengths]
         powers = -torch.arange(0, width, 2, dtype=torch.float64, device=device) / (width - 2)
-        if len(growth) == 1:  # without a copy from host to device, which the recording of a CUDA graph forbids
+        if len(growth) == 1:  # needs no copy from host to device, which is forbidden while a CUDA graph is recorded
             single: Tensor = growth[0] ** powers
             return single[None]
         factors: Tensor = torch.tensor(growth, dtype=torch.float64).to(device)[:, None] ** powers
@@ -161,18 +177,24 @@ class DynamicNtkShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongRopeShape:
-    """LongRoPE (Ding et al. 2024): divisors of the frequencies, others for long sequences than for short ones."""
+    """LongRoPE: a divisor for each frequency, another one in long sequences (Ding et al. 2024, arXiv:2402.13753)."""
 
     short: tuple[float, ...]  # divisors in sequences of up to `trained` rows
     long: tuple[float, ...]  # divisors in longer sequences
     trained: int  # length of the longest sequences in training
 
     def stretch(self, frequencies: Tensor, base: float) -> Tensor:
-        """Return the frequencies of short sequences."""
+        """Divide the frequencies by the divisors for short sequences."""
         return frequencies / _make_vector(self.short, frequencies.device)
 
     def change(self, lengths: list[int], width: int, device: torch.device) -> Float[Tensor, "sequences pairs"]:
-        """Return the factors of each sequence's frequencies, relative to those of short sequences."""
+        """Return the factors by which each sequence's frequencies differ from those of short sequences.
+
+        Args:
+            lengths: Number of rows of each sequence.
+            width: Head dimension.
+            device: Device of the result.
+        """
         factors = _make_vector([short / long for short, long in zip(self.short, self.long, strict=True)], device)
         if len(lengths) == 1:
             return factors[None] if lengths[0] > self.trained else torch.ones_like(factors)[None]
@@ -181,21 +203,22 @@ class LongRopeShape:
 
 
 def _make_vector(numbers: Sequence[float], device: torch.device) -> Float[Tensor, " numbers"]:
-    """Make a float64 vector without a copy from host to device, which the recording of a CUDA graph forbids."""
+    """Make a float64 vector without a copy from host to device, which is forbidden while a CUDA graph is recorded."""
     return torch.stack([torch.full((), number, dtype=torch.float64, device=device) for number in numbers])
 
 
 class RotaryPosition(RelativePosition):
-    """Rotary position embedding (RoPE): q and k are rotated by their positions, so that scores depend on distances.
+    """Rotary position embedding (RoPE): q and k are rotated by their positions, so that logits depend on distances.
 
-    The pair of numbers i and i + d/2 of a head is rotated by the position times base^(-2i/d), computed in float64 (Su
-    et al. 2021, section 3.2.2).
+    The dimensions i and i + d/2 of a head are rotated by the angle position * base^(-2i/d), computed in float64 (Su et
+    al. 2021, section 3.2.2).
 
     Args:
-        width: d, the width of a head.
+        base: Base of the frequencies.
+        width: Head dimension d.
         factor: Divisor of the positions.
-        shape: Change of the frequencies in all sequences; None: no change.
-        by_length: Change of the frequencies in sequences longer than the trained ones; None: no change.
+        shape: Scaling of the frequencies in all sequences. If None, no scaling.
+        by_length: Scaling of the frequencies in sequences longer than the trained ones. If None, no scaling.
         magnitude: Factor of the rotated queries and keys.
     """
 
@@ -214,12 +237,12 @@ class RotaryPosition(RelativePosition):
         self.shape, self.by_length, self.magnitude = shape, by_length, magnitude
 
     def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
-        """Return the angle per position of each pair, in a sequence that is no longer than the trained ones."""
+        """Return the angle per position of each pair of dimensions, in sequences no longer than the trained ones."""
         frequencies = rotary_frequencies(self.base, self.width, device)
         frequencies = frequencies if self.factor == 1.0 else frequencies / self.factor
         return frequencies if self.shape is None else self.shape.stretch(frequencies, self.base)
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Rotations:
+    def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> Rotations:
         frequencies = self.frequencies(like.device)
         if self.by_length is not None and max(batch.lengths, default=0) > self.by_length.trained:
             change = self.by_length.change(batch.lengths, self.width, like.device)
@@ -234,26 +257,26 @@ class RotaryPosition(RelativePosition):
     def rotate(self, q: Heads, k: Keys, prepared: Rotations) -> tuple[Tensor, Tensor]:
         cos, sin = prepared
 
-        def rotated(x: Tensor) -> Tensor:
+        def rotate_pairs(x: Tensor) -> Tensor:
             first, second = x.chunk(2, -1)
             return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-        return rotated(q), rotated(k)
+        return rotate_pairs(q), rotate_pairs(k)
 
 
 class BucketedPosition(RelativePosition):
-    """A trained bias for each head and bucket of distances, added to the scores (Raffel et al. 2020, section 2.1)."""
+    """A trained bias for each head and bucket of distances, added to the logits (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, *, count: int, reach: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.count, self.reach, self.causal = count, reach, causal
         self.table = nn.Embedding(count, heads)
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> RelativeBias:
+    def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> RelativeBias:
         reach = min(self.reach, max(batch.max_length - 1, 0))
         distances = torch.arange(-reach, reach + 1, device=like.device)
         table = self.table(distance_buckets(distances, self.count, self.reach, self.causal)).T
-        return RelativeBias(table=table, blocks={} if keep else None)
+        return RelativeBias(table=table, blocks={} if cache_bias else None)
 
     def bias(self, q: Heads, k: Keys, prepared: RelativeBias, scale: float, project: Project) -> RelativeBias:
         return prepared
@@ -262,12 +285,14 @@ class BucketedPosition(RelativePosition):
 def distance_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int, causal: bool) -> Int[Tensor, "*shape"]:
     """Return the bucket of each distance, key position minus query position (Raffel et al. 2020, section 2.1).
 
-    Near distances have a bucket each; the others share buckets that grow logarithmically up to `reach`. Keys after the
-    query have the second half of the buckets; with a causal mask, they have bucket 0.
+    A short distance has a bucket of its own; longer ones share buckets, whose sizes grow logarithmically up to `reach`.
+    Keys after the query have the second half of the buckets or, with a causal mask, bucket 0.
 
     Args:
+        distances: Distances of any shape.
         count: Number of buckets.
         reach: Distance from which all distances share the last bucket.
+        causal: Whether queries attend only to keys before them.
     """
     offset = torch.zeros_like(distances)
     if causal:
@@ -281,11 +306,13 @@ def distance_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int, c
 
 
 class ShawPosition(RelativePosition):
-    """Trained vectors a and b of each distance up to `reach`, shared by the heads.
+    """Trained vectors a and b for each distance, which are added to keys and values, shared by the heads.
 
-    score = scale q (k + a), and result = sum of weight (v + b) (Shaw et al. 2018, equations 3 and 4).
+    logit = scale q (k + a), and result = sum of weight (v + b) (Shaw et al. 2018, equations 3 and 4).
 
     Args:
+        reach: Distance from which all distances have the same vectors.
+        width: Head dimension.
         values: Whether there are vectors b.
     """
 
@@ -296,7 +323,7 @@ class ShawPosition(RelativePosition):
         if values:
             self.values = nn.Embedding(2 * reach + 1, width)
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> slice:
+    def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> slice:
         reach = min(self.reach, max(batch.max_length - 1, 0))
         return slice(self.reach - reach, self.reach + reach + 1)
 
@@ -305,15 +332,24 @@ class ShawPosition(RelativePosition):
         return RelativeBias(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
 
 
-SEGMENTS = 8  # token types that `TransformerXlPosition` distinguishes; a multiple of 8, because CUDA needs such widths
+SEGMENTS = 8  # token types in `TransformerXlPosition`; a multiple of 8, since kernels on CUDA need such head widths
 
 
 class TransformerXlPosition(RelativePosition):
     """Relative positions and segments of Transformer-XL and XLNet, with one set of parameters in each layer.
 
-    score = scale ((q + u) k + (q + w) R p + (q + s) e), where p are sinusoids of the distance, all sines first, and e
-    is one of two vectors: for a key in the query's segment, or in another. R, u, w, s and e are trained (Dai et al.
-    2019, section 3.3; Yang et al. 2019, section 2.5). The last term is computed by SEGMENTS more numbers of q and k.
+    logit = scale ((q + u) k + (q + w) R p + (q + s) e), where p are sinusoids of the distance ("halves") and e is one
+    of two vectors: for a key in the query's segment or in another one. R, u, w, s and e are trained (Dai et al. 2019,
+    section 3.3; Yang et al. 2019, section 2.5).
+
+    `rotate` adds u to q, and SEGMENTS dimensions to q and k, whose product is the last term; `bias` returns the second.
+
+    Args:
+        width: Width of the sinusoids.
+        heads: Number of heads.
+        head_width: Head dimension.
+        reach: Distance from which all distances have the same sinusoids. If None, all differ.
+        dropout: Dropout probability of the sinusoids.
     """
 
     def __init__(self, *, width: int, heads: int, head_width: int, reach: int | None, dropout: float) -> None:
@@ -325,7 +361,7 @@ class TransformerXlPosition(RelativePosition):
         )
         self.same_type = nn.Parameter(torch.zeros(2, heads, head_width))
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> tuple[Packed, Tensor]:
+    def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> tuple[Packed, Tensor]:
         if batch.types.device.type == "cpu" and len(batch.types) and int(batch.types.max()) >= SEGMENTS:
             raise DataError(
                 f"the batch has segment type {int(batch.types.max())}; this model knows 0 to {SEGMENTS - 1}"
@@ -356,15 +392,22 @@ class DistanceVectors(NamedTuple):
     """The vectors of the distances that occur in a batch."""
 
     vectors: Float[Tensor, "vectors width"]
-    indexes: Int[Tensor, " distances"]  # row in `vectors` of each distance, query minus key, from -reach to reach
+    indexes: Int[Tensor, " distances"]  # row of `vectors` for each distance (query minus key) from -reach to reach
 
 
 class DisentangledPosition(RelativePosition):
-    """Disentangled attention: score = scale (q k + q K(p) + k Q(p)), where p is a trained vector of the distance.
+    """Disentangled attention: logit = scale (q k + q K(p) + k Q(p)), where p is a trained vector of the distance.
 
-    K and Q project p as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1). Far distances share vectors
-    by logarithmic buckets (He et al. 2023, arXiv:2111.09543, appendix). Only the vectors of distances that occur in the
-    batch are projected. `ProjectedDistances` is faster in inference.
+    K and Q are the layer's projections to keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1). Long
+    distances share vectors by logarithmic buckets (He et al. 2023, arXiv:2111.09543, appendix). Only the vectors of
+    distances that occur in the batch are projected; `ProjectedDistances` projects all of them once, for inference.
+
+    Args:
+        buckets: Number of buckets for distances of one sign.
+        reach: Distance from which all distances share the last bucket.
+        width: Width of the vectors, as wide as the hidden states.
+        norm_eps: Epsilon of a layer norm of the vectors. If None, there is no norm.
+        dropout: Dropout probability of the vectors.
     """
 
     def __init__(self, *, buckets: int, reach: int, width: int, norm_eps: float | None, dropout: float) -> None:
@@ -373,9 +416,9 @@ class DisentangledPosition(RelativePosition):
         self.table = nn.Embedding(2 * buckets, width)
         self.norm: nn.Module = nn.Identity() if norm_eps is None else nn.LayerNorm(width, eps=norm_eps)
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> DistanceVectors:
+    def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> DistanceVectors:
         reach = max(batch.max_length - 1, 0)
-        rows = self.rows(torch.arange(-reach, reach + 1))  # ascending; on the CPU, since a GPU would be waited for
+        rows = self.rows(torch.arange(-reach, reach + 1))  # ascending; on the CPU, because the host reads two of them
         first, last = int(rows[0]), int(rows[-1])
         vectors: Tensor = self.norm(self.table.weight[first : last + 1])
         return DistanceVectors(vectors, (rows - first).to(like.device, non_blocking=True))
@@ -391,7 +434,12 @@ class DisentangledPosition(RelativePosition):
 
 
 class ProjectedDistances(RelativePosition):
-    """A `DisentangledPosition` for inference in one layer, with the vectors of all distances projected once."""
+    """A `DisentangledPosition` for inference in one layer: the vectors of all distances are projected only once.
+
+    Args:
+        position: The trained vectors.
+        project: The layer's projection of rows to queries, keys and values.
+    """
 
     position_q: Tensor
     position_k: Tensor
@@ -399,7 +447,7 @@ class ProjectedDistances(RelativePosition):
 
     def __init__(self, position: DisentangledPosition, project: Project) -> None:
         super().__init__()
-        self.reach = position.reach  # largest distance with a vector of its own; larger ones share it
+        self.reach = position.reach  # distance from which all distances share a vector
         with torch.no_grad():
             position_q, position_k, _ = project(position.norm(position.table.weight))
             rows = position.rows(torch.arange(-self.reach, self.reach + 1, device=position_q.device))
@@ -407,10 +455,10 @@ class ProjectedDistances(RelativePosition):
         for name, tensor in (("position_q", position_q), ("position_k", position_k), ("rows", rows)):
             self.register_buffer(name, tensor.contiguous(), persistent=False)
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> ProjectedRows:
+    def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> ProjectedRows:
         reach = max(batch.max_length - 1, 0)
-        cut = min(reach, self.reach)
-        first, last = self.rows_on_host[self.reach - cut], self.rows_on_host[self.reach + cut]
+        clipped = min(reach, self.reach)
+        first, last = self.rows_on_host[self.reach - clipped], self.rows_on_host[self.reach + clipped]
         distances = torch.arange(-reach, reach + 1, device=like.device).clamp(-self.reach, self.reach)
         return ProjectedRows(slice(first, last + 1), self.rows[distances + self.reach] - first)
 
@@ -420,17 +468,17 @@ class ProjectedDistances(RelativePosition):
 
 
 class ProjectedRows(NamedTuple):
-    """The projected vectors that a batch needs."""
+    """The part of the projected vectors that a batch needs."""
 
     rows: slice  # rows of `ProjectedDistances.position_q` and `position_k`
-    indexes: Int[Tensor, " distances"]  # row in this slice of each distance, query position minus key position
+    indexes: Int[Tensor, " distances"]  # row of this slice for each distance (query minus key) from -reach to reach
 
 
 def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int) -> Int[Tensor, "*shape"]:
-    """Return the bucket of each distance, with the distance's sign.
+    """Return the bucket of each distance, from -count to count (He et al. 2023, arXiv:2111.09543, appendix).
 
-    Up to count / 2 the bucket is the distance; beyond, it grows logarithmically, to `count` at `reach`. Logarithms are
-    float32 as in the published code, because their rounding decides at the limits of buckets.
+    Up to count / 2, the bucket of a distance is the distance itself. Above, buckets grow logarithmically, to `count` at
+    `reach`. Logarithms are float32 as in the published code: rounding decides the bucket of some distances.
     """
     exact = count // 2
     far = distances.abs().clamp(min=exact)
@@ -440,7 +488,10 @@ def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int)
 
 
 def _expand(table: Float[Tensor, "rows heads distances"], batch: Packed) -> DenseBias:
-    """Expand a relative bias for rows whose positions are not in order; -inf if a row does not see a key."""
+    """Expand the table of a relative bias for two-stream attention, by the positions of the rows.
+
+    The result is -inf for the keys that `batch.visibility` hides from a row.
+    """
     reach, blocks = table.shape[-1] // 2, []
     for number, span in enumerate(batch.spans()):
         queries = batch.positions[span]

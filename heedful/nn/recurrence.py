@@ -1,10 +1,12 @@
-"""LSTM and GRU over rows in time-major order: the functions of torch.nn, faster in training on a CPU.
+"""LSTM and GRU over packed sequences in time-major order: torch.nn's functions, faster in training on a CPU.
 
-`heedful.model.classic` calls `run_cells`. One matrix product for all rows multiplies the inputs, and another computes
-each weight's gradient; only the product with the previous state is computed step by step. torch.nn computes all of them
-step by step if sequences differ in length.
+`heedful.model.classic` calls `run_cells`. The products with the inputs of all time steps are one matrix product, and so
+is the gradient of each weight; only the product with the previous state is computed step by step. torch.nn computes all
+products step by step if sequences differ in length.
 
-Sequences are sorted by length, longest first, so in each time step the first `carried` sequences have a previous state.
+Rows are in the order of torch's PackedSequence: sequences are sorted by length, longest first, and the rows of a time
+step follow each other. In time step t the first counts[t] sequences have a row, and the first `carried` of them have a
+previous state.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from heedful.nn.dropout import dropout
 def run_cells(
     cells: nn.LSTM | nn.GRU, x: Float[Tensor, "rows width"], counts: Sequence[int]
 ) -> Float[Tensor, "rows widths_of_directions"]:
-    """Return the outputs of all layers and directions for each row, from initial states of 0.
+    """Return the outputs of the last layer in all directions for each row, from initial states of 0.
 
     Args:
-        x: Rows of the first time step of all sequences, longest sequence first, then of the second, ...
-        counts: How many sequences have each time step.
+        cells: The weights, number of layers, directions and dropout.
+        x: Rows of the first time step, longest sequence first, then those of the second time step, and so on.
+        counts: Number of rows in each time step (`batch_sizes` of a PackedSequence).
     """
     cell = _Lstm if isinstance(cells, nn.LSTM) else _Gru
-    with torch.autocast(x.device.type, enabled=False):  # rounding the state in each step would add up
+    with torch.autocast(x.device.type, enabled=False):  # in bfloat16, rounding errors of the state would add up
         for layer in range(cells.num_layers):
             if layer:
                 x = dropout(x, cells.dropout, cells.training)
@@ -49,7 +52,8 @@ def run_cells(
 class _Lstm(torch.autograd.Function):
     """One layer and direction of an LSTM: c = f c' + i g, h = o tanh(c) (Hochreiter and Schmidhuber 1997).
 
-    i, f and o are sigmoids of their gates, g is a tanh; c' is the previous state.
+    i, f and o are sigmoids and g is the tanh of W_ih x + b_ih + W_hh h' + b_hh, split in four; c' and h' are the
+    previous state and output. `inputs` are W_ih x + b_ih, [rows, 4 width]; the result is h, [rows, width].
     """
 
     @staticmethod
@@ -83,7 +87,7 @@ class _Lstm(torch.autograd.Function):
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         i, f, g, o = gates.split(width, 1)
         tanh_c = c.tanh()
-        slopes = torch.empty_like(gates)  # d(c, h)/d(each gate's input); multiplied by the loss's gradient below
+        slopes = torch.empty_like(gates)  # d(c or h) / d(input of a gate); times the gradient of c or h in the loop
         slope_i, slope_f, slope_g, slope_o = slopes.split(width, 1)
         torch.mul(g * i, 1 - i, out=slope_i)
         torch.mul(_previous(c, counts, reverse) * f, 1 - f, out=slope_f)
@@ -107,8 +111,9 @@ class _Lstm(torch.autograd.Function):
 class _Gru(torch.autograd.Function):
     """One layer and direction of a GRU: h = n + z (h' - n), n = tanh(x_n + r h_n) (Cho et al. 2014, as torch.nn.GRU).
 
-    r and z are sigmoids of their gates; h' is the previous state; x_n is the product of the input for n, and h_n that
-    of the previous state.
+    r = sigmoid(x_r + h_r) and z = sigmoid(x_z + h_z), where x_r, x_z, x_n are W_ih x + b_ih, split in three, and h_r,
+    h_z, h_n are W_hh h' + b_hh; h' is the previous output. `inputs` are W_ih x + b_ih, [rows, 3 width]; the result is
+    h, [rows, width].
     """
 
     @staticmethod
@@ -142,7 +147,7 @@ class _Gru(torch.autograd.Function):
         weight, gates, hidden, h = context.saved_tensors
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         r, z, n = gates.split(width, 1)
-        slopes = torch.empty_like(gates)  # dh/d(each gate's product with the previous state)
+        slopes = torch.empty_like(gates)  # dh / d(h_r, h_z, h_n); times the gradient of h in the loop
         slope_r, slope_z, slope_hidden = slopes.split(width, 1)
         slope_n = (1 - z) * (1 - n * n)
         torch.mul(slope_n, r, out=slope_hidden)
@@ -162,30 +167,34 @@ class _Gru(torch.autograd.Function):
 
 
 def _time_steps(counts: Sequence[int], reverse: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield (time step, previous step, carried), where the first `carried` sequences have a state from that step."""
+    """Yield each time step, the previous one, and the number of sequences that have a row in both.
+
+    In reverse, the previous time step is the later one.
+    """
     times = range(len(counts))
     for time in reversed(times) if reverse else times:
         previous = time + 1 if reverse else time - 1
         yield time, previous, min(counts[time], counts[previous]) if previous in times else 0
 
 
-def _neighbours(counts: Sequence[int]) -> tuple[Tensor, slice]:
-    """Return the rows that have a next row in their sequence, and those next rows."""
+def _consecutive_rows(counts: Sequence[int]) -> tuple[Tensor, slice]:
+    """Return the rows that have a next row in their sequence, and these next rows: all but those of the first step."""
     sizes = torch.tensor(counts)
-    return torch.arange(counts[0], int(sizes.sum())) - sizes[:-1].repeat_interleave(sizes[1:]), slice(counts[0], None)
+    next_rows = torch.arange(counts[0], int(sizes.sum()))
+    return next_rows - sizes[:-1].repeat_interleave(sizes[1:]), slice(counts[0], None)
 
 
 def _previous(values: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
-    """Return the value of each row's previous row in the direction of time; 0 for the first row of a sequence."""
+    """Return the value of the row before each row of a sequence, or after it in reverse; 0 if there is no such row."""
     previous = torch.zeros_like(values)
-    early, late = _neighbours(counts)
+    earlier, later = _consecutive_rows(counts)
     if reverse:
-        return previous.index_copy_(0, early, values[late])
-    previous[late] = values[early]
+        return previous.index_copy_(0, earlier, values[later])
+    previous[later] = values[earlier]
     return previous
 
 
 def _weight_gradient(slopes: Tensor, h: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
-    """Return the gradient of the weight that multiplies the previous state."""
-    early, late = _neighbours(counts)
-    return slopes[early].t() @ h[late] if reverse else slopes[late].t() @ h[early]
+    """Return the gradient of W_hh, the weight that multiplies the previous output."""
+    earlier, later = _consecutive_rows(counts)
+    return slopes[earlier].t() @ h[later] if reverse else slopes[later].t() @ h[earlier]

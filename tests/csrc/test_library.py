@@ -1,4 +1,4 @@
-"""Building and finding the kernels: once, by one process, or not at all and with a reason."""
+"""The kernels are built once, by one process, and cached; if they cannot be used, there is a reason."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from heedful.errors import HeedfulError, HeedfulWarning
 
 
 @pytest.fixture(autouse=True)
-def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     monkeypatch.delenv("HEEDFUL_KERNELS")
     monkeypatch.setattr(library, "_library_or_reason", library._library_or_reason.__wrapped__)
 
 
-def compiler(folder: Path, text: str) -> str:
-    """A compiler of our own."""
+def make_compiler(folder: Path, script: str) -> str:
+    """Write a shell script that is used as the compiler; returns its path."""
     path = folder / "compiler"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit 0\n{text}\n')
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit 0\n{script}\n')
     path.chmod(0o755)
     return str(path)
 
 
-def test_kernels_can_be_turned_off_and_other_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_can_be_turned_off_and_unknown_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_KERNELS", "off")
     assert kernels() is None and unavailable_reason() == "HEEDFUL_KERNELS is off"
     monkeypatch.setenv("HEEDFUL_KERNELS", "fast")
@@ -45,80 +45,81 @@ def test_nothing_is_built_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch
     assert kernels() is None and "HEEDFUL_CACHE is empty" in unavailable_reason()
 
 
-def test_no_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
     assert kernels() is None and unavailable_reason() == "no C++ compiler is installed (there-is-no-such-thing)"
 
 
 @pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
-def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", compiler(tmp_path, "echo 'x.cpp:1: error: no such luck' >&2; exit 1"))
+def test_a_failing_compiler_is_the_reason_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", make_compiler(tmp_path, "echo 'x.cpp:1: error: no such luck' >&2; exit 1"))
     assert kernels() is None and "no such luck" in unavailable_reason()
     assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(".kernels*"))
 
 
 @pytest.mark.slow
 def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
-    count = tmp_path / "calls"
-    compiler_path = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; cp {built} "$last"')
+    calls = tmp_path / "calls"
+    compiler_path = make_compiler(tmp_path, f'echo x >> {calls}; sleep 0.2; for last; do :; done; cp {built} "$last"')
     program = "from pathlib import Path; from heedful.csrc.library import build; build(Path.cwd())"
     environment = {**os.environ, "CXX": compiler_path, "PYTHONWARNINGS": "ignore"}
     running = [subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path) for _ in range(3)]
     assert [process.wait(60) for process in running] == [0, 0, 0]
     files = [source for source in library.sources() if source.suffix == ".cpp"]
-    assert len(count.read_text().split()) == len(files) + 1  # and one that joins them
+    assert len(calls.read_text().split()) == len(files) + 1  # one call for each source, and one that links
     assert len(list(tmp_path.glob("*.so"))) == 1
 
 
-def test_what_was_built_is_used_where_there_is_no_compiler(
+def test_a_cached_library_is_used_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from heedful.cli.kernels import kernels as shown
+    from heedful.cli.kernels import kernels as kernels_command
 
     (tmp_path / built.name).write_bytes(built.read_bytes())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HeedfulError, match="no C"):
         library.compiler()
     assert kernels() is not None and unavailable_reason() == ""
-    shown("show", as_json=True)
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["used"] and facts["compiler"].split()[-1][0].isdigit()  # what built it, and its version
+    kernels_command("show", as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["used"] and report["compiler"].split()[-1][0].isdigit()  # name and version of the compiler
 
 
-def test_another_processor_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = torch.cpu.get_capabilities()
-    assert {"cpu_name", "avx2", "num_logical_cores"} <= here.keys() or here["architecture"] != "x86_64"
+def test_the_cache_key_depends_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = torch.cpu.get_capabilities()
+    assert {"cpu_name", "avx2", "num_logical_cores"} <= capabilities.keys() or capabilities["architecture"] != "x86_64"
 
-    def named(**more: object) -> str:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**here, **more})
+    def digest(**changes: object) -> str:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**capabilities, **changes})
         return library._digest(library.FLAGS)
 
-    assert len({named(), named(avx2=not here.get("avx2")), named(cpu_name="another"), named(architecture="z")}) == 4
-    same = {"num_logical_cores": 99, "l2_cache_size": 1, "what_this_pytorch_does_not_know_yet": False}
-    assert named(**same) == named()
+    processors = ({}, {"avx2": not capabilities.get("avx2")}, {"cpu_name": "another"}, {"architecture": "z"})
+    assert len({digest(**changes) for changes in processors}) == 4
+    irrelevant = {"num_logical_cores": 99, "l2_cache_size": 1, "an_instruction_set_of_a_later_pytorch": False}
+    assert digest(**irrelevant) == digest()
 
 
-@pytest.mark.parametrize("left", [lambda x: b"", lambda x: x[: len(x) // 4], lambda x: bytes(len(x))])
+@pytest.mark.parametrize("damage", [lambda x: b"", lambda x: x[: len(x) // 4], lambda x: bytes(len(x))])
 def test_a_damaged_library_is_built_again_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, left: Callable[[bytes], bytes]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    (tmp_path / built.name).write_bytes(left(built.read_bytes()))
+    (tmp_path / built.name).write_bytes(damage(built.read_bytes()))
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
     assert kernels() is None and unavailable_reason().endswith(
         f"{built.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
     )
-    compiler_path = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
+    compiler_path = make_compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
     monkeypatch.setenv("CXX", compiler_path)
     with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: compiling kernels for this processor"):
         loaded = kernels()
     assert loaded is not None and check.find_error(loaded) == ""
-    count = len((tmp_path / "calls").read_text())
-    assert kernels() is not None and len((tmp_path / "calls").read_text()) == count
+    calls = (tmp_path / "calls").read_text()
+    assert kernels() is not None and (tmp_path / "calls").read_text() == calls
 
 
 @pytest.mark.filterwarnings("ignore::heedful.errors.HeedfulWarning")
-def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler_path = compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
+def test_the_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler_path = make_compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
     monkeypatch.setenv("CXX", f"env '{compiler_path}' -pipe")
     assert (
         kernels() is None
@@ -129,7 +130,9 @@ def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPa
     assert kernels() is None and unavailable_reason().startswith("CXX is g++ '-O2: give a command, as a shell reads it")
 
 
-def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
+def test_the_cache_key_depends_on_sources_and_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
+) -> None:
     digests = {library._digest(library.FLAGS)}
     header = tmp_path / "more.h"
     header.write_text("// more\n")
@@ -139,9 +142,7 @@ def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(digests) == 3
 
 
-def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
-) -> None:
+def test_a_library_with_wrong_results_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
     assert check.find_error(library.load_library(built)) == ""
     (tmp_path / built.name).write_bytes(built.read_bytes())
     assert kernels() is not None and unavailable_reason() == ""
@@ -150,15 +151,15 @@ def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
 
 
 @pytest.mark.parametrize("name", [name for name, (result, _) in abi.SIGNATURES.items() if result is None])
-def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None:
+def test_a_function_without_effect_is_detected(name: str, built: Path) -> None:
     loaded = library.load_library(built)
     if name in ("pack8", "linear8") and not loaded.has_int8:
-        pytest.skip("this processor does not multiply bytes")
+        pytest.skip("this processor does not multiply int8")
     assert "is off by" in check.find_error(replace(loaded, **{name: lambda *arguments: None}))
 
 
-def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", compiler(tmp_path, 'for last; do :; done; echo junk > "$last"'))
+def test_a_build_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", make_compiler(tmp_path, 'for last; do :; done; echo junk > "$last"'))
     with pytest.warns(HeedfulWarning, match="compiling kernels for this processor"):
         kernels()
 
@@ -167,8 +168,8 @@ def test_it_says_that_it_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.mark.timeout(1200)  # with sanitizers the compiler takes minutes
 @pytest.mark.parametrize("flags", [("-O0",), ("-O2", "-mno-avx512f"), ("-O1", "-fsanitize=address,undefined")], ids=str)
 def test_other_flags_compute_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
-    """All tests of the kernels, in a process of its own, with a library that was built in another way."""
-    sanitized = "sanitize" in flags[-1]  # no process loads it that did not begin with the sanitizer
+    """The tests of the kernels pass with a library that was compiled with other flags."""
+    sanitized = "sanitize" in flags[-1]  # such a library can be loaded only if the process preloads the sanitizers
     with pytest.warns(HeedfulWarning):
         path = library.build(tmp_path, (*library.FLAGS, *flags, *(("-g1",) if sanitized else ())), verify=not sanitized)
     environment = {**os.environ, "HEEDFUL_TEST_KERNELS": str(path)}
@@ -178,8 +179,8 @@ def test_other_flags_compute_the_same(flags: tuple[str, ...], tmp_path: Path) ->
         environment |= {"LD_PRELOAD": f"{asan.strip()} {ubsan}", "ASAN_OPTIONS": "detect_leaks=0"}
         environment["UBSAN_OPTIONS"] = "halt_on_error=1"
     folder = Path(__file__).parents[1]
-    rows = folder / "train" / "test_lazy_embedding.py::test_the_kernel_writes_no_number_outside_of_the_chosen_rows"
-    tests = [str(folder / "nn" / "test_cpu_ops.py"), str(rows)]
+    lazy_rows = folder / "train" / "test_lazy_embedding.py::test_the_kernel_writes_no_number_outside_of_the_chosen_rows"
+    tests = [str(folder / "nn" / "test_cpu_ops.py"), str(lazy_rows)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Libraries that others put into the cache: none of their code runs, and a line says why there are no kernels."""
+"""Libraries that other users put into the cache: none of their code runs, and one line names the reason."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from pathlib import Path
 import pytest
 
 from heedful import cache
-from heedful.cli.kernels import kernels as shown
+from heedful.cli.kernels import kernels as kernels_command
 from heedful.csrc import kernels, library, unavailable_reason
 from heedful.errors import HeedfulError
 from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
 
+# C code that runs when the library is loaded, and makes the file CANARY
 CODE = '__attribute__((constructor)) static void run(void) { FILE *f = fopen(CANARY, "w"); if (f) fclose(f); }'
 USER = 54321
 
 
 @pytest.fixture(autouse=True)
-def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", "there-is-no-such-thing")  # nothing is built in its place
+    monkeypatch.setenv("CXX", "there-is-no-such-thing")  # so that no library is built instead
     monkeypatch.delenv("HEEDFUL_KERNELS")
     monkeypatch.setattr(library, "_library_or_reason", library._library_or_reason.__wrapped__)
 
 
-def compiled(folder: Path, canary: Path) -> bytes:
-    """A library as Heedful keeps them; when it is loaded, it makes a file."""
+def compile_planted(folder: Path, canary: Path) -> bytes:
+    """Return a library with a digest, as in the cache; when it is loaded, it makes the file `canary`."""
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler")
     source, target = folder / "planted.c", folder / "planted.so"
     source.write_text(f'#include <stdio.h>\n#define CANARY "{canary}"\n{CODE}\n')
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(target), str(source)], check=True)
-    held = target.read_bytes()
-    return held + hashlib.sha256(held).digest()
+    contents = target.read_bytes()
+    return contents + hashlib.sha256(contents).digest()
 
 
 def plant(folder: Path, planted: bytes) -> Path:
-    """Put it where this machine's library is looked for."""
+    """Write a library to the path of this machine's library in a cache folder; returns the path."""
     folder.mkdir(0o700, parents=True, exist_ok=True)
     path = folder / f"kernels-{library._digest(library.FLAGS)}.so"
     path.write_bytes(planted)
@@ -52,28 +53,30 @@ def plant(folder: Path, planted: bytes) -> Path:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
+    """Path of the file that the planted library makes."""
     return tmp_path / "it ran"
 
 
 @pytest.fixture
 def path(tmp_path: Path, canary: Path) -> Path:
-    """A planted library in a cache that is as it should be."""
-    return plant(tmp_path / "cache", compiled(tmp_path, canary))
+    """Path of a planted library in a cache with the right permissions."""
+    return plant(tmp_path / "cache", compile_planted(tmp_path, canary))
 
 
 def test_a_library_that_only_this_user_can_write_is_loaded(path: Path, canary: Path) -> None:
-    """A trusted library is loaded, unlike in the other tests; a missing function is reported as the reason."""
+    """A trusted library is loaded, and its code runs; it has no functions, which is the reason against it."""
     assert as_user(None, unavailable_reason) == f"{path} is another library: it has no heedful_lanes"
     assert canary.exists()
 
 
-def linked(path: Path) -> None:
+def link_file(path: Path) -> None:
+    """Replace the library by a link."""
     path.rename(path.with_name("elsewhere.so"))
     path.symlink_to("elsewhere.so")
 
 
-def moved(path: Path) -> None:
-    """The folder is a link into one that everybody may write to."""
+def link_folder(path: Path) -> None:
+    """Replace the cache folder by a link to a folder that everybody may write to."""
     folder = path.parent
     folder.rename(folder.with_name("other"))
     folder.symlink_to("other")
@@ -86,8 +89,8 @@ def moved(path: Path) -> None:
         (lambda path: path.parent.chmod(0o1777), "cache can be written by everybody (mode 1777): run chmod go-w"),
         (lambda path: path.parent.chmod(0o775), "cache can be written by its group (mode 775)"),
         (lambda path: path.chmod(0o775), ".so can be written by its group"),
-        (linked, ".so is a link"),
-        (moved, "other can be written by everybody"),
+        (link_file, ".so is a link"),
+        (link_folder, "other can be written by everybody"),
         pytest.param(lambda path: give(path.parent), f"cache belongs to user {OTHER}, but this is", marks=as_root),
         pytest.param(give, f".so belongs to user {OTHER}, but this is", marks=as_root),
     ],
@@ -97,10 +100,10 @@ def test_a_library_that_others_can_write_is_not_loaded(
 ) -> None:
     change(path)
     assert kernels() is None and message in unavailable_reason() and "\n" not in unavailable_reason()
-    shown("show", as_json=True)
+    kernels_command("show", as_json=True)
     assert message in json.loads(capsys.readouterr().out)["why_not"]
     with pytest.raises(HeedfulError, match="the kernels were not built: "):
-        shown("build")
+        kernels_command("build")
     assert not canary.exists()
 
 
@@ -112,7 +115,7 @@ def test_a_library_that_others_can_write_is_not_loaded(
 def test_no_library_is_loaded_from_the_working_directory(
     tmp_path: Path, canary: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = compiled(tmp_path, canary)
+    planted = compile_planted(tmp_path, canary)
     for folder in ("planted/heedful", "planted/.cache/heedful", "~/.cache/heedful"):
         plant(tmp_path / folder, planted)
     for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
@@ -128,21 +131,22 @@ def test_no_library_is_loaded_from_the_working_directory(
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
+    """A folder that the user USER can read."""
     with shared_folder(USER) as path:
         yield path
 
 
 @as_root
-def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Path, built: Path) -> None:
+def test_a_user_loads_only_libraries_of_its_own_and_of_root(shared: Path, tmp_path: Path, built: Path) -> None:
     shared.chmod(0o1777)
     caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, OTHER), "mixed": (USER, OTHER)}
-    for name, (of_folder, of_file) in caches.items():
+    for name, (folder_owner, file_owner) in caches.items():
         path = plant(shared / name, b"")
         path.write_bytes(built.read_bytes())
         path.chmod(0o755)
         path.parent.chmod(0o755)
-        give(path, of_file)
-        give(path.parent, of_folder)
+        give(path, file_owner)
+        give(path.parent, folder_owner)
 
     def reason(name: str) -> str:
         os.environ["HEEDFUL_CACHE"] = str(shared / name)
@@ -154,34 +158,34 @@ def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Pa
     assert f".so belongs to user {OTHER}" in reasons["mixed"]
 
 
-def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is exchanged between the check and loading it, and is not taken."""
+def test_the_checked_file_is_loaded(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is exchanged between the check and the loader is not loaded."""
     path = plant(tmp_path / "cache", built.read_bytes())
-    checked = cache.open_checked_file
+    open_checked_file = cache.open_checked_file
 
-    def exchanged(path: Path, flags: int = os.O_RDONLY) -> int:
-        handle = checked(path, flags)
+    def exchange_after_check(path: Path, flags: int = os.O_RDONLY) -> int:
+        handle = open_checked_file(path, flags)
         path.rename(path.with_name("away"))
         path.write_bytes(b"junk")
         return handle
 
-    monkeypatch.setattr(cache, "open_checked_file", exchanged)
+    monkeypatch.setattr(cache, "open_checked_file", exchange_after_check)
     assert library.load_library(path).lanes > 0
-    monkeypatch.setattr(cache, "open_checked_file", checked)
+    monkeypatch.setattr(cache, "open_checked_file", open_checked_file)
     with pytest.raises(HeedfulError, match="is damaged"):
         library.load_library(path)
 
 
-def test_two_libraries_in_one_process_are_two(built: Path, tmp_path: Path, canary: Path) -> None:
-    """The loader takes what was loaded by an equal name for the same library."""
+def test_two_libraries_can_be_loaded_in_one_process(built: Path, tmp_path: Path, canary: Path) -> None:
+    """The loader identifies libraries by their paths, so each must be loaded by a path of its own."""
     assert library.load_library(built).lanes > 0
-    path = plant(tmp_path / "cache", compiled(tmp_path, canary))
+    path = plant(tmp_path / "cache", compile_planted(tmp_path, canary))
     for _ in range(2):
         with pytest.raises(HeedfulError, match="has no heedful_lanes"):
             library.load_library(path)
     assert library.load_library(built).lanes > 0
 
 
-def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_the_reason(tmp_path: Path) -> None:
     path = plant(tmp_path / "cache", b"junk" + hashlib.sha256(b"junk").digest())
     assert kernels() is None and unavailable_reason().startswith(f"{path} cannot be loaded: ")

@@ -145,7 +145,7 @@ def test_only_vectors_of_distances_that_occur_are_projected(tmp_path: Path) -> N
     relation = ours.model.encoder.relations[0]
     for length in (1, 9, 100):
         batch = Packed.of([[7] * length, [7]])
-        prepared = relation.prepare(batch, torch.zeros(1), keep=True)  # type: ignore[operator]
+        prepared = relation.prepare(batch, torch.zeros(1), cache_bias=True)  # type: ignore[operator]
         assert len(prepared.vectors) == 2 * length - 1
     assert FAMILIES["deberta-v2"].write(ours.config.model)["position_buckets"] == 256
 

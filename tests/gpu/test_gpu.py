@@ -23,7 +23,7 @@ from heedful.packed import Packed
 from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Optimizer
 from heedful.train.trainer import Step, Trainer
-from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
+from tests.nn.test_kernels import HEADS, LENGTHS, make_layout, max_error, run_kernel, sample_bias
 from tests.support.generated_data import classified, data, tune
 from tests.support.tiny_models import save_tiny, sequences
 from tests.train.test_compiled import learn_compiled
@@ -73,7 +73,7 @@ def moved(bias: Bias | None, dtype: torch.dtype) -> tuple[Bias | None, list[Tens
 
 def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: int, **more: Any) -> None:
     """Forward and backward of one call, beside the reference in float64 on numbers of the same precision."""
-    tensors, (bias_values, trained) = drawn(layout, dtype, width), moved(draw_bias(bias, layout)[0], dtype)
+    tensors, (bias_values, trained) = drawn(layout, dtype, width), moved(sample_bias(bias, layout)[0], dtype)
     if not len(tensors[0]) or not len(tensors[1]):
         return  # attend answers before it takes a kernel
     call = AttentionArgs(layout=layout, scale=0.3, bias=bias_values, **more)
@@ -81,14 +81,16 @@ def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: 
         return
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     exact_bias, exact_trained = moved(bias_values, torch.float64)
-    truth = outcome(REFERENCE, exact, exact_trained, AttentionArgs(layout=layout, scale=0.3, bias=exact_bias, **more))
-    results = outcome(kernel, tensors, trained, call)
+    truth = run_kernel(
+        REFERENCE, exact, exact_trained, AttentionArgs(layout=layout, scale=0.3, bias=exact_bias, **more)
+    )
+    results = run_kernel(kernel, tensors, trained, call)
     assert {result.dtype for result in results} == {dtype}
     allowed = EXACT.get(dtype) if bias != "table" else TABLE.get(dtype, EXACT.get(dtype))
     if allowed is None:  # as the kernel of the published operator: twice the reference's own error, and its rounding
         eps = torch.finfo(dtype).eps
-        allowed = 2 * worst(outcome(REFERENCE, tensors, trained, call), truth) + eps
-    error = worst(results, truth)
+        allowed = 2 * max_error(run_kernel(REFERENCE, tensors, trained, call), truth) + eps
+    error = max_error(results, truth)
     assert error <= allowed, (kernel.name, bias, dtype, more, layout.sizes(), error, allowed)
 
 
@@ -100,20 +102,20 @@ def test_every_kernel_equals_the_reference(name: str, dtype: torch.dtype, bias: 
     several = [LENGTHS["ragged"], LENGTHS["lines shared and not"]] if name == "flex" else LENGTHS.values()
     for lengths in several:
         for causal, window in calls:
-            check(BY_NAME[name], layout_of(*lengths), bias, dtype, 16, causal=causal, window=window)
+            check(BY_NAME[name], make_layout(*lengths), bias, dtype, 16, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("name", ["flash", "varlen", "grouped"])
 def test_widths_of_heads(name: str) -> None:
     for width in (8, 40, 64, 96, 128, 256):
-        check(BY_NAME[name], layout_of([130, 7, 250], [130, 9, 250]), "none", torch.bfloat16, width, causal=True)
+        check(BY_NAME[name], make_layout([130, 7, 250], [130, 9, 250]), "none", torch.bfloat16, width, causal=True)
 
 
 @pytest.mark.parametrize("name", ["flash", "grouped"])
 @pytest.mark.parametrize("bias", ["none", "table"])
 def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
     kernel, p, width = BY_NAME[name], 0.25, 64
-    layout = layout_of([64, 40, 5, 60] * 4, [64, 40, 9, 61] * 4)
+    layout = make_layout([64, 40, 5, 60] * 4, [64, 40, 9, 61] * 4)
     generator = torch.Generator().manual_seed(1)
     shapes = [(layout.rows, 4, width), (layout.keys[-1][1], 4, width)]
     q, k = (torch.randn(shape, generator=generator).to("cuda", torch.bfloat16).requires_grad_() for shape in shapes)
@@ -150,7 +152,7 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
         mask = nonzero[start:stop, :, :m].transpose(0, 1).double() / (1 - p)
         rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1) * mask, exact[2][first:last]))
     right = torch.autograd.grad(torch.cat(rows), exact, gradient.double())
-    assert worst(list(gradients), list(right)) < 0.03
+    assert max_error(list(gradients), list(right)) < 0.03
 
 
 # -- models -------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_another_head_computes_all_tokens(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"layer": 0, "keep_rate": 0.5}, "token_pruning: layer is 0; expected how many lower layers"),
+        ({"layer": 0, "keep_rate": 0.5}, "token_pruning: layer is 0; expected the number of lower layers"),
         ({"layer": 1, "keep_rate": 2}, "token_pruning: keep_rate is 2.0; expected a share"),
         ({"layer": 5, "keep_rate": 0.5}, "layer is 5, of 2 layers: give 1 to 1"),
         ({"layer": 1.5, "keep_rate": 0.5}, "token_pruning is .*; expected an object like"),

@@ -148,7 +148,7 @@ def transformer(positions: Learned | Sinusoidal | None = None, **stack: Any) -> 
 def test_relative_sinusoids_are_those_that_attention_reads(causal: bool) -> None:
     loaded = transformer(relation=TransformerXl(reach=5), causal=causal)
     (relation,) = (part for part in loaded.model.modules() if isinstance(part, TransformerXlPosition))
-    _, waves = relation.prepare(Packed.of([[7] * 9]), torch.zeros(1, dtype=torch.float64), keep=True)
+    _, waves = relation.prepare(Packed.of([[7] * 9]), torch.zeros(1, dtype=torch.float64), cache_bias=True)
     (view,) = positions_view(loaded)
     distances = view.tensors["distances"]
     assert int(distances.min()) == -64 and int(distances.max()) == (0 if causal else 64)

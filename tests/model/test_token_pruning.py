@@ -192,7 +192,7 @@ def test_states_of_pruned_tokens_are_refused() -> None:
 @pytest.mark.parametrize(
     ("layer", "keep_rate", "message"),
     [
-        (0, 0.5, "layer is 0; expected how many lower layers compute all tokens, from 1"),
+        (0, 0.5, "layer is 0; expected the number of lower layers that compute all tokens, from 1"),
         (1, 0.0, "keep_rate is 0.0; expected a share of the tokens, above 0 and at most 1"),
         (1, 1.1, "keep_rate is 1.1"),
         (1, float("nan"), "keep_rate is nan"),

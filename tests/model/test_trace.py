@@ -99,13 +99,13 @@ def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest
     batch, whole = packed("t5"), Trace(what=EVERYTHING)
     bundle.model(batch, target(bundle, batch), trace=whole)
     calls = []
-    scores = trace_module.attention_scores
+    attention_logits = trace_module.attention_logits
 
     def counted(*arguments: Any, **more: Any) -> Any:
         calls.append((arguments[3], more["rows"].tolist(), more["heads"].tolist()))
-        return scores(*arguments, **more)
+        return attention_logits(*arguments, **more)
 
-    monkeypatch.setattr(trace_module, "attention_scores", counted)
+    monkeypatch.setattr(trace_module, "attention_logits", counted)
     trace = Trace(what=["scores"], parts=["cross"], layers=[1], heads=[2, 0], sequences=[1, 3], rows=[4, 20])
     bundle.model(batch, target(bundle, batch), trace=trace)
     assert calls == [(1, [4, 20], [2, 0]), (3, [4], [2, 0])]  # sequence 3 has 12 rows

@@ -1,4 +1,4 @@
-"""Attention for CUDA, as far as a CPU can check it: plans, masks and arguments against the reference."""
+"""CUDA attention kernels, as far as a CPU can check them: plans, masks and arguments against the reference."""
 
 from __future__ import annotations
 
@@ -15,61 +15,62 @@ from heedful.nn import cuda_attention, kernels
 from heedful.nn.attend import REFERENCE, choose_kernel, explain
 from heedful.nn.cuda_attention import CUDA, TILE, make_tiles
 from heedful.nn.layout import AttentionArgs, Layout, RelativeBias
-from tests.nn import test_kernels as grid
-from tests.nn.test_kernels import LENGTHS, draw, draw_bias, layout_of, outcome, worst
+from tests.nn import test_kernels as kernel_tests
+from tests.nn.test_kernels import LENGTHS, make_layout, max_error, run_kernel, sample_bias, sample_qkv
 
 FLASH, GROUPED, FLEX = CUDA
 VARLEN = next(kernel for kernel in kernels.KERNELS if kernel.name == "varlen")
-WINDOWS = ((False, None), (True, None), (False, 3), (True, 3), (False, 0))
+MASKS = ((False, None), (True, None), (False, 3), (True, 3), (False, 0))  # causal, window
 
 
-def as_documented(
-    q: Tensor, k: Tensor, v: Tensor, of: Tensor, to: Tensor, *rest: Any, scale: float, **window: int
+def documented_flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, k_bounds: Tensor, *rest: Any, scale: float, **window: int
 ) -> tuple[Tensor, None]:
-    """Compute aten::_flash_attention_forward as documented.
+    """Compute what aten::_flash_attention_forward is documented to compute.
 
-    Query i of n looks at keys i + m - n - left to i + m - n + right of m; -1 is no limit, is_causal is
-    right = 0. A query without keys gives zeros.
+    Query i of n attends to the keys i + m - n - left to i + m - n + right of m keys; -1 is no limit, and is_causal is
+    right = 0. The result of a query without keys is 0.
     """
-    longest_of, longest_to, dropped, causal, debug = rest
-    assert of.dtype == to.dtype == torch.int32 and not debug and dropped == 0.0
+    max_queries, max_keys, dropout, causal, debug = rest
+    assert q_bounds.dtype == k_bounds.dtype == torch.int32 and not debug and dropout == 0.0
     left, right = window["window_size_left"], window["window_size_right"]
     assert not causal or (left, right) == (-1, 0)
     rows = []
-    for b in range(len(of) - 1):
-        queries, keys, values = q[of[b] : of[b + 1]], k[to[b] : to[b + 1]], v[to[b] : to[b + 1]]
+    for b in range(len(q_bounds) - 1):
+        queries = q[q_bounds[b] : q_bounds[b + 1]]
+        keys, values = (x[k_bounds[b] : k_bounds[b + 1]] for x in (k, v))
         n, m = len(queries), len(keys)
-        assert n <= longest_of and m <= longest_to
+        assert n <= max_queries and m <= max_keys
         for i in range(n):
-            middle = i + m - n
-            low = 0 if left < 0 else max(0, middle - left)
-            high = m if right < 0 else min(m, middle + right + 1)
-            if low >= high:
+            position = i + m - n
+            first = 0 if left < 0 else max(0, position - left)
+            stop = m if right < 0 else min(m, position + right + 1)
+            if first >= stop:
                 rows.append(0.0 * queries[i] + 0.0 * (keys.sum() + values.sum()))
                 continue
-            weights = (scale * torch.einsum("hd,jhd->hj", queries[i], keys[low:high])).softmax(-1)
-            rows.append(torch.einsum("hj,jhd->hd", weights, values[low:high]))
+            weights = (scale * torch.einsum("hd,jhd->hj", queries[i], keys[first:stop])).softmax(-1)
+            rows.append(torch.einsum("hj,jhd->hd", weights, values[first:stop]))
     return (torch.stack(rows) if rows else 0.0 * q), None
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_flash_is_told_what_the_reference_computes(
+def test_arguments_of_the_flash_operator_mean_what_the_reference_computes(
     lengths: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_attention, "_operator", lambda: as_documented)
-    layout = layout_of(*lengths)
-    tensors = draw(layout)
-    for causal, window in WINDOWS if layout.rows < 100 else WINDOWS[3:4]:
+    monkeypatch.setattr(cuda_attention, "_operator", lambda: documented_flash_attention)
+    layout = make_layout(*lengths)
+    tensors = sample_qkv(layout)
+    for causal, window in MASKS if layout.rows < 100 else MASKS[3:4]:
         call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window)
-        assert worst(outcome(FLASH, tensors, [], call), outcome(REFERENCE, tensors, [], call)) <= 1e-12
+        assert max_error(run_kernel(FLASH, tensors, [], call), run_kernel(REFERENCE, tensors, [], call)) <= 1e-12
 
 
-def test_flash_calls_an_operator_that_is_there_and_learns() -> None:
+def test_the_flash_operator_exists_and_has_a_gradient() -> None:
     assert cuda_attention._missing_arguments() == ""
-    layout = layout_of([7, 30], [7, 33])
+    layout = make_layout([7, 30], [7, 33])
     shapes = [(37, 4, 64), (40, 4, 64), (40, 4, 64)]
     q, k, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
-    for causal, window in WINDOWS:
+    for causal, window in MASKS:
         out = FLASH.run(q, k, v, AttentionArgs(layout=layout, scale=0.1, causal=causal, window=window, dropout=0.1))
         gradients = torch.autograd.grad(out.sum(), [q, k, v])
         assert [out.shape, *(gradient.shape for gradient in gradients)] == [q.shape, q.shape, k.shape, v.shape]
@@ -78,19 +79,19 @@ def test_flash_calls_an_operator_that_is_there_and_learns() -> None:
 @pytest.mark.parametrize("bias", ["none", "table", "rows", "dense"])
 def test_grouped_equals_the_reference(bias: str) -> None:
     for lengths in LENGTHS.values():
-        layout = layout_of(*lengths)
-        tensors, (bias_values, trained) = draw(layout), draw_bias(bias, layout)
-        for causal, window in WINDOWS[:1] + WINDOWS[3:4]:
+        layout = make_layout(*lengths)
+        tensors, (bias_values, trained) = sample_qkv(layout), sample_bias(bias, layout)
+        for causal, window in MASKS[:1] + MASKS[3:4]:
             call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
-            truth = outcome(REFERENCE, tensors, trained, call)
-            assert worst(outcome(GROUPED, tensors, trained, call), truth) <= 1e-12, (lengths, causal, window)
+            expected = run_kernel(REFERENCE, tensors, trained, call)
+            assert max_error(run_kernel(GROUPED, tensors, trained, call), expected) <= 1e-12, (lengths, causal, window)
 
 
 @pytest.mark.parametrize("bias", ["none", "table"])
 def test_grouped_drops_weights_after_the_softmax(bias: str) -> None:
-    grid.test_dropout_drops_weights_after_the_softmax(GROUPED, bias)
+    kernel_tests.test_dropout_drops_weights_after_the_softmax(GROUPED, bias)
     if bias == "none":
-        grid.test_the_global_seed_decides_what_is_dropped(GROUPED)
+        kernel_tests.test_dropout_is_seeded_by_the_global_generator(GROUPED)
 
 
 @pytest.mark.parametrize("bias", ["none", "table", "rows"])
@@ -100,15 +101,15 @@ def test_flex_equals_the_reference(bias: str, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(cuda_attention, "_compiled_flex_attention", lambda: flex_attention)
     for name, causal, window in (("lines shared and not", False, None), ("some without keys", True, 3)):
-        layout = layout_of(*LENGTHS[name])
-        tensors, (bias_values, _) = [tensor.detach() for tensor in draw(layout)], draw_bias(bias, layout)
+        layout = make_layout(*LENGTHS[name])
+        tensors, (bias_values, _) = [tensor.detach() for tensor in sample_qkv(layout)], sample_bias(bias, layout)
         if isinstance(bias_values, RelativeBias):
             bias_values = RelativeBias(table=bias_values.table.detach())
         call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
-        assert worst([FLEX.run(*tensors, call)], [REFERENCE.run(*tensors, call)]) <= 1e-6, name
+        assert max_error([FLEX.run(*tensors, call)], [REFERENCE.run(*tensors, call)]) <= 1e-6, name
 
 
-def test_tiles_hold_every_pair_that_counts_and_no_others() -> None:
+def test_tiles_have_every_pair_of_one_sequence_and_no_others() -> None:
     lengths = [3, 130, 0, 250, 64, 1, 700, 20]
     spans = Layout.of([0, *torch.tensor(lengths).cumsum(0).tolist()]).queries
     for keys in (spans, tuple((start + 40, stop + 40) for start, stop in spans)):
@@ -118,43 +119,43 @@ def test_tiles_hold_every_pair_that_counts_and_no_others() -> None:
         computed = tiles.mask.to_dense()[0, 0].bool()
         rows, columns = (torch.arange(len(tensor)) for tensor in (q, k))
         zero = torch.tensor(0)
-        counts = tiles.mask.mask_mod(zero, zero, rows[:, None], columns[None, :])
-        truth = torch.zeros(len(q), len(k), dtype=torch.bool)
+        visible = tiles.mask.mask_mod(zero, zero, rows[:, None], columns[None, :])
+        expected = torch.zeros(len(q), len(k), dtype=torch.bool)
         for (start, stop), (first, last) in zip(layout.queries, layout.keys, strict=True):
-            truth[start:stop, first:last] = True
-        assert torch.equal(counts, truth)
-        pad = [-(-size // TILE) * TILE - size for size in truth.shape]
-        whole = torch.nn.functional.pad(truth, (0, pad[1], 0, pad[0]))
-        busy = whole.unflatten(1, (-1, TILE)).any(-1).unflatten(0, (-1, TILE)).any(1)
-        assert torch.equal(computed, busy)
+            expected[start:stop, first:last] = True
+        assert torch.equal(visible, expected)
+        padding = [-(-size // TILE) * TILE - size for size in expected.shape]
+        padded = torch.nn.functional.pad(expected, (0, padding[1], 0, padding[0]))
+        has_pairs = padded.unflatten(1, (-1, TILE)).any(-1).unflatten(0, (-1, TILE)).any(1)
+        assert torch.equal(computed, has_pairs)
 
 
 # -- the choice ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_taken_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_of_kernels_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attend_module, "KERNELS", (*CUDA, *kernels.KERNELS))
-    layout = layout_of([20, 20], [20, 20])
+    layout = make_layout([20, 20], [20, 20])
     with FakeTensorMode():
-        halves, singles, narrow = (
+        half, single, unusual_width = (
             torch.empty(40, 4, width, device="cuda", dtype=dtype)
             for width, dtype in ((64, torch.bfloat16), (64, torch.float32), (68, torch.bfloat16))
         )
         table = RelativeBias(table=torch.empty(4, 9, device="cuda"))
         values = RelativeBias(table=table.table, values=torch.empty(9, 64, device="cuda"))
-    for q, bias, dropout, first, name in (
-        (halves, None, 0.0, "", "varlen"),
-        (halves, None, 0.1, "", "flash"),
-        (halves, table, 0.0, "", "grouped"),
-        (halves, table, 0.1, "", "grouped"),
-        (halves, table, 0.0, "flex", "flex"),
-        (halves, table, 0.1, "flex", "grouped"),
-        (narrow, table, 0.0, "flex", "grouped"),
-        (halves, values, 0.1, "", "bmm"),
-        (singles, None, 0.0, "", "grouped"),
-        (singles, None, 0.1, "", "grouped"),
+    for q, bias, dropout, preferred, name in (
+        (half, None, 0.0, "", "varlen"),
+        (half, None, 0.1, "", "flash"),
+        (half, table, 0.0, "", "grouped"),
+        (half, table, 0.1, "", "grouped"),
+        (half, table, 0.0, "flex", "flex"),
+        (half, table, 0.1, "flex", "grouped"),
+        (unusual_width, table, 0.0, "flex", "grouped"),
+        (half, values, 0.1, "", "bmm"),
+        (single, None, 0.0, "", "grouped"),
+        (single, None, 0.1, "", "grouped"),
     ):
-        call = AttentionArgs(layout=layout, scale=1.0, bias=bias, dropout=dropout, preferred=first)
+        call = AttentionArgs(layout=layout, scale=1.0, bias=bias, dropout=dropout, preferred=preferred)
         assert choose_kernel(q, q, q, call).name == name, (name, explain(q, q, q, call))
 
 
@@ -167,34 +168,34 @@ def test_keys_that_belong_to_no_sequence_are_refused() -> None:
         assert FLASH.cannot(q, k, k, AttentionArgs(layout=layout, scale=1.0, dropout=0.1)) == reason
         call = AttentionArgs(layout=layout, scale=1.0)
         assert VARLEN.cannot(q, k, k, call) == reason and choose_kernel(q, k, k, call).name == "grouped"
-    layout = layout_of([20, 20], [20, 30])
+    layout = make_layout([20, 20], [20, 30])
     assert FLASH.cannot(q, k, k, AttentionArgs(layout=layout, scale=1.0, dropout=0.1)) == ""
     assert VARLEN.cannot(q, k, k, AttentionArgs(layout=layout, scale=1.0)) == ""
 
 
-def test_values_of_another_width_are_left_to_blocks() -> None:
-    layout = layout_of([20, 20], [20, 20])
+def test_keys_and_values_of_different_widths_are_computed_in_blocks() -> None:
+    layout = make_layout([20, 20], [20, 20])
     with FakeTensorMode():
         q, v = (torch.empty(40, 4, width, device="cuda", dtype=torch.bfloat16) for width in (64, 32))
-    for dropout, first in ((0.0, ""), (0.1, ""), (0.0, "flex")):
-        call = AttentionArgs(layout=layout, scale=1.0, dropout=dropout, preferred=first)
+    for dropout, preferred in ((0.0, ""), (0.1, ""), (0.0, "flex")):
+        call = AttentionArgs(layout=layout, scale=1.0, dropout=dropout, preferred=preferred)
         assert choose_kernel(q, q, v, call).name == "grouped", explain(q, q, v, call)
     assert VARLEN.cannot(q, q, v, call) == "its values are as wide as its keys, and these are 32 and 64 wide"
 
 
-def test_an_operator_of_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_with_another_signature_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_attention, "REQUIRED_ARGUMENTS", (*cuda_attention.REQUIRED_ARGUMENTS, "softcap"))
     missing = cuda_attention._missing_arguments.__wrapped__()
     assert missing == f"PyTorch {torch.__version__} has another operator for it, without softcap"
 
 
-def test_nothing_changes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = layout_of([20, 20], [20, 20])
+def test_cuda_kernels_do_not_change_the_choice_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = make_layout([20, 20], [20, 20])
     q = torch.zeros(40, 4, 64)
     for bias, dropout in product((None, RelativeBias(table=torch.zeros(4, 9))), (0.0, 0.1)):
         call = AttentionArgs(layout=layout, scale=1.0, bias=bias, dropout=dropout)
-        before = choose_kernel(q, q, q, call).name
+        name = choose_kernel(q, q, q, call).name
         with monkeypatch.context() as patch:
             patch.setattr(attend_module, "KERNELS", (*CUDA, *kernels.KERNELS))
-            assert choose_kernel(q, q, q, call).name == before
+            assert choose_kernel(q, q, q, call).name == name
             assert explain(q, q, q, call).count("it runs on CUDA only") == 4

@@ -1,4 +1,4 @@
-"""Every kernel against the reference: forward, backward, in every precision, with dropout; and how plans pack."""
+"""Attention kernels equal the reference: outputs and gradients, in every precision, with dropout. Plans of blocks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from heedful.nn.dropout import STEPS
 from heedful.nn.kernels import KERNELS, best_fit, share_lines
 from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
-OTHERS = ("varlen", "dense_cache", "native")  # tested beside; native: in test_cpu_ops.py
-CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in OTHERS]
+TESTED_ELSEWHERE = ("varlen", "dense_cache", "native")  # by tests of their own; native in test_cpu_ops.py
+CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in TESTED_ELSEWHERE]
 HEADS, WIDTH, REACH = 2, 8, 5
 
+# name -> number of query rows and number of key rows of each sequence
 LENGTHS: dict[str, tuple[list[int], list[int]]] = {
     "ragged": ([7, 23, 1, 12], [7, 23, 1, 12]),
     "with empty ones": ([0, 5, 0], [0, 5, 0]),
@@ -37,21 +38,28 @@ LENGTHS: dict[str, tuple[list[int], list[int]]] = {
 }
 
 
-def layout_of(queries: Sequence[int], keys: Sequence[int]) -> Layout:
-    """From lengths."""
+def make_layout(queries: Sequence[int], keys: Sequence[int]) -> Layout:
+    """Make a layout from the numbers of query rows and of key rows of each sequence."""
     return Layout.of([0, *accumulate(queries)], [0, *accumulate(keys)])
 
 
-def draw(layout: Layout, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Tensor]:
-    """q, k and v."""
+def sample_qkv(layout: Layout, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Tensor]:
+    """Sample q, k and v for a layout."""
     generator = torch.Generator().manual_seed(0)
-    keys = layout.keys[-1][1] if layout.keys else 0
-    tensors = [torch.randn(rows, HEADS, WIDTH, generator=generator) for rows in (layout.rows, keys, keys)]
+    key_rows = layout.keys[-1][1] if layout.keys else 0
+    tensors = [torch.randn(rows, HEADS, WIDTH, generator=generator) for rows in (layout.rows, key_rows, key_rows)]
     return [tensor.to(device, dtype).requires_grad_() for tensor in tensors]
 
 
-def draw_bias(kind: str, layout: Layout, dtype: torch.dtype = torch.float64) -> tuple[Bias | None, list[Tensor]]:
-    """A bias, and what of it is trained."""
+def sample_bias(kind: str, layout: Layout, dtype: torch.dtype = torch.float64) -> tuple[Bias | None, list[Tensor]]:
+    """Sample a bias; returns it and its tensors that require gradients.
+
+    Args:
+        kind: "none"; "table", a RelativeBias for all rows; "rows", one for each query row; "dense", a DenseBias that
+            masks random pairs, query 1 for all keys, and key 2 for all queries.
+        layout: Layout of the call.
+        dtype: Dtype of the bias.
+    """
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape: int) -> Tensor:
@@ -66,27 +74,29 @@ def draw_bias(kind: str, layout: Layout, dtype: torch.dtype = torch.float64) -> 
     blocks = []
     for n, m in layout.sizes():
         block = normal(HEADS, n, m).masked_fill_(torch.rand(n, m, generator=generator) < 0.3, -math.inf)
-        block[:, 1:2], block[:, :, 2:3] = -math.inf, -math.inf  # a query that sees nothing, a key that nobody sees
+        block[:, 1:2], block[:, :, 2:3] = -math.inf, -math.inf
         blocks.append(block.requires_grad_())
     return DenseBias(blocks=tuple(blocks)), blocks
 
 
-def outcome(kernel: Any, tensors: list[Tensor], trained: list[Tensor], call: AttentionArgs) -> list[Tensor]:
-    """The output, and the gradients of q, k, v and the bias for some fixed gradient of the output."""
+def run_kernel(kernel: Any, tensors: list[Tensor], trained: list[Tensor], call: AttentionArgs) -> list[Tensor]:
+    """Return the output of a kernel, and the gradients of q, k, v and the bias for a fixed gradient of the output."""
     out = kernel.run(*tensors, call)
     generator = torch.Generator().manual_seed(2)
-    weights = torch.randn(out.shape, generator=generator).to(out)
+    out_gradient = torch.randn(out.shape, generator=generator).to(out)
     leaves = [*tensors, *trained]
-    grads = torch.autograd.grad(out, leaves, weights, allow_unused=True) if out.requires_grad else [None] * len(leaves)
-    return [out.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
+    gradients: Sequence[Tensor | None] = [None] * len(leaves)
+    if out.requires_grad:
+        gradients = torch.autograd.grad(out, leaves, out_gradient, allow_unused=True)
+    return [out.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True))]
 
 
-def worst(results: list[Tensor], truth: list[Tensor]) -> float:
-    """The largest difference, relative to the largest entry of its tensor where that is above 1."""
-    assert [tensor.shape for tensor in results] == [tensor.shape for tensor in truth]
+def max_error(results: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest difference, relative to the largest entry of its tensor if that is above 1."""
+    assert [tensor.shape for tensor in results] == [tensor.shape for tensor in expected]
     differences = [
         float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1.0))
-        for a, b in zip(results, truth, strict=True)
+        for a, b in zip(results, expected, strict=True)
         if a.numel()
     ]
     assert not any(map(math.isnan, differences))
@@ -97,44 +107,45 @@ def worst(results: list[Tensor], truth: list[Tensor]) -> float:
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_every_kernel_equals_the_reference(lengths: tuple[list[int], list[int]], bias: str) -> None:
     for causal, window in product([False, True], [None, 0, 3, 1000]):
-        layout = layout_of(*lengths)
-        tensors, (bias_values, trained) = draw(layout), draw_bias(bias, layout)
+        layout = make_layout(*lengths)
+        tensors, (bias_values, trained) = sample_qkv(layout), sample_bias(bias, layout)
         call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
-        truth = outcome(REFERENCE, tensors, trained, call)
+        expected = run_kernel(REFERENCE, tensors, trained, call)
         for kernel in CPU_KERNELS:
-            error = worst(outcome(kernel, tensors, trained, call), truth)
+            error = max_error(run_kernel(kernel, tensors, trained, call), expected)
             assert error <= 1e-12, (kernel.name, causal, window, error)
 
 
 @pytest.mark.parametrize("width", [8, 16, 48])
 @pytest.mark.parametrize("kernel", [*KERNELS, None], ids=lambda kernel: kernel.name if kernel else "auto")
-def test_values_of_another_width_than_keys(kernel: Any, width: int) -> None:
-    layout, generator = layout_of([6], [11]), torch.Generator().manual_seed(0)
+def test_keys_and_values_of_different_widths(kernel: Any, width: int) -> None:
+    layout, generator = make_layout([6], [11]), torch.Generator().manual_seed(0)
     shapes = ((6, HEADS, 32), (11, HEADS, 32), (11, HEADS, width))
     tensors = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     call = AttentionArgs(layout=layout, scale=0.3)
-    taken = choose_kernel(*tensors, call) if kernel is None else kernel
-    if reason := taken.cannot(*tensors, call):
-        assert taken.name in ("native", "varlen") and ("CUDA" in reason or "values" in reason or "no kernels" in reason)
+    kernel = choose_kernel(*tensors, call) if kernel is None else kernel
+    if reason := kernel.cannot(*tensors, call):
+        assert kernel.name in ("native", "varlen")
+        assert "CUDA" in reason or "values" in reason or "no kernels" in reason
         return
-    assert worst(outcome(taken, tensors, [], call), outcome(REFERENCE, tensors, [], call)) <= 2e-6
+    assert max_error(run_kernel(kernel, tensors, [], call), run_kernel(REFERENCE, tensors, [], call)) <= 2e-6
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
-def test_a_layout_keeps_the_plans_of_its_calls_apart(kernel: Any) -> None:
-    layout = layout_of([7, 23, 1, 12], [7, 23, 1, 12])
+def test_cached_plans_are_used_only_for_the_arguments_they_were_made_for(kernel: Any) -> None:
+    layout = make_layout([7, 23, 1, 12], [7, 23, 1, 12])
     for dtype, bias, causal, window in product(
         [torch.float64, torch.float32], ["none", "table", "rows", "dense"], [False, True], [None, 3]
     ):
-        tensors, (bias_values, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
+        tensors, (bias_values, trained) = sample_qkv(layout, dtype), sample_bias(bias, layout, dtype)
         call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
-        truth = outcome(REFERENCE, tensors, trained, call)
-        error = worst(outcome(kernel, tensors, trained, call), truth)
+        expected = run_kernel(REFERENCE, tensors, trained, call)
+        error = max_error(run_kernel(kernel, tensors, trained, call), expected)
         assert error <= (1e-12 if dtype == torch.float64 else 2e-6), (dtype, bias, causal, window, error)
 
 
 def in_double(tensors: list[Tensor], bias_values: Bias | None) -> tuple[list[Tensor], Bias | None, list[Tensor]]:
-    """Return the tensors and the bias in float64, and those that are trained."""
+    """Return q, k, v and the bias in float64, and the tensors of the bias that require gradients."""
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     match bias_values:
         case None:
@@ -147,7 +158,7 @@ def in_double(tensors: list[Tensor], bias_values: Bias | None) -> tuple[list[Ten
             return exact, DenseBias(blocks=blocks), list(blocks)
 
 
-MIXED = ([300, 20, 7, 64, 70, 0, 1], [300, 20, 9, 64, 70, 4, 0])
+MIXED_LENGTHS = ([300, 20, 7, 64, 70, 0, 1], [300, 20, 9, 64, 70, 4, 0])
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
@@ -155,74 +166,76 @@ MIXED = ([300, 20, 7, 64, 70, 0, 1], [300, 20, 9, 64, 70, 4, 0])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_in_lower_precision(kernel: Any, dtype: torch.dtype, causal: bool, bias: str) -> None:
-    """float32 is right to 2e-6 of scale; bfloat16 is at most twice as far from the truth as the reference is."""
-    layout = layout_of(*MIXED)
-    tensors, (bias_values, trained) = draw(layout, dtype), draw_bias(bias, layout, dtype)
+    """Errors against float64 are at most 2e-6 in float32, and in bfloat16 at most twice those of the reference."""
+    layout = make_layout(*MIXED_LENGTHS)
+    tensors, (bias_values, trained) = sample_qkv(layout, dtype), sample_bias(bias, layout, dtype)
     exact, exact_bias, exact_trained = in_double(tensors, bias_values)
-    truth = outcome(
+    expected = run_kernel(
         REFERENCE, exact, exact_trained, AttentionArgs(layout=layout, scale=0.3, causal=causal, bias=exact_bias)
     )
     call = AttentionArgs(layout=layout, scale=0.3, causal=causal, bias=bias_values)
-    allowed = 2e-6 if dtype == torch.float32 else 2 * worst(outcome(REFERENCE, tensors, trained, call), truth)
-    result = outcome(kernel, tensors, trained, call)
+    allowed = 2e-6 if dtype == torch.float32 else 2 * max_error(run_kernel(REFERENCE, tensors, trained, call), expected)
+    result = run_kernel(kernel, tensors, trained, call)
     assert {tensor.dtype for tensor in result} == {dtype}
-    assert worst(result, truth) <= allowed
+    assert max_error(result, expected) <= allowed
 
 
 # -- dropout ----------------------------------------------------------------------------------------------
 
-NOTHING, DROPOUT = torch.zeros(0, 1, 1), AttentionArgs(layout=layout_of([], []), scale=1.0, dropout=0.5)
-DROPPING = [kernel for kernel in (*CPU_KERNELS, REFERENCE) if not kernel.cannot(NOTHING, NOTHING, NOTHING, DROPOUT)]
+NO_ROWS, DROPOUT = torch.zeros(0, 1, 1), AttentionArgs(layout=make_layout([], []), scale=1.0, dropout=0.5)
+DROPOUT_KERNELS = [
+    kernel for kernel in (*CPU_KERNELS, REFERENCE) if not kernel.cannot(NO_ROWS, NO_ROWS, NO_ROWS, DROPOUT)
+]
 
 
-def reveal(layout: Layout, width: int) -> Tensor:
-    """v that shows weights: the key at place j of its sequence is the j-th unit vector."""
-    places = [j for first, last in layout.keys for j in range(last - first)]
-    return torch.eye(width, dtype=torch.float64)[places][:, None].expand(-1, 4, -1).clone().requires_grad_()
+def unit_values(layout: Layout, width: int) -> Tensor:
+    """Return values with which attention returns its weights: the j-th unit vector for key j of each sequence."""
+    positions = [j for first, last in layout.keys for j in range(last - first)]
+    return torch.eye(width, dtype=torch.float64)[positions][:, None].expand(-1, 4, -1).clone().requires_grad_()
 
 
-@pytest.mark.parametrize("kernel", DROPPING, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", DROPOUT_KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("bias", ["none", "table"])
 def test_dropout_drops_weights_after_the_softmax(kernel: Any, bias: str) -> None:
     p, width = round(0.3 * STEPS) / STEPS, 32
-    layout = layout_of([32, 20, 5, 30], [32, 20, 9, 31])
+    layout = make_layout([32, 20, 5, 30], [32, 20, 9, 31])
     torch.manual_seed(1)
     q = torch.randn(layout.rows, 4, width, dtype=torch.float64).requires_grad_()
     k = torch.randn(layout.keys[-1][1], 4, width, dtype=torch.float64).requires_grad_()
-    v = reveal(layout, width)
+    v = unit_values(layout, width)
     bias_values = RelativeBias(table=torch.randn(4, 7, dtype=torch.float64)) if bias == "table" else None
     weights = REFERENCE.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=bias_values))
     out = kernel.run(q, k, v, AttentionArgs(layout=layout, scale=0.2, bias=bias_values, dropout=p))
 
     nonzero = out.detach() != 0
     expected = torch.where(nonzero, weights / (1 - p), 0.0)
-    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)  # whole or gone; rows are not renormalised
-    assert (out.sum(-1) - 1).abs().max() > 0.1
-    there = weights.detach() > 0
-    count, dropped = int(there.sum()), int((there & ~nonzero).sum())
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+    assert (out.sum(-1) - 1).abs().max() > 0.1, "weights are normalised again after dropout"
+    positive = weights.detach() > 0
+    count, dropped = int(positive.sum()), int((positive & ~nonzero).sum())
     assert abs(dropped - count * p) < 5 * math.sqrt(count * p * (1 - p))
 
+    # with the same weights dropped, gradients equal those of the formula
     gradient = torch.randn_like(out)
-    by_kernel = torch.autograd.grad(out, [q, k, v], gradient)
-    rows = []
+    gradients = torch.autograd.grad(out, [q, k, v], gradient)
+    outputs = []
     for b, ((start, stop), (first, last)) in enumerate(zip(layout.queries, layout.keys, strict=True)):
-        scores = 0.2 * torch.einsum("ihd,jhd->hij", q[start:stop], k[first:last])
+        logits = 0.2 * torch.einsum("ihd,jhd->hij", q[start:stop], k[first:last])
         if bias_values is not None:
             n, m = layout.sizes()[b]
-            gap = torch.arange(m)[None] - torch.arange(m - n, m)[:, None]
-            scores = scores + bias_values.table[:, gap.clamp(-3, 3) + 3]
-        mask = nonzero[start:stop, :, : last - first].transpose(0, 1).double() / (1 - p)
-        rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1) * mask, v[first:last]))
-    for actual, expected_gradient in zip(
-        by_kernel, torch.autograd.grad(torch.cat(rows), [q, k, v], gradient), strict=True
-    ):
+            distances = torch.arange(m)[None] - torch.arange(m - n, m)[:, None]
+            logits = logits + bias_values.table[:, distances.clamp(-3, 3) + 3]
+        factors = nonzero[start:stop, :, : last - first].transpose(0, 1).double() / (1 - p)
+        outputs.append(torch.einsum("hij,jhd->ihd", logits.softmax(-1) * factors, v[first:last]))
+    expected_gradients = torch.autograd.grad(torch.cat(outputs), [q, k, v], gradient)
+    for actual, expected_gradient in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(actual, expected_gradient, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("kernel", DROPPING, ids=lambda kernel: kernel.name)
-def test_the_global_seed_decides_what_is_dropped(kernel: Any) -> None:
-    layout = layout_of([20, 70], [20, 70])
-    tensors, call = draw(layout), AttentionArgs(layout=layout, scale=0.3, dropout=0.5)
+@pytest.mark.parametrize("kernel", DROPOUT_KERNELS, ids=lambda kernel: kernel.name)
+def test_dropout_is_seeded_by_the_global_generator(kernel: Any) -> None:
+    layout = make_layout([20, 70], [20, 70])
+    tensors, call = sample_qkv(layout), AttentionArgs(layout=layout, scale=0.3, dropout=0.5)
     outs = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
@@ -231,12 +244,12 @@ def test_the_global_seed_decides_what_is_dropped(kernel: Any) -> None:
 
 
 def test_kernels_without_dropout_refuse_it() -> None:
-    layout = layout_of([4], [4])
-    assert "bmm" in {kernel.name for kernel in DROPPING}
+    layout = make_layout([4], [4])
+    assert "bmm" in {kernel.name for kernel in DROPOUT_KERNELS}
     for kernel in CPU_KERNELS:
-        if kernel not in DROPPING:
+        if kernel not in DROPOUT_KERNELS:
             with pytest.raises(HeedfulError, match="it has no dropout"):
-                attend(*draw(layout), layout, scale=1.0, dropout=0.1, backend=kernel.name)
+                attend(*sample_qkv(layout), layout, scale=1.0, dropout=0.1, backend=kernel.name)
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -247,9 +260,9 @@ def test_best_fit_packs_every_sequence_once(lengths: list[int]) -> None:
     numbers = list(range(len(lengths)))
     lines = best_fit(numbers, lengths, 64)
     assert sorted(number for line in lines for number in line) == numbers
-    filled = [sum(lengths[number] for number in line) for line in lines]
-    assert all(full <= 64 for full in filled)
-    assert sum(2 * full <= 64 for full in filled) <= 1  # two lines that are half empty would have been one
+    used_slots = [sum(lengths[number] for number in line) for line in lines]
+    assert all(used <= 64 for used in used_slots)
+    assert sum(2 * used <= 64 for used in used_slots) <= 1, "two lines are at most half full and could be one"
     assert lines == best_fit(numbers, lengths, 64)
 
 
@@ -257,10 +270,10 @@ def test_best_fit_packs_every_sequence_once(lengths: list[int]) -> None:
     st.lists(st.tuples(st.integers(0, 300), st.none() | st.integers(0, 40)), max_size=20),
     st.sampled_from([1, 1 << 12, 1 << 20]),
 )
-def test_blocks_hold_every_sequence_once_and_keep_to_their_budget(
+def test_blocks_have_every_sequence_once_and_do_not_exceed_the_budget(
     sizes: list[tuple[int, int | None]], budget: int
 ) -> None:
-    layout = layout_of([n for n, _ in sizes], [n if m is None else m for n, m in sizes])
+    layout = make_layout([n for n, _ in sizes], [n if m is None else m for n, m in sizes])
     blocks = list(share_lines(layout, budget=budget))
     assert sorted(number for lines in blocks for line in lines for number in line) == list(range(len(sizes)))
     for lines in blocks:
@@ -271,7 +284,7 @@ def test_blocks_hold_every_sequence_once_and_keep_to_their_budget(
         assert len(lines) == 1 or len(lines) * n * m <= budget
 
 
-# -- an accelerator ---------------------------------------------------------------------------------------
+# -- kernels with tests of their own ----------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -279,40 +292,42 @@ def test_varlen_equals_the_reference() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     for lengths, causal, window in product(LENGTHS.values(), [False, True], [None, 0, 3, 1000]):
-        layout = layout_of(*lengths)
-        tensors = draw(layout, torch.bfloat16, "cuda")
+        layout = make_layout(*lengths)
+        tensors = sample_qkv(layout, torch.bfloat16, "cuda")
         call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window)
-        truth = outcome(REFERENCE, in_double(tensors, None)[0], [], call)
-        allowed = 2 * worst(outcome(REFERENCE, tensors, [], call), truth) + 2**-9  # it rounds its weights as well
+        expected = run_kernel(REFERENCE, in_double(tensors, None)[0], [], call)
+        # varlen rounds the weights to bfloat16 too
+        allowed = 2 * max_error(run_kernel(REFERENCE, tensors, [], call), expected) + 2**-9
         (varlen,) = (kernel for kernel in KERNELS if kernel.name == "varlen")
-        assert worst(outcome(varlen, tensors, [], call), truth) <= allowed, (lengths, causal, window)
+        assert max_error(run_kernel(varlen, tensors, [], call), expected) <= allowed, (lengths, causal, window)
     with pytest.raises(HeedfulError, match=r"in float16 and bfloat16, not in torch\.float32"):
-        attend(*draw(layout, torch.float32, "cuda"), layout, scale=0.3, backend="varlen")
+        attend(*sample_qkv(layout, torch.float32, "cuda"), layout, scale=0.3, backend="varlen")
 
 
-def test_varlen_wants_cuda() -> None:
-    layout = layout_of([3], [3])
+def test_varlen_is_refused_on_a_cpu() -> None:
+    layout = make_layout([3], [3])
     with pytest.raises(HeedfulError, match='"varlen" cannot take this call: it runs on CUDA only'):
-        attend(*draw(layout, torch.bfloat16), layout, scale=0.3, backend="varlen")
+        attend(*sample_qkv(layout, torch.bfloat16), layout, scale=0.3, backend="varlen")
 
 
 @pytest.mark.parametrize("bias", ["none", "table"])
-def test_lined_equals_the_reference(bias: str) -> None:
-    """Keys in lines with room behind them, which nobody sees."""
+def test_dense_cache_equals_the_reference(bias: str) -> None:
+    """Keys are in lines of 16 slots, with unused slots after the last key, as in a KV cache."""
     for queries, causal, window in product([1, 3], [False, True], [None, 2]):
         keys = tuple((line * 16, line * 16 + length) for line, length in enumerate([9, 4, 16]))
         layout = Layout(Layout.of([0, queries, 2 * queries, 3 * queries]).queries, keys, stride=16)
         generator = torch.Generator().manual_seed(0)
         shapes = [(3 * queries, HEADS, WIDTH), (50, HEADS, WIDTH), (50, HEADS, WIDTH)]
         tensors = [torch.randn(shape, generator=generator).double().requires_grad_() for shape in shapes]
-        bias_values, trained = draw_bias(bias, layout)
+        bias_values, trained = sample_bias(bias, layout)
         call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
         assert choose_kernel(*tensors, call).name == "dense_cache"
-        (lined,) = (kernel for kernel in KERNELS if kernel.name == "dense_cache")
-        assert worst(outcome(lined, tensors, trained, call), outcome(REFERENCE, tensors, trained, call)) <= 1e-12
+        (dense_cache,) = (kernel for kernel in KERNELS if kernel.name == "dense_cache")
+        expected = run_kernel(REFERENCE, tensors, trained, call)
+        assert max_error(run_kernel(dense_cache, tensors, trained, call), expected) <= 1e-12
 
 
-def test_when_keys_are_not_in_lines() -> None:
+def test_dense_cache_is_refused_with_a_reason() -> None:
     rows = torch.zeros(4, HEADS, WIDTH)
     for layout, reason in (
         (Layout(((0, 2), (2, 4)), ((0, 2), (2, 4))), "the keys do not lie in lines of one length"),
@@ -324,10 +339,10 @@ def test_when_keys_are_not_in_lines() -> None:
             attend(rows, rows, rows, layout, scale=1.0, causal=True, backend="dense_cache")
 
 
-def test_keys_that_several_sequences_share_have_their_gradients_summed() -> None:
+def test_gradients_of_keys_that_sequences_share_are_summed() -> None:
     layout = Layout(((0, 2), (2, 4)), ((0, 3), (0, 3)))
     tensors = [torch.randn(rows, HEADS, WIDTH, dtype=torch.float64).requires_grad_() for rows in (4, 3, 3)]
     call = AttentionArgs(layout=layout, scale=0.3)
-    truth = outcome(REFERENCE, tensors, [], call)
+    expected = run_kernel(REFERENCE, tensors, [], call)
     for kernel in CPU_KERNELS:
-        assert worst(outcome(kernel, tensors, [], call), truth) <= 1e-12
+        assert max_error(run_kernel(kernel, tensors, [], call), expected) <= 1e-12
