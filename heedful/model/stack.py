@@ -31,16 +31,14 @@ from heedful.model.relations import make_relations
 from heedful.model.token_pruning import TokenPruning, first_token_attention, prune_tokens, rows_after
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import attend_with, repeat_heads
+from heedful.nn.compiled_attention import OperatorBounds, attend_by_operator, operator_bounds
 from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.cpu_ops import TrainedLinear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
 from heedful.nn.inference_linear import linear_columns
 from heedful.nn.layers import HeadNorm, Mlp, make_norm
 from heedful.nn.layout import AttentionArgs, Layout
-from heedful.nn.positions import (
-    ProjectedDistances,
-    RelativePosition,
-)
+from heedful.nn.positions import ProjectedDistances, RelativePosition
 from heedful.packed import Packed, send
 
 
@@ -56,6 +54,7 @@ class ExecutionOptions:
     fused_block: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
     gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of storing activations
     pad_to_bucket: bool | None = None  # round the row count up (default: if each new row count would take time)
+    compiled: bool = False  # blocks run compiled, with self-attention in their graph where an operator computes it
     frozen_layers: int = 0  # lower layers without training and dropout; from 1, the embeddings are frozen too
     token_pruning: TokenPruning | None = None  # tokens that upper layers compute in eval mode (default: all)
 
@@ -71,6 +70,7 @@ class AttentionContext:
     cache: KVCache | None = None
     trace: Trace | None = None
     sequences: int = 0  # how many sequences of the batch to trace: all but the padding sequence
+    bounds: OperatorBounds | None = None  # set if self-attention is an operator in the graph of a compiled block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -123,6 +123,25 @@ class Attention(nn.Module):
             all_heads = (repeat_heads(k, self.heads), repeat_heads(v, self.heads))
             context.trace.record_attention(layer.part, layer.layer, context.sequences, q, *all_heads, args)
         out: Tensor = self.out(select_rows(attend_with(q, k, v, args).flatten(1), layer.output_rows))
+        return out
+
+    def forward_in_graph(
+        self, x: Float[Tensor, "rows width"], bounds: OperatorBounds, layer: LayerContext
+    ) -> Float[Tensor, "some width"]:
+        """Compute `forward` without a bias in operations that torch.compile traces."""
+        q, k, v = self.project(x)
+        q, k = layer.relation.rotate(q, k, layer.prepared)
+        rows = attend_by_operator(
+            q.to(v.dtype),
+            repeat_heads(k.to(v.dtype), self.heads),
+            repeat_heads(v, self.heads),
+            bounds,
+            scale=self.scale,
+            causal=self.causal,
+            window=layer.window,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        out: Tensor = self.out(select_rows(rows.flatten(1), layer.output_rows))
         return out
 
     def project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,7 +245,11 @@ class Block(nn.Module):
         fused = context.execution.fused_block
         if fused is not None and (rows := fused(self, x, context, layer)) is not None:
             return select_rows(rows, layer.output_rows)
-        y = self.attention(self._norm_before(x, self.attention_norm), context, layer)
+        y = self._norm_before(x, self.attention_norm)
+        if context.bounds is None:
+            y = self.attention(y, context, layer)
+        else:
+            y = self.attention.forward_in_graph(y, context.bounds, layer)
         x = self._add(select_rows(x, layer.output_rows), y, self.attention_norm, self.attention_out_dropout)
         if context.memory is not None:
             y = self.cross(self._norm_before(x, self.cross_norm), context, layer.layer)
@@ -291,6 +314,9 @@ class Stack(nn.Module):
         """
         checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
+        bounds = None
+        if execution.compiled and cache is None and trace is None and isinstance(self.config.relation, Rotary | None):
+            bounds = operator_bounds(layout, x, self.config.head_width)
         context = AttentionContext(
             layout=layout,
             execution=execution,
@@ -299,6 +325,7 @@ class Stack(nn.Module):
             cache=cache,
             trace=trace,
             sequences=sequences,
+            bounds=bounds,
         )
         relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
         if isinstance(relations[-1], ProjectedDistances):
@@ -315,7 +342,7 @@ class Stack(nn.Module):
                 assert output_rows is not None
                 rows, batch = self._prune(pruning, x, batch, block)
                 x, output_rows = x.index_select(0, rows), rows_after(rows, output_rows)
-                context = replace(context, layout=Layout.within(batch))
+                context = replace(context, layout=Layout.within(batch), bounds=None)
             layer_context = LayerContext(
                 part=self.part,
                 layer=layer,

@@ -62,28 +62,52 @@ def _not_cuda(q: Tensor) -> str:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute flash attention by the operator that `varlen_attn` calls, which has dropout.
+    """Compute flash attention by the operator that `varlen_attn` calls, which has dropout."""
+    layout, window = args.layout, -1 if args.window is None else args.window
+    bounds = device_bounds(layout, q.device)
+    longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
+    return run_flash(q, k, v, *bounds, *longest, args.scale, args.causal, window, args.dropout)[0]
+
+
+def run_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_bounds: Tensor,
+    k_bounds: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    dropout: float,
+) -> tuple[Tensor, ...]:
+    """Return result, log-sum-exp of the scores and random state of flash attention, and what its debugging needs.
 
     Its masks are aligned at the last query and the last key, as ours.
+
+    Args:
+        q_bounds: Bounds of the query rows, from 0, int32.
+        k_bounds: Bounds of the key rows, from 0, int32.
+        longest_q: Largest number of query rows of a sequence.
+        longest_k: Largest number of key rows of a sequence.
+        window: As in `AttentionArgs`; -1: no window.
     """
-    layout, reach = args.layout, -1 if args.window is None else args.window
-    q_bounds, k_bounds = device_bounds(layout, q.device)
-    longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
-    result = _operator()(
+    return _operator()(
         q,
         k,
         v,
         q_bounds,
         k_bounds,
-        *longest,
-        args.dropout,
-        args.causal and args.window is None,
+        longest_q,
+        longest_k,
+        dropout,
+        causal and window < 0,
         False,
-        scale=args.scale,
-        window_size_left=reach,
-        window_size_right=0 if args.causal else reach,
-    )[0]
-    return result
+        scale=scale,
+        window_size_left=window,
+        window_size_right=0 if causal else window,
+    )
 
 
 def _operator() -> Callable[..., tuple[Tensor, ...]]:
@@ -104,7 +128,8 @@ def _missing_arguments() -> str:
     return f"PyTorch {torch.__version__} has another operator for it, without {', '.join(missing)}" if missing else ""
 
 
-def _not_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def not_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why flash attention cannot compute a call, or an empty string."""
     if reason := _not_cuda(q) or _missing_arguments():
         return reason
     if torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
@@ -140,7 +165,7 @@ def _not_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 
 def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return "" if _not_flash(q, k, v, args) else "packed rows without a bias need no blocks"
+    return "" if not_flash(q, k, v, args) else "packed rows without a bias need no blocks"
 
 
 # -- bounds on the device ---------------------------------------------------------------------------------------
@@ -151,7 +176,7 @@ def _recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
 
     A CUDA graph of this call can be replayed with other bounds in the same tensor.
     """
-    if not _not_flash(q, k, v, args):
+    if not not_flash(q, k, v, args):
         return _flash(q, k, v, args)
     key = ("recorded", args.causal, args.window, q.dtype, isinstance(args.bias, RelativeBias))
     plan = args.layout.cached(key, lambda: _recorded_plan(args, q))
@@ -305,7 +330,7 @@ def _flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 
 CUDA: tuple[Kernel, ...] = (
-    Kernel(name="flash", run=_flash, cannot=_not_flash, slow=_needs_no_dropout),
+    Kernel(name="flash", run=_flash, cannot=not_flash, slow=_needs_no_dropout),
     Kernel(name="grouped", run=_grouped, cannot=_not_grouped, slow=_grouped_is_slow),
     Kernel(name="flex", run=_flex, cannot=_not_flex, slow=_flex_is_slow),
 )
