@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heedful.checkpoint import ModelBundle
-from heedful.device import device_name, tf32_products
+from heedful.device import check_device, device_name, tf32_products
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.attention_report import attention_report
 from heedful.infer.cascade import answer_in_stages
@@ -107,6 +107,7 @@ class BundleEngine:
         prediction_set: float | None = None,
     ) -> None:
         """Apply the plan, which replaces layers of the bundle; see `Engine` for the other arguments."""
+        check_device(next(bundle.parameters()).device)
         self.loaded = bundle
         self.plan = plan
         self.parameters = bundle.count()
