@@ -23,8 +23,8 @@ from heedful.nn.kernels import (
     adds_values,
     bmm,
     device_bounds,
+    flash_cannot,
     fused,
-    keys_have_gaps,
     make_plan,
     run_plan,
     share_lines,
@@ -130,17 +130,7 @@ def _missing_arguments() -> str:
 
 def not_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why flash attention cannot compute a call, or an empty string."""
-    if reason := _not_cuda(q) or _missing_arguments():
-        return reason
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "it needs compute capability 8.0"
-    if q.dtype not in HALVES:
-        return f"it computes in float16 and bfloat16, not in {q.dtype}"
-    if args.bias is not None:
-        return "it has no bias"
-    if q.shape[-1] % 8 or q.shape[-1] > 256:
-        return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    return cannot_differ(k, v) or keys_have_gaps(k, args)
+    return flash_cannot(q, k, v, args) or _missing_arguments()
 
 
 def _needs_no_dropout(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
