@@ -16,6 +16,7 @@ from torch import Tensor
 
 import heedful
 from heedful.nn.attend import REFERENCE
+from heedful.nn.compiled_attention import attend_by_operator, operator_bounds
 from heedful.nn.cuda_attention import CUDA
 from heedful.nn.kernels import KERNELS, Kernel
 from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
@@ -26,7 +27,7 @@ from heedful.train.trainer import Step, Trainer
 from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
 from tests.support.generated_data import classified, data, tune
 from tests.support.tiny_models import save_tiny, sequences
-from tests.train.test_compiled import learn_compiled
+from tests.train.test_compiled import IN_GRAPH_FAMILIES, learn_compiled, learn_in_graph
 
 pytestmark = [
     pytest.mark.gpu,
@@ -196,8 +197,42 @@ def test_the_optimizer_moves_the_same() -> None:
 _SHAPES = {"encoder.blocks.0.mlp.up.weight": (40, 30), "encoder.blocks.0.mlp.up.bias": (40,)}
 
 
+@pytest.mark.timeout(420)
 def test_compiled_blocks_learn_the_same(tmp_path: Path) -> None:
+    """In float64, where attention is computed between the two parts of a block."""
     learn_compiled(tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("family", IN_GRAPH_FAMILIES)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_compiled_blocks_are_one_graph(family: str, dropout: float, tmp_path: Path) -> None:
+    learn_in_graph(tmp_path, family, "cuda", dropout)
+
+
+@pytest.mark.timeout(420)
+def test_compiled_blocks_that_are_one_graph_learn_the_same(tmp_path: Path) -> None:
+    learn_in_graph(tmp_path, "bert", "cuda", backend="inductor", timeout=400)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 3), (True, 3)])
+def test_the_operator_of_compiled_blocks_equals_the_reference(causal: bool, window: int | None, dropout: float) -> None:
+    layout = layout_of([130, 7, 0, 250], [130, 7, 0, 250])
+    q, k, v = drawn(layout, torch.bfloat16, 64)
+    bounds = operator_bounds(layout, torch.empty(387, 128, device="cuda", dtype=torch.bfloat16), 64)
+    assert bounds is not None
+    call = AttentionArgs(layout=layout, scale=0.1, causal=causal, window=window, dropout=dropout)
+    kernel = BY_NAME["flash" if dropout else "varlen"]
+    outcomes = []
+    for run in (
+        lambda: kernel.run(q, k, v, call),
+        lambda: attend_by_operator(q, k, v, bounds, scale=0.1, causal=causal, window=window, dropout=dropout),
+    ):
+        torch.manual_seed(3)
+        out = run()
+        outcomes.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))])
+    for usual, mine in zip(*outcomes, strict=True):
+        assert (usual.float() - mine.float()).abs().max() <= 0.02 * usual.float().abs().max()
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------

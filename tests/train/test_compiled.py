@@ -88,13 +88,13 @@ from heedful.nn import compiled_attention
 from heedful.packed import Packed
 from heedful.train.compiled import CompiledBlocks
 
-folder, device, dropout = sys.argv[1], sys.argv[2], float(sys.argv[3])
+folder, device, dropout, backend = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]
 graphs = []
 
 
 def counting(module, inputs):
     graphs.append(module)
-    return lookup_backend("aot_eager")(module, inputs)
+    return lookup_backend(backend)(module, inputs)
 
 
 def weights(q, k, bounds, scale, causal, window):
@@ -175,12 +175,14 @@ def test_a_block_is_one_graph_for_batches_of_all_sizes(family: str, tmp_path: Pa
     learn_in_graph(tmp_path, family, "cpu")
 
 
-def learn_in_graph(folder: Path, family: str, device: str, dropout: float = 0.0) -> None:
+def learn_in_graph(
+    folder: Path, family: str, device: str, dropout: float = 0.0, backend: str = "aot_eager", timeout: float = 110
+) -> None:
     """Ten batches of other sizes, compiled and not: all rows of the last block, then some of them."""
     architecture, kinds = IN_GRAPH_FAMILIES[family]
     save_tiny(folder, family, architecture)
-    command = [sys.executable, "-c", IN_GRAPH, str(folder), device, str(dropout)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    command = [sys.executable, "-c", IN_GRAPH, str(folder), device, str(dropout), backend]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr
     all_rows, some_rows = map(int, done.stdout.split()[:2])
     assert 0 < all_rows <= 2 * kinds and 0 < some_rows <= 2, (all_rows, some_rows)
