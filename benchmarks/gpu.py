@@ -51,8 +51,8 @@ padded to a multiple of 8; where nothing is padded it is given no mask. `packed`
 512, which a mask keeps apart: transformers' own path without padding needs flash-attn, which is not installed. Before
 timing every arm makes {checks} updates on one step: `difference` is the largest one of its losses to the first arm's
 over the largest loss, and beyond {bound} an arm is not timed. Only real tokens count. The share of the matrix rate, of
-bfloat16 products, is that of 3 (L (24 d² T + 4 d Σs²) + m (2 d² + 2 d V)) for T real tokens, sequences of s and m hidden
-ones. Peak memory is an arm's own: what it holds between turns and what a turn adds.
+bfloat16 products, is that of 3 (L (24 d² T + 4 d Σs²) + m (2 d² + 2 d V)) for T real tokens, sequences of s, and m
+hidden tokens. Peak memory is an arm's own: what it holds between turns and what a turn adds.
 
 Serving: bfloat16 weights, random ones in the shapes that are named. A text alone goes from ids on the host to the mean
 of its rows on the host; mixed lengths go from text to vectors, in all-MiniLM-L6-v2's shape, by an engine as it is by
