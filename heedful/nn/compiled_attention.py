@@ -42,10 +42,12 @@ def operator_bounds(layout: Layout, x: Float[Tensor, "rows width"], head_width: 
     Args:
         x: The hidden states; under autocast, queries, keys and values have its dtype instead of that of x.
     """
+    if not len(x) or layout.queries != layout.keys:
+        return None
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     q = x.new_empty(1, 1, head_width, dtype=dtype, requires_grad=True).expand(len(x), -1, -1)
-    if not len(x) or layout.queries != layout.keys or not_flash(q, q, q, AttentionArgs(layout=layout, scale=1.0)):
+    if not_flash(q, q, q, AttentionArgs(layout=layout, scale=1.0)):
         return None
     longest = max(stop - start for start, stop in layout.queries)
     return OperatorBounds(rows=device_bounds(layout, x.device)[0], longest=torch.tensor(longest))

@@ -314,10 +314,14 @@ def test_a_wait_ends_when_a_rank_sends_no_heartbeats(monkeypatch: pytest.MonkeyP
 
 
 def test_a_wait_ends_when_the_store_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat_module, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat_module, "SILENCE_SECONDS", 0.01)
     heartbeat = Heartbeat(HashStore(), 1, 2)
-    heartbeat.stop()  # and no store has the heartbeats of rank 0
-    assert [heartbeat.is_rank_lost() for _ in range(heartbeat_module.LOST_READINGS)] == [False] * 4 + [True]
+    heartbeat.stop()  # and the store never has heartbeats of rank 0
+    lost = []
+    for _ in range(heartbeat_module.LOST_READINGS):
+        time.sleep(0.02)
+        lost.append(heartbeat.is_rank_lost())
+    assert lost == [False] * 4 + [True]
 
 
 @pytest.mark.slow
