@@ -42,17 +42,17 @@ turn is timed from an idle device to an idle device. Ratios are taken in each ro
 extremes. {rounds} rounds, {fewest} at least where the time was up. Compiled arms have a table of their own.
 
 Training: masked language modelling, fresh weights of BERT's shapes, a vocabulary of {vocabulary:,}, random ids; no
-dropout; bfloat16 by autocast, weights and AdamW's moments (torch's fused kernel) in float32, the norm clipped to 1; the
-loss of each step is read. Mixed lengths have a mean of 150 and go up to 512 (`mean150` of lengths.py): paragraphs and
-short articles. Sequences and hidden tokens are the same in all arms. Batches lie on the device beforehand, but for `its
-trainer`, where hiding, packing and sending are counted. transformers scores all positions, as its own model does;
-`padded` is to 512, `grouped` are sequences of like lengths of a round, padded to a multiple of 8; where nothing is
-padded it is given no mask. `packed` are sequences end to end in rows of 512, which a mask keeps apart: transformers'
-own path without padding needs flash-attn, which is not installed. Before timing every arm makes {checks} updates on one
-step: `difference` is the largest one of its losses to the first arm's over the largest loss, and beyond {bound} an arm
-is not timed. Only real tokens count. The share of the matrix rate is that of 3 (L (24 d² T + 4 d Σs²) +
-m (2 d² + 2 d V)) for T real tokens, sequences of s and m hidden ones. Peak memory is an arm's own: what it holds
-between turns and what a turn adds.
+dropout, and bfloat16 by autocast, where a table does not say otherwise; weights and AdamW's moments (torch's fused
+kernel) in float32, the norm clipped to 1; the loss of each step is read. Mixed lengths have a mean of 150 and go up to
+512 (`mean150` of lengths.py): paragraphs and short articles. Sequences and hidden tokens are the same in all arms.
+Batches lie on the device beforehand, but for `its trainer`, where hiding, packing and sending are counted. transformers
+scores all positions, as its own model does; `padded` is to 512, `grouped` are sequences of like lengths of a round,
+padded to a multiple of 8; where nothing is padded it is given no mask. `packed` are sequences end to end in rows of
+512, which a mask keeps apart: transformers' own path without padding needs flash-attn, which is not installed. Before
+timing every arm makes {checks} updates on one step: `difference` is the largest one of its losses to the first arm's
+over the largest loss, and beyond {bound} an arm is not timed. Only real tokens count. The share of the matrix rate, of
+bfloat16 products, is that of 3 (L (24 d² T + 4 d Σs²) + m (2 d² + 2 d V)) for T real tokens, sequences of s, and m
+hidden tokens. Peak memory is an arm's own: what it holds between turns and what a turn adds.
 
 Serving: bfloat16 weights, random ones in the shapes that are named. A text alone goes from ids on the host to the mean
 of its rows on the host; mixed lengths go from text to vectors, in all-MiniLM-L6-v2's shape, by an engine as it is by
@@ -183,6 +183,8 @@ def parts(results: Found, size: Size, device: Any, clock: Clock) -> list[tuple[s
     for what in ("mixed lengths, large", "mixed lengths, small", "one length, base"):
         several.append((what, 30.0, partial(training, what, OWN)))
     several.append((BASE + COMPILED, 20.0 + COMPILING, partial(training, BASE + COMPILED, FASTER)))
+    for what in (f"{BASE}, dropout 0.1", f"{BASE}, float32"):
+        several.append((what, 30.0, partial(training, what, OWN)))
     return several
 
 

@@ -45,6 +45,8 @@ class Case:
     tokens: int  # of a step
     steps: int  # of a round
     most: int = 512  # tokens of a sequence
+    dropout: float = 0.0  # of hidden states and of attention weights
+    precision: str = "bfloat16"  # of products, by autocast; or "float32"
 
     @property
     def inner(self) -> int:
@@ -163,7 +165,7 @@ def rows(case: Case) -> list[Sample]:
 
 
 def models(case: Case, folder: str) -> str:
-    """Fresh weights without dropout, in the folder."""
+    """Fresh weights, in the folder."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -176,8 +178,8 @@ def models(case: Case, folder: str) -> str:
         num_attention_heads=case.heads,
         intermediate_size=case.inner,
         max_position_embeddings=max(512, case.most),
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=case.dropout,
+        attention_probs_dropout_prob=case.dropout,
     )
     torch.manual_seed(SEED)
     transformers.BertForMaskedLM(config).save_pretrained(folder)
@@ -186,13 +188,19 @@ def models(case: Case, folder: str) -> str:
 
 # -- arms ---------------------------------------------------------------------------------------------------------
 
+
+def autocast(case: Case, device: torch.device) -> torch.autocast:
+    """Return the context of the forward pass."""
+    import torch
+
+    return torch.autocast(device.type, torch.bfloat16, enabled=case.precision == "bfloat16")
+
+
 Make = Callable[[Given, str, "torch.device", ExitStack, str], Callable[[Given], Callable[[], Losses]]]
 
 
 def packed(inputs: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
     """Heedful's model, objective and optimizer in a plain loop, on batches that lie on the device."""
-    import torch
-
     import heedful
     from heedful.train.compiled import CompiledBlocks
     from heedful.train.optim import AdamW, Optimizer
@@ -204,7 +212,7 @@ def packed(inputs: Given, folder: str, device: torch.device, stack: ExitStack, b
     optimizer = Optimizer(parameters, AdamW(lr=RATE))
 
     def step(batch: Batch) -> float:
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(inputs.case, device):
             loss = drawn.loss(loaded, batch)
         loss.sum.backward()
         gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
@@ -232,8 +240,9 @@ def trainer(inputs: Given, folder: str, device: torch.device, stack: ExitStack, 
     loaded = heedful.load(folder).to(device)
     if backend:
         stack.enter_context(CompiledBlocks(loaded, backend=backend))
+    precision: Any = inputs.case.precision
     settings = TrainSettings(
-        max_steps=10**9, batch_size=1, optimizer=AdamW(lr=RATE), schedule=Constant(), precision="bfloat16", seed=SEED
+        max_steps=10**9, batch_size=1, optimizer=AdamW(lr=RATE), schedule=Constant(), precision=precision, seed=SEED
     )
 
     def rounds(part: Given) -> Callable[[], Losses]:
@@ -260,7 +269,7 @@ def theirs(inputs_of: Callable[[Given, torch.device], list[Inputs]], *, dynamic:
         called: Any = torch.compile(model, backend=backend, dynamic=dynamic) if backend else model
 
         def step(batch: Inputs) -> float:
-            with torch.autocast(device.type, torch.bfloat16):
+            with autocast(inputs.case, device):
                 loss = called(**batch).loss
             loss.float().backward()
             move()

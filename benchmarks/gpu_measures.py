@@ -57,6 +57,8 @@ class Size:
             "mixed lengths, large": _case("large", 24, 1024, "mean150", 16_800, 4),
             "mixed lengths, small": _case("small", 4, 512, "mean150", 67_200, 6),
             "one length, base": _case("base", 12, 768, 150, 16_800, 8),
+            "mixed lengths, base, dropout 0.1": replace(_case("base", 12, 768, "mean150", 16_800, 8), dropout=0.1),
+            "mixed lengths, base, float32": replace(_case("base", 12, 768, "mean150", 16_800, 4), precision="float32"),
         }
     )
     tokens: Sequence[int] = (32, 64, 128)  # of a text alone

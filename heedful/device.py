@@ -13,6 +13,7 @@ import torch
 from heedful.errors import SettingError
 
 CPU = torch.device("cpu")
+ADVICE = "give auto, cpu, or cuda for a GPU"
 
 
 def resolve_device(name: str | torch.device = "auto") -> torch.device:
@@ -23,19 +24,15 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
             or "auto": "cuda" if this process has a GPU, otherwise "cpu".
 
     Raises:
-        SettingError: If the name is unknown, or PyTorch sees no such GPU.
+        SettingError: If the name is unknown, Heedful does not compute on the device (mps), or PyTorch sees no such GPU.
     """
     if name == "auto":
         name = "cuda" if has_gpu() else "cpu"
-    advice = "give auto, cpu, or cuda for a GPU"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f'the device is "{name}": {advice}') from None
-    if device.type not in ("cpu", "cuda", "meta"):
-        raise SettingError(
-            f'the device is "{name}", on which Heedful does not compute (some steps are float64): {advice}'
-        )
+        raise SettingError(f'the device is "{name}": {ADVICE}') from None
+    check_device(device)
     if device.type != "cuda":
         return device
     count, index = torch.cuda.device_count(), device.index
@@ -53,6 +50,17 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise SettingError if Heedful does not compute on this kind of device."""
+    if device.type == "mps":
+        raise SettingError(
+            f'the device is "{device}", and Apple\'s GPUs have no float64, in which Heedful computes positions and '
+            "norms: take cpu, or cuda on a machine with an NVIDIA GPU"
+        )
+    if device.type not in ("cpu", "cuda", "meta"):
+        raise SettingError(f'the device is "{device}", on which Heedful does not compute: {ADVICE}')
 
 
 def has_gpu() -> bool:

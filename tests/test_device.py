@@ -20,6 +20,8 @@ from heedful.infer.tuning.precision_gate import choose_precision, early_stage_pr
 from heedful.runs.run_folder import resolve_auto
 from heedful.train.ranks import SINGLE_PROCESS
 from heedful.train.settings import TrainSettings
+from heedful.train.trainer import Trainer
+from tests.support.tiny_runs import trainer
 
 
 def test_each_process_of_a_host_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,11 +50,34 @@ def test_a_missing_device_is_reported(
         resolve_auto(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
     with pytest.raises(HeedfulError, match='the device is "tpu2": give auto, cpu, or cuda'):
         resolve_device("tpu2")
-    with pytest.raises(HeedfulError, match='the device is "mps", on which Heedful does not compute'):
-        resolve_device("mps")
+    with pytest.raises(HeedfulError, match='the device is "xpu", on which Heedful does not compute: give auto, cpu'):
+        resolve_device("xpu")
     with pytest.raises(SystemExit) as stop:
         main(["predict", BUNDLED_ENCODER, "a [MASK]", "--device", "cuda"])
     assert stop.value.code == 2 and "sees no GPU" in capsys.readouterr().err
+
+
+def test_apples_gpus_are_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer()
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == torch.device("cpu")
+    expected = (
+        'the device is "{}", and Apple\'s GPUs have no float64, .*: take cpu, or cuda on a machine with an NVIDIA'
+    )
+    for refused in (
+        lambda: resolve_device("mps"),
+        lambda: heedful.load(BUNDLED_ENCODER, device="mps"),
+        lambda: Engine(BUNDLED_ENCODER, device="mps"),
+        lambda: resolve_auto(TrainSettings(epochs=1.0, device="mps"), tmp_path, SINGLE_PROCESS, print),
+    ):
+        with pytest.raises(HeedfulError, match=expected.format("mps")):
+            refused()
+    monkeypatch.setattr(made.loaded, "parameters", lambda: iter([SimpleNamespace(device=torch.device("mps", 0))]))
+    with pytest.raises(HeedfulError, match=expected.format("mps:0")):
+        Engine(made.loaded)
+    with pytest.raises(HeedfulError, match=expected.format("mps:0")):
+        Trainer(made.loaded, made.objective, made.samples, made.settings)
 
 
 def test_the_device_decides_the_default_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heedful.checkpoint import ModelBundle
-from heedful.device import device_name, tf32_products
+from heedful.device import check_device, device_name, tf32_products
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.attention_report import attention_report
 from heedful.infer.cascade import answer_in_stages
@@ -39,11 +39,12 @@ from heedful.infer.engine_options import (
 from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
 from heedful.infer.scores import head_module, to_cpu
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
+from heedful.model.attention import select_rows
 from heedful.model.config import Classes, SentenceEmbedding
 from heedful.model.decode import Decoding
 from heedful.model.heads import ClassesHead, pooled_row
 from heedful.model.pooling import PooledClassesHead
-from heedful.model.stack import Transformer, select_rows
+from heedful.model.stack import Transformer
 from heedful.packed import Packed
 from heedful.tasks.answering import (
     Answer,
@@ -107,6 +108,7 @@ class BundleEngine:
         prediction_set: float | None = None,
     ) -> None:
         """Apply the plan, which replaces layers of the bundle; see `Engine` for the other arguments."""
+        check_device(next(bundle.parameters()).device)
         self.loaded = bundle
         self.plan = plan
         self.parameters = bundle.count()

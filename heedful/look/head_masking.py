@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from heedful.model.stack import Block, LayerContext, Transformer
+from heedful.model.attention import LayerContext
+from heedful.model.stack import Block, Transformer
 
 Gates = Mapping[str, Float[Tensor, "layers heads"]]  # by part: encoder, decoder, cross
 ForwardPreHook = Callable[[nn.Module, tuple[object, ...]], tuple[Tensor] | None]

@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from heedful.model.attention import ExecutionOptions, select_rows
 from heedful.model.classic_config import ClassicConfig, Recurrent, RecurrentSeq2Seq, UntrainedSelfAttention
 from heedful.model.embedding import EmbeddingLayer
-from heedful.model.stack import ExecutionOptions, Transformer, select_rows
+from heedful.model.stack import Transformer
 from heedful.model.trace import Trace, TraceItem
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from heedful.model.attention import Attention, CrossAttention
 from heedful.model.config import FanIn, Initialisation, Normal, TruncatedNormal, Xavier
-from heedful.model.stack import Attention, CrossAttention, Stack
+from heedful.model.stack import Stack
 from heedful.nn.layers import Mlp
 from heedful.nn.positions import BucketedPosition
 

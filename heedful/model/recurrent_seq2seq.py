@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from heedful.errors import DataError, ModelError
+from heedful.model.attention import ExecutionOptions, select_rows
 from heedful.model.classic import BidirectionalRnn, Bounds, Rows, time_major_order
 from heedful.model.classic_config import (
     ClassicConfig,
@@ -30,7 +31,7 @@ from heedful.model.classic_config import (
 )
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
-from heedful.model.stack import ExecutionOptions, Transformer, select_rows
+from heedful.model.stack import Transformer
 from heedful.model.trace import Trace, TraceItem
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import Layout

@@ -6,11 +6,9 @@ Hidden states are tensors [rows, width]: a row is a token, and the sequences of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from math import sqrt
-from typing import Any, Self
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +16,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from heedful.errors import DataError, ModelError
+from heedful.model.attention import (
+    Attention,
+    AttentionContext,
+    CrossAttention,
+    ExecutionOptions,
+    LayerContext,
+    select_rows,
+)
 from heedful.model.config import (
     Disentangled,
     ModelConfig,
@@ -31,168 +37,14 @@ from heedful.model.kv_cache import KVCache
 from heedful.model.relations import make_relations
 from heedful.model.token_pruning import TokenPruning, first_token_attention, prune_tokens, rows_after
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
-from heedful.nn.attend import attend_with, repeat_heads
-from heedful.nn.cpu_attention import split_qkv
-from heedful.nn.cpu_ops import TrainedLinear, add_norm, trains_in_bfloat16
+from heedful.nn.attend import repeat_heads
+from heedful.nn.compiled_attention import operator_bounds
+from heedful.nn.cpu_ops import add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
-from heedful.nn.inference_linear import linear_columns
-from heedful.nn.layers import HeadNorm, Mlp, make_norm
-from heedful.nn.layout import AttentionArgs, Layout
-from heedful.nn.positions import (
-    ProjectedDistances,
-    RelativePosition,
-)
+from heedful.nn.layers import Mlp, make_norm
+from heedful.nn.layout import Layout
+from heedful.nn.positions import ProjectedDistances, RelativePosition
 from heedful.packed import Packed, send
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ExecutionOptions:
-    """Options for the speed and memory of a Transformer.
-
-    Results change by rounding only, except with `token_pruning`.
-    """
-
-    encoder_kernel: str = ""  # attention kernel of the encoder to try first (default: the kernel table's order)
-    # function that computes an encoder block in one call, or returns None if it cannot
-    fused_block: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
-    gradient_checkpointing: bool = False  # recompute blocks in the backward pass instead of storing activations
-    pad_to_bucket: bool | None = None  # round the number of rows up (default: where a new number of rows costs time)
-    frozen_layers: int = 0  # lower layers without training and dropout; from 1, the embeddings are frozen too
-    token_pruning: TokenPruning | None = None  # which tokens the upper layers compute in eval mode (default: all)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AttentionContext:
-    """The arguments of attention that all layers of a stack share in one forward pass."""
-
-    layout: Layout  # layout of self-attention
-    execution: ExecutionOptions
-    memory: Float[Tensor, "keys width"] | None = None  # the encoder's hidden states, for cross-attention
-    memory_layout: Layout | None = None  # layout of cross-attention
-    cache: KVCache | None = None  # KV cache, in decoding
-    trace: Trace | None = None  # records attention and hidden states
-    sequences: int = 0  # number of sequences to trace: all of the batch but a padding sequence
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LayerContext:
-    """The arguments of attention in one layer."""
-
-    part: Part
-    layer: int  # index of the layer in its stack
-    window: int | None  # tokens on each side that a token attends to; None: all
-    relation: RelativePosition
-    prepared: Any  # result of relation.prepare for the batch
-    output_rows: Int[Tensor, " outputs"] | None = None  # indices of the rows that the block returns (default: all)
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention in each sequence (Vaswani et al. 2017, section 3.2.2).
-
-    It is W_out concat_h(softmax(scale q_h k_h + bias) v_h), where q, k and v are one projection of the input.
-    """
-
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.causal = config.causal
-        self.dropout = config.attention_dropout
-        self.kv_heads = config.kv_heads or config.heads
-        self.head_width = config.head_width
-        self.scale = _scale(config)
-        self.sizes = config.qkv_sizes
-        self.qkv = TrainedLinear(config.width, sum(self.sizes), bias=config.attention_bias)
-        self.q_norm, self.k_norm = (
-            HeadNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
-        )
-        self.out = TrainedLinear(self.sizes[0], config.width, bias=config.attention_bias)
-
-    def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: LayerContext) -> Tensor:
-        q, k, v = self.project(x)
-        bias = layer.relation.bias(q, k, layer.prepared, self.scale, self.project)
-        q, k = layer.relation.rotate(q, k, layer.prepared)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a rotation returns float32, which fast kernels cannot take
-        if context.cache is not None:
-            k, v = context.cache.update(layer.layer, k, v, context.layout)
-        args = AttentionArgs(
-            layout=context.layout,
-            scale=self.scale,
-            causal=self.causal,
-            window=layer.window,
-            bias=bias,
-            dropout=self.dropout if self.training else 0.0,
-            preferred=context.execution.encoder_kernel if layer.part == "encoder" else "",
-        )
-        if context.trace is not None:
-            all_heads = (repeat_heads(k, self.heads), repeat_heads(v, self.heads))
-            context.trace.record_attention(layer.part, layer.layer, context.sequences, q, *all_heads, args)
-        out: Tensor = self.out(select_rows(attend_with(q, k, v, args).flatten(1), layer.output_rows))
-        return out
-
-    def project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values of rows, [rows, heads, head dimension]; k and v may have fewer heads."""
-        q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
-        return self.q_norm(q), self.k_norm(k), v
-
-    def project_queries(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows heads head_width"]:
-        """Return the queries of rows, without computing keys and values where that is possible."""
-        q: Tensor = self.q_norm(linear_columns(self.qkv, x, 0, self.sizes[0]).unflatten(-1, (self.heads, -1)))
-        return q
-
-    def project_keys(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows kv_heads head_width"]:
-        """Return the keys of rows, without computing queries and values where that is possible."""
-        start, stop = self.sizes[0], sum(self.sizes[:2])
-        k: Tensor = self.k_norm(linear_columns(self.qkv, x, start, stop).unflatten(-1, (self.kv_heads, -1)))
-        return k
-
-
-class CrossAttention(nn.Module):
-    """Multi-head attention from the decoder's hidden states to the encoder's (Vaswani et al. 2017, section 3.2.3).
-
-    Queries are a projection of the decoder's hidden states; keys and values are one of the encoder's, which all
-    decoding steps share.
-    """
-
-    def __init__(self, config: StackConfig) -> None:
-        super().__init__()
-        inner = config.heads * config.head_width
-        self.heads, self.dropout = config.heads, config.attention_dropout
-        self.scale = _scale(config)
-        self.q = TrainedLinear(config.width, inner, bias=config.attention_bias)
-        self.kv = TrainedLinear(config.width, 2 * inner, bias=config.attention_bias)
-        self.out = TrainedLinear(inner, config.width, bias=config.attention_bias)
-
-    def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: int) -> Tensor:
-        assert context.memory_layout is not None and context.memory is not None
-        q = self.q(x).unflatten(-1, (self.heads, -1))
-        if context.cache is None:
-            k, v = self._project(context.memory)
-        else:
-            k, v = context.cache.update_cross(layer, self._project)
-        args = AttentionArgs(
-            layout=context.memory_layout, scale=self.scale, dropout=self.dropout if self.training else 0.0
-        )
-        if context.trace is not None:
-            context.trace.record_attention("cross", layer, context.sequences, q, k, v, args)
-        out: Tensor = self.out(attend_with(q, k, v, args).flatten(1))
-        return out
-
-    def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the encoder's hidden states, [keys, heads, head dimension] each."""
-        k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).unbind(1)
-        return k, v
-
-
-def select_rows(
-    x: Float[Tensor, "rows width"], output_rows: Int[Tensor, " outputs"] | None
-) -> Float[Tensor, "some width"]:
-    """Return the rows with these indices, or all if `output_rows` is None."""
-    return x if output_rows is None else x.index_select(0, output_rows)
-
-
-def _scale(config: StackConfig) -> float:
-    """Return the factor of q k: 1 / sqrt(head dimension), unless the configuration has another one."""
-    return 1 / sqrt(config.head_width) if config.score_scale is None else config.score_scale
 
 
 class Block(nn.Module):
@@ -236,7 +88,11 @@ class Block(nn.Module):
         fused = context.execution.fused_block
         if fused is not None and (rows := fused(self, x, context, layer)) is not None:
             return select_rows(rows, layer.output_rows)
-        y = self.attention(self._norm_before(x, self.attention_norm), context, layer)
+        y = self._norm_before(x, self.attention_norm)
+        if context.bounds is None:
+            y = self.attention(y, context, layer)
+        else:
+            y = self.attention.forward_in_graph(y, context.bounds, layer)
         x = self._add(select_rows(x, layer.output_rows), y, self.attention_norm, self.attention_out_dropout)
         if context.memory is not None:
             y = self.cross(self._norm_before(x, self.cross_norm), context, layer.layer)
@@ -307,6 +163,9 @@ class Stack(nn.Module):
         """
         checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
+        bounds = None
+        if execution.compiled and cache is None and trace is None and isinstance(self.config.relation, Rotary | None):
+            bounds = operator_bounds(layout, x, self.config.head_width)
         context = AttentionContext(
             layout=layout,
             execution=execution,
@@ -315,6 +174,7 @@ class Stack(nn.Module):
             cache=cache,
             trace=trace,
             sequences=sequences,
+            bounds=bounds,
         )
         relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
         if isinstance(relations[-1], ProjectedDistances):
@@ -331,7 +191,7 @@ class Stack(nn.Module):
                 assert output_rows is not None
                 rows, batch = self._prune(pruning, x, batch, block)
                 x, output_rows = x.index_select(0, rows), rows_after(rows, output_rows)
-                context = replace(context, layout=Layout.within(batch))
+                context = replace(context, layout=Layout.within(batch), bounds=None)
             layer_context = LayerContext(
                 part=self.part,
                 layer=layer,

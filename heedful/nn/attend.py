@@ -19,6 +19,7 @@ from heedful.nn.layout import (
     AttentionArgs,
     Bias,
     DenseBias,
+    DisentangledBias,
     Layout,
     RelativeBias,
     allowed_pairs,
@@ -80,7 +81,7 @@ def attend_with(
     _check_shapes(q, k, v, args.layout)
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(*q.shape[:2], v.shape[2])
-    kernel = choose_kernel(q, k, v, args, backend)
+    kernel = _kernel_of_layers(q, k, v, args, backend)
     if not kernel.shares_heads:
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     return kernel.run(q, k, v, args if kernel.has_disentangled_bias else with_dense_bias(q, k, args))
@@ -129,6 +130,24 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend:
     if reason := by_name[backend].cannot(q, k, v, args):
         raise SettingError(f'the attention kernel "{backend}" cannot take this call: {reason}; use backend="auto"')
     return by_name[backend]
+
+
+def _kernel_of_layers(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend: str) -> Kernel:
+    """Return what `choose_kernel` chooses, once for all layers of a batch that call it alike.
+
+    With many sequences a choice takes longer than the launch of a kernel.
+    """
+    match args.bias:
+        case DisentangledBias():  # whether a kernel computes it depends on its numbers, too
+            return choose_kernel(q, k, v, args, backend)
+        case RelativeBias(table=table, values=values):
+            bias: object = table.ndim, values is None
+        case _:
+            bias = type(args.bias)
+    tensors = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in (q, k, v))
+    call = (args.scale < 0, args.causal, args.window, bias, args.dropout, args.preferred)
+    key = ("kernel", backend, tensors, q.requires_grad, call)
+    return args.layout.cached(key, lambda: choose_kernel(q, k, v, args, backend))
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:

@@ -286,7 +286,7 @@ def split_qkv(
         kv_heads: Number of heads of k and of v. If None, `heads`.
     """
     kv_heads = heads if kv_heads is None else kv_heads
-    if not (rows.requires_grad and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or not (rows.requires_grad and torch.is_grad_enabled()):
         return _split(rows, heads, kv_heads)
     q, k, v = _SplitQkv.apply(rows, heads, kv_heads)  # type: ignore[no-untyped-call]
     return q, k, v

@@ -23,9 +23,9 @@ from heedful.nn.kernels import (
     Plan,
     adds_values,
     bmm,
+    cannot_use_flash_attention,
     device_bounds,
     fused,
-    keys_have_gaps,
     make_plan,
     run_plan,
     share_lines,
@@ -64,28 +64,52 @@ def _unless_on_cuda(q: Tensor) -> str:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute flash attention with dropout over packed rows, by the private operator that `varlen_attn` calls.
+    """Compute flash attention with dropout over packed rows, by the private operator that `varlen_attn` calls."""
+    layout, window = args.layout, -1 if args.window is None else args.window
+    bounds = device_bounds(layout, q.device)
+    longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
+    return run_flash(q, k, v, *bounds, *longest, args.scale, args.causal, window, args.dropout)[0]
+
+
+def run_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_bounds: Tensor,
+    k_bounds: Tensor,
+    longest_q: int,
+    longest_k: int,
+    scale: float,
+    causal: bool,
+    window: int,
+    dropout: float,
+) -> tuple[Tensor, ...]:
+    """Return the outputs of flash attention: result, log-sum-exp of the logits, random state, and debugging data.
 
     Like ours, its causal mask and window put the last query at the position of the last key.
+
+    Args:
+        q_bounds: Bounds of the query rows, from 0, int32.
+        k_bounds: Bounds of the key rows, from 0, int32.
+        longest_q: Largest number of query rows of a sequence.
+        longest_k: Largest number of key rows of a sequence.
+        window: As in `AttentionArgs`; -1: no window.
     """
-    layout, reach = args.layout, -1 if args.window is None else args.window
-    q_bounds, k_bounds = device_bounds(layout, q.device)
-    max_lengths = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
-    result = _operator()(
+    return _operator()(
         q,
         k,
         v,
         q_bounds,
         k_bounds,
-        *max_lengths,
-        args.dropout,
-        args.causal and args.window is None,
+        longest_q,
+        longest_k,
+        dropout,
+        causal and window < 0,
         False,
-        scale=args.scale,
-        window_size_left=reach,
-        window_size_right=0 if args.causal else reach,
-    )[0]
-    return result
+        scale=scale,
+        window_size_left=window,
+        window_size_right=0 if causal else window,
+    )
 
 
 def _operator() -> Callable[..., tuple[Tensor, ...]]:
@@ -106,19 +130,9 @@ def _missing_arguments() -> str:
     return f"PyTorch {torch.__version__} has another operator for it, without {', '.join(missing)}" if missing else ""
 
 
-def _cannot_use_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def cannot_use_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why the kernel "flash" cannot compute a call, or an empty string."""
-    if reason := _unless_on_cuda(q) or _missing_arguments():
-        return reason
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "it needs compute capability 8.0"
-    if q.dtype not in HALF_DTYPES:
-        return f"it computes in float16 and bfloat16, not in {q.dtype}"
-    if args.bias is not None:
-        return "it has no bias"
-    if q.shape[-1] % 8 or q.shape[-1] > 256:
-        return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
-    return cannot_differ(k, v) or keys_have_gaps(k, args)
+    return cannot_use_flash_attention(q, k, v, args) or _missing_arguments()
 
 
 def _why_flash_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
@@ -146,7 +160,7 @@ def _cannot_use_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) ->
 
 def _why_grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why another kernel than "grouped" is preferred for a call, or an empty string."""
-    return "" if _cannot_use_flash(q, k, v, args) else "packed rows without a bias need no blocks"
+    return "" if cannot_use_flash(q, k, v, args) else "packed rows without a bias need no blocks"
 
 
 # -- CUDA graphs: sequence boundaries on the device -------------------------------------------------------------
@@ -157,7 +171,7 @@ def _recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
 
     A CUDA graph of this call can be replayed after other boundaries have been written to the same tensor.
     """
-    if not _cannot_use_flash(q, k, v, args):
+    if not cannot_use_flash(q, k, v, args):
         return _flash(q, k, v, args)
     key = ("recorded", args.causal, args.window, q.dtype, isinstance(args.bias, RelativeBias))
     plan = args.layout.cached(key, lambda: _recorded_plan(args, q))
@@ -315,7 +329,7 @@ def _why_flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> s
 
 
 CUDA: tuple[Kernel, ...] = (
-    Kernel(name="flash", run=_flash, cannot=_cannot_use_flash, slow=_why_flash_is_slow),
+    Kernel(name="flash", run=_flash, cannot=cannot_use_flash, slow=_why_flash_is_slow),
     Kernel(name="grouped", run=_grouped, cannot=_cannot_use_grouped, slow=_why_grouped_is_slow),
     Kernel(name="flex", run=_flex, cannot=_cannot_use_flex, slow=_why_flex_is_slow),
 )

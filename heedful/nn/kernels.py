@@ -301,14 +301,29 @@ def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, 
         return block.mask
     assert block.distances is not None and table is not None
     reach = args.bias.reach
-    column = block.distances.clamp(-reach, reach) + reach
-    if table.ndim == 2:
-        bias = table[:, column].transpose(0, 1)
+    if table.ndim == 2 and args.layout.queries == args.layout.keys:
+        bias = _spread_table(table, *block.shape[1:])
+    elif table.ndim == 2:
+        bias = table[:, block.distances.clamp(-reach, reach) + reach].transpose(0, 1)
     else:
+        column = block.distances.clamp(-reach, reach) + reach
         by_row = table.unflatten(0, block.shape[:2]).transpose(1, 2)  # [R, H, Sq, distances]
         bias = by_row.gather(-1, column[:, None].expand(-1, by_row.shape[1], -1, -1))
     bias = bias.to(dtype)
     return bias if block.mask is None else bias + block.mask
+
+
+def _spread_table(
+    table: Float[Tensor, "heads distances"], queries: int, keys: int
+) -> Float[Tensor, "1 heads queries keys"]:
+    """Return the entry of each pair of slots i and j for the distance j - i, which it has in self-attention.
+
+    The gradient sums along diagonals; the gradient of an index for each pair would sort all pairs on a GPU.
+    """
+    reach = table.shape[1] // 2
+    distances = torch.arange(1 - queries, keys, device=table.device).clamp(-reach, reach)
+    by_distance = table[:, distances + reach]
+    return by_distance.unfold(1, keys, 1).flip(1)[None]  # the last query has the first window
 
 
 def _expand_dense(
@@ -488,17 +503,31 @@ def device_bounds(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]
     return layout.cached(("bounds", device), lambda: (send_bounds(layout.queries), send_bounds(layout.keys)))
 
 
-def _cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    """Return why the kernel "varlen" cannot compute a call, or an empty string."""
+def cannot_use_flash_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why PyTorch's flash attention cannot compute a call, or an empty string."""
     if q.device.type != "cuda":
         return "it runs on CUDA only"
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {q.dtype}"
-    if args.bias is not None or args.dropout:
-        return "it has no bias and no dropout"
-    if q.shape[-1] % 8 or q.shape[-1] > 256:
-        return f"its heads are up to 256 wide, in steps of 8, not {q.shape[-1]}"
+    if args.bias is not None:
+        return "it has no bias"
+    width = q.shape[-1]
+    if width % 8 or width > 256:
+        return f"its heads are up to 256 wide, in steps of 8, not {width}"
+    capability = torch.cuda.get_device_capability(q.device) if torch.cuda.is_available() else (8, 0)
+    if capability < (8, 0):
+        return "it needs compute capability 8.0"
+    if width > 192 and q.requires_grad and capability in SMALL_GPUS:
+        return f"it has no gradient of heads wider than 192 on this GPU, and these are {width} wide"
     return cannot_differ(k, v) or keys_have_gaps(k, args)
+
+
+SMALL_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))  # compute capabilities with too little shared memory for some gradients
+
+
+def _cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    """Return why the kernel "varlen" cannot compute a call, or an empty string."""
+    return cannot_use_flash_attention(q, k, v, args) or ("it has no dropout" if args.dropout else "")
 
 
 def keys_have_gaps(k: Tensor, args: AttentionArgs) -> str:

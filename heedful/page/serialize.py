@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model import config as c
+from heedful.model.attention import Attention
 from heedful.model.classic import BidirectionalRnn, ClassicModel
 from heedful.model.classic_config import (
     BagPooling,
@@ -31,7 +32,7 @@ from heedful.model.classic_config import (
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.heads import Transform
 from heedful.model.pooling import PooledClassesHead
-from heedful.model.stack import Attention, Block, Stack, Transformer
+from heedful.model.stack import Block, Stack, Transformer
 from heedful.nn.inference_linear import quantize_rows
 from heedful.nn.positions import BucketedPosition, RotaryPosition, distance_buckets, sinusoid
 

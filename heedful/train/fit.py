@@ -267,7 +267,8 @@ class _FitLoop(Generic[Share]):
             self.best_metric, self.best_tie_breaker, self.best_step = result.metric_value, result.tie_breaker, step
             if self.settings.load_best_at_end:
                 weights = self._evaluated_weights()
-                self.best_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+                # on the CPU, since a GPU may need the memory
+                self.best_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
         self.reporter.evaluated(step, result, best)
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from torch._C._distributed_c10d import Store
 
 BEAT_SECONDS = 0.5  # seconds between two heartbeats
 SILENCE_SECONDS = 5 * BEAT_SECONDS  # seconds without a heartbeat after which a rank counts as dead
+LOST_READINGS = 5  # consecutive readings without a new heartbeat after which a rank is given up
 LEAVING = "leaving"  # mark in the last heartbeat of a rank that ends by itself
 MISSING_KEY = "lost"  # store key of the missing ranks, as the first rank that noticed it named them
 
@@ -42,6 +44,9 @@ class Heartbeat:
         self.collectives = 0  # collective operations that this rank has entered; the caller counts them
         self._store, self._number, self._leaving, self._stop = store, 0, False, threading.Event()
         self._reported = ""  # missing ranks, as another rank named them
+        self._next_reading = 0.0  # time from which `is_rank_lost` reads the store again
+        self._last_beats = [Beat(0, 0)] * size  # heartbeats at its last reading
+        self._silent_readings = [0] * size  # consecutive readings without a new heartbeat, by rank
         self._store.set_timeout(timedelta(seconds=SILENCE_SECONDS))
         self._beat()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -51,6 +56,24 @@ class Heartbeat:
         """Stop sending heartbeats."""
         self._stop.set()
         self._thread.join(SILENCE_SECONDS)
+
+    def is_rank_lost(self) -> bool:
+        """Return whether another rank was reported as missing, or has sent no heartbeat for LOST_READINGS readings.
+
+        Call it again and again while waiting for other ranks; it reads the store every SILENCE_SECONDS. Readings are
+        counted instead of seconds, since all processes of a machine may have been suspended together.
+        """
+        if self._reported or time.monotonic() < self._next_reading:
+            return bool(self._reported)
+        self._next_reading = time.monotonic() + SILENCE_SECONDS
+        beats = self._last_beats
+        with suppress(RuntimeError):  # without the store, all ranks are silent
+            beats = self._beats()
+        for rank, (old, new) in enumerate(zip(self._last_beats, beats, strict=True)):
+            is_silent = rank != self.rank and old.number == new.number
+            self._silent_readings[rank] = self._silent_readings[rank] + 1 if is_silent else 0
+        self._last_beats = beats
+        return max(self._silent_readings) >= LOST_READINGS
 
     def missing_ranks(self) -> str:
         """Name the ranks that other ranks wait for, for an error message; takes a few seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,11 +20,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from heedful.device import has_gpu, resolve_device
 from heedful.errors import RunError, SettingError
-from heedful.train.heartbeat import Heartbeat, format_ranks
+from heedful.train.heartbeat import SILENCE_SECONDS, Heartbeat, format_ranks
 from heedful.train.microbatch import is_out_of_memory
 
 T = TypeVar("T")
 CONNECTION_ERROR = re.compile(r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE)  # PyTorch's messages
+POLL_SECONDS = 1e-4  # time between two looks at a GPU
 RENDEZVOUS_TIMEOUT = timedelta(minutes=1)  # minimum time for the start of all ranks
 
 
@@ -54,6 +55,36 @@ class Ranks:
         if work is not None:
             with self.translate_errors():
                 work.wait()
+
+    def wait_for_gpu(self, device: torch.device) -> None:
+        """Wait until a GPU has computed what it was sent; returns at once on a CPU, and if there is one rank.
+
+        Call this before a number is read from the GPU: a sum by NCCL waits for a lost rank forever, and so would the
+        read. `wait` does not: for NCCL it only lets later work of the GPU wait.
+
+        Raises:
+            RunError: If another rank is lost, or after `timeout`.
+        """
+        if self.size > 1 and device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            self.wait_until(event.query)
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Wait until a function returns True, such as `is_completed` of the work of a sum over ranks.
+
+        Raises:
+            RunError: If another rank is lost, or after `timeout`.
+        """
+        start = time.monotonic()
+        with self.translate_errors():
+            while not is_done():
+                seconds = time.monotonic() - start
+                if seconds > self.timeout.total_seconds():
+                    raise RuntimeError(f"timed out after {seconds:.0f} s")
+                if self.heartbeat is not None and seconds > SILENCE_SECONDS and self.heartbeat.is_rank_lost():
+                    raise RuntimeError(f"connection lost: no heartbeat, after {seconds:.0f} s of waiting")
+                time.sleep(POLL_SECONDS)
 
     def new_subgroup(self, members: Sequence[int]) -> dist.ProcessGroup | None:
         """Make a process group of some ranks; all ranks call this, and those outside of the group get None."""
@@ -144,11 +175,15 @@ def connect_ranks(device: str = "auto") -> Iterator[Ranks]:
             f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}: {_first_sentence(error)}. Check that "
             "all ranks are started, and that this address, which is rank 0's, can be reached from here"
         ) from None
+    has_failed = True
     try:
         yield Ranks(rank=rank, size=size, heartbeat=heartbeat, timeout=timeout)
+        has_failed = False
     finally:
         heartbeat.stop()
-        dist.destroy_process_group()
+        # sums by NCCL may wait for a lost rank, and destroy_process_group for them; PyTorch aborts them at exit
+        if backend == "gloo" or not has_failed:
+            dist.destroy_process_group()
 
 
 def _gpu_of_each_rank(store: Store, rank: int, size: int) -> torch.device | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import ModelBundle
 from heedful.data.sampler import BatchSampler, derive_seed
-from heedful.device import resolve_device, resolve_dtype
+from heedful.device import check_device, resolve_device, resolve_dtype
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.model.stack import Transformer
 from heedful.objectives import Batch, Objective, Sample
@@ -84,6 +84,7 @@ class Trainer:
         self._models: list[nn.Module] = [loaded, *([] if extra_module is None else [extra_module])]
         self.loaded = loaded
         self.device = next(loaded.parameters()).device
+        check_device(self.device)
         if settings.device != "auto" or self.device.type == "cpu":
             self.device = resolve_device(settings.device)
         if settings.deterministic and self.device.type == "cuda":
@@ -113,6 +114,7 @@ class Trainer:
         self.seconds = 0.0  # duration of all steps, earlier parts of a resumed run included
         self.tokens_seen = 0  # tokens of all steps on all ranks, earlier parts of a resumed run included
         self.stop_requested = False  # may be set to True at any time: all ranks stop after the same step
+        self.state_copied: torch.cuda.Event | None = None  # end of a copy of the state, which the next update waits for
         self._loader: StepLoader | None = None  # prepares the next steps of the current stage
         self._prefetches = self.device.type == "cuda"  # whether a thread prepares the next step during a step
         self._skipped = 0  # number of consecutive steps without an update
@@ -239,9 +241,13 @@ class Trainer:
         count = sum(counts)
         mean, factor = 1 / count if count else 0.0, self._lr_factor()
         loss, scale = sum(losses) * mean, mean / self._loss_factor
+        self.ranks.wait_for_gpu(self.device)
         norm = self._data_parallel.global_norm(self._optimizer.grad_norm(gradients, scale=scale))
         updated = math.isfinite(loss) and math.isfinite(norm)
         if updated:
+            if self.state_copied is not None:
+                self.state_copied.wait(torch.cuda.current_stream(self.device))
+                self.state_copied = None
             self._optimizer.step(gradients, lr_factor=factor, scale=scale, grad_norm=norm)
             self.average.update(self.step + 1)
         loss_scale, is_overflow = None, False
@@ -424,6 +430,7 @@ class Trainer:
             if failed is None:
                 if self._loader is not None:
                     self._loader.prefetch()  # the device has work for a while
+                self.ranks.wait_for_gpu(self.device)
                 return sum(torch.stack(sums).tolist()) if sums else 0.0, count, tokens
             self._shrink_micro_batches(failed)
             batches = StepBatches.of(self.objective, batches.share, self._max_tokens)

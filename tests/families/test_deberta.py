@@ -17,7 +17,7 @@ from heedful.checkpoint import read_config
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
-from heedful.model.stack import Attention
+from heedful.model.attention import Attention
 from heedful.nn.positions import ProjectedDistances, signed_log_buckets
 from heedful.packed import Packed
 from tests.support.sentencepiece_models import train_sentencepiece

@@ -16,9 +16,18 @@ from torch import Tensor
 
 import heedful
 from heedful.nn.attend import REFERENCE
+from heedful.nn.compiled_attention import attend_by_operator, operator_bounds
 from heedful.nn.cuda_attention import CUDA
 from heedful.nn.kernels import KERNELS, Kernel
-from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
+from heedful.nn.layout import (
+    AttentionArgs,
+    Bias,
+    DenseBias,
+    Layout,
+    RelativeBias,
+    allowed_pairs,
+    relative_distances,
+)
 from heedful.packed import Packed
 from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Optimizer
@@ -26,7 +35,7 @@ from heedful.train.trainer import Step, Trainer
 from tests.nn.test_kernels import HEADS, LENGTHS, make_layout, max_error, run_kernel, sample_bias
 from tests.support.generated_data import classified, data, tune
 from tests.support.tiny_models import save_tiny, sequences
-from tests.train.test_compiled import learn_compiled
+from tests.train.test_compiled import IN_GRAPH_FAMILIES, learn_compiled, learn_in_graph
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,6 +54,7 @@ KINDS = {  # which precisions each kernel is checked in
     "bmm": (torch.float64, torch.float32, torch.bfloat16),
     "flex": (torch.float32, torch.bfloat16),
 }
+BIASES = {"flash": ("none",), "varlen": ("none",), "flex": ("none", "table", "rows")}  # of kernels that lack some
 
 
 def drawn(layout: Layout, dtype: torch.dtype, width: int) -> list[Tensor]:
@@ -71,14 +81,17 @@ def moved(bias: Bias | None, dtype: torch.dtype) -> tuple[Bias | None, list[Tens
     return None, []
 
 
-def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: int, **more: Any) -> None:
-    """Forward and backward of one call, beside the reference in float64 on numbers of the same precision."""
+def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: int, **more: Any) -> bool:
+    """Compare forward and backward of one call with the reference in float64 on numbers of the same precision.
+
+    Returns whether the kernel computes such a call.
+    """
     tensors, (bias_values, trained) = drawn(layout, dtype, width), moved(sample_bias(bias, layout)[0], dtype)
     if not len(tensors[0]) or not len(tensors[1]):
-        return  # attend answers before it takes a kernel
+        return False  # attend answers before it takes a kernel
     call = AttentionArgs(layout=layout, scale=0.3, bias=bias_values, **more)
     if kernel.cannot(*tensors, call):
-        return
+        return False
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     exact_bias, exact_trained = moved(bias_values, torch.float64)
     truth = run_kernel(
@@ -92,6 +105,7 @@ def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: 
         allowed = 2 * max_error(run_kernel(REFERENCE, tensors, trained, call), truth) + eps
     error = max_error(results, truth)
     assert error <= allowed, (kernel.name, bias, dtype, more, layout.sizes(), error, allowed)
+    return True
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, several in KINDS.items() for dtype in several])
@@ -100,21 +114,27 @@ def test_every_kernel_equals_the_reference(name: str, dtype: torch.dtype, bias: 
     calls = GRID if name != "flex" else GRID[::3]  # it is compiled for each number of rows
     torch._dynamo.reset()
     several = [LENGTHS["ragged"], LENGTHS["lines shared and not"]] if name == "flex" else LENGTHS.values()
-    for lengths in several:
-        for causal, window in calls:
-            check(BY_NAME[name], make_layout(*lengths), bias, dtype, 16, causal=causal, window=window)
+    computed = [
+        check(BY_NAME[name], make_layout(*lengths), bias, dtype, 16, causal=causal, window=window)
+        for lengths in several
+        for causal, window in calls
+    ]
+    assert any(computed) == (bias in BIASES.get(name, (bias,)))
 
 
 @pytest.mark.parametrize("name", ["flash", "varlen", "grouped"])
 def test_widths_of_heads(name: str) -> None:
     for width in (8, 40, 64, 96, 128, 256):
-        check(BY_NAME[name], make_layout([130, 7, 250], [130, 9, 250]), "none", torch.bfloat16, width, causal=True)
+        layout = make_layout([130, 7, 250], [130, 9, 250])
+        assert check(BY_NAME[name], layout, "none", torch.bfloat16, width, causal=True) or width == 256
 
 
 @pytest.mark.parametrize("name", ["flash", "grouped"])
 @pytest.mark.parametrize("bias", ["none", "table"])
-def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 7), (True, 7)])
+def test_dropout_drops_weights_after_the_softmax(name: str, bias: str, causal: bool, window: int | None) -> None:
     kernel, p, width = BY_NAME[name], 0.25, 64
+    mask: dict[str, Any] = {"causal": causal, "window": window}
     layout = make_layout([64, 40, 5, 60] * 4, [64, 40, 9, 61] * 4)
     generator = torch.Generator().manual_seed(1)
     shapes = [(layout.rows, 4, width), (layout.keys[-1][1], 4, width)]
@@ -122,12 +142,12 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
     places = [j for first, last in layout.keys for j in range(last - first)]
     v = torch.eye(width)[places][:, None].expand(-1, 4, -1).contiguous().to("cuda", torch.bfloat16).requires_grad_()
     bias_values = RelativeBias(table=torch.randn(4, 7, generator=generator).to("cuda")) if bias == "table" else None
-    call = AttentionArgs(layout=layout, scale=0.1, bias=bias_values, dropout=p)
+    call = AttentionArgs(layout=layout, scale=0.1, bias=bias_values, dropout=p, **mask)
     if kernel.cannot(q, k, v, call):
         pytest.skip(kernel.cannot(q, k, v, call))
     exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
     double = None if bias_values is None else RelativeBias(table=bias_values.table.double())
-    weights = REFERENCE.run(*exact, AttentionArgs(layout=layout, scale=0.1, bias=double)).detach()
+    weights = REFERENCE.run(*exact, AttentionArgs(layout=layout, scale=0.1, bias=double, **mask)).detach()
     outs = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
@@ -146,11 +166,12 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
     for (start, stop), (first, last) in zip(layout.queries, layout.keys, strict=True):
         n, m = stop - start, last - first
         scores = 0.1 * torch.einsum("ihd,jhd->hij", exact[0][start:stop], exact[1][first:last])
+        distances = relative_distances(n, m, q.device)
         if double is not None:
-            gap = torch.arange(m, device="cuda")[None] - torch.arange(m - n, m, device="cuda")[:, None]
-            scores = scores + double.table[:, gap.clamp(-3, 3) + 3]
-        mask = nonzero[start:stop, :, :m].transpose(0, 1).double() / (1 - p)
-        rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1) * mask, exact[2][first:last]))
+            scores = scores + double.table[:, distances.clamp(-3, 3) + 3]
+        scores = scores.masked_fill(~allowed_pairs(distances, call), -math.inf)
+        factors = nonzero[start:stop, :, :m].transpose(0, 1).double() / (1 - p)
+        rows.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1) * factors, exact[2][first:last]))
     right = torch.autograd.grad(torch.cat(rows), exact, gradient.double())
     assert max_error(list(gradients), list(right)) < 0.03
 
@@ -198,8 +219,42 @@ def test_the_optimizer_moves_the_same() -> None:
 _SHAPES = {"encoder.blocks.0.mlp.up.weight": (40, 30), "encoder.blocks.0.mlp.up.bias": (40,)}
 
 
+@pytest.mark.timeout(420)
 def test_compiled_blocks_learn_the_same(tmp_path: Path) -> None:
+    """In float64, where attention is computed between the two parts of a block."""
     learn_compiled(tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("family", IN_GRAPH_FAMILIES)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_compiled_blocks_are_one_graph(family: str, dropout: float, tmp_path: Path) -> None:
+    learn_in_graph(tmp_path, family, "cuda", dropout)
+
+
+@pytest.mark.timeout(420)
+def test_compiled_blocks_that_are_one_graph_learn_the_same(tmp_path: Path) -> None:
+    learn_in_graph(tmp_path, "bert", "cuda", backend="inductor", timeout=400)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 3), (True, 3)])
+def test_the_operator_of_compiled_blocks_equals_the_reference(causal: bool, window: int | None, dropout: float) -> None:
+    layout = make_layout([130, 7, 0, 250], [130, 7, 0, 250])
+    q, k, v = drawn(layout, torch.bfloat16, 64)
+    bounds = operator_bounds(layout, torch.empty(387, 128, device="cuda", dtype=torch.bfloat16), 64)
+    assert bounds is not None
+    call = AttentionArgs(layout=layout, scale=0.1, causal=causal, window=window, dropout=dropout)
+    kernel = BY_NAME["flash" if dropout else "varlen"]
+    outcomes = []
+    for run in (
+        lambda: kernel.run(q, k, v, call),
+        lambda: attend_by_operator(q, k, v, bounds, scale=0.1, causal=causal, window=window, dropout=dropout),
+    ):
+        torch.manual_seed(3)
+        out = run()
+        outcomes.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))])
+    for usual, mine in zip(*outcomes, strict=True):
+        assert (usual.float() - mine.float()).abs().max() <= 0.02 * usual.float().abs().max()
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import random
+import time
 import warnings
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,18 @@ import torch
 
 import heedful
 from heedful.checkpoint import BundleConfig, ModelBundle, create
-from heedful.errors import HeedfulWarning
+from heedful.errors import HeedfulWarning, RunError
+from heedful.model.attention import Attention, CrossAttention
 from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
-from heedful.model.stack import Attention, CrossAttention
 from heedful.nn import attend
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import pack_samples
 from heedful.objectives.masked_lm import MaskedLM
+from heedful.train.async_checkpoint import AsyncCheckpointer
+from heedful.train.checkpoint import CheckpointManager
 from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Constant
+from heedful.train.ranks import Ranks
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.generated_data import data, tune
 from tests.support.tiny_models import save_tiny, sequences, target
@@ -219,6 +224,17 @@ def test_a_step_of_each_family_waits_at_most_twice(family: str, tmp_path: Path) 
     assert len(waits) <= 2, waits
 
 
+def test_a_wait_for_the_gpu_ends_with_its_work_or_at_the_deadline() -> None:
+    device, cycles = torch.device("cuda", 0), 2_000_000_000  # about a second
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    begun = time.monotonic()
+    with pytest.raises(RunError, match="timed out"):
+        Ranks(size=2, timeout=timedelta(seconds=0.2)).wait_for_gpu(device)
+    assert time.monotonic() - begun < 0.6
+    Ranks(size=2).wait_for_gpu(device)
+    assert torch.cuda.current_stream(device).query()
+
+
 @pytest.mark.parametrize("task", ["classify", "tag", "packed"])
 def test_a_step_of_each_task_waits_at_most_twice(task: str) -> None:
     waits = waits_of_a_step(trainer(task, device="cuda", precision="bfloat16"))
@@ -275,6 +291,24 @@ def test_micro_batches_follow_free_memory(tmp_path: Path) -> None:
     assert done.status == "completed"
     (line,) = [text for text in messages if text.startswith("training on ")]
     assert torch.cuda.get_device_name(0) in line and "in float32, in micro-batches of up to " in line, line
+
+
+def test_a_checkpoint_in_the_background_holds_the_values_of_its_step(tmp_path: Path) -> None:
+    training = encoder()
+    for _ in range(3):
+        training.train_step()
+    expected = {name: tensor.cpu() for name, tensor in everything(training)[0].items()}
+    saver = AsyncCheckpointer(CheckpointManager(tmp_path / "state"), training, background=True)
+    torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # the copies and the next updates wait for it
+    copies = saver._copy(training.state()[0])
+    assert all(tensor.is_pinned() for name, tensor in copies.items() if name.startswith("model/"))
+    saver.save(training.step, *training.state())
+    for _ in range(3):
+        training.train_step()
+    saver.wait()
+    saved = CheckpointManager(tmp_path / "state").load()
+    training.close()
+    assert saved is not None and saved.step == 3 and same(saved.tensors, expected) and same(copies, expected)
 
 
 def test_a_checkpoint_holds_nothing_of_batches_made_ahead() -> None:

@@ -27,6 +27,7 @@ from heedful.look.page_api import PageAPI
 from heedful.look.positions_view import positions_view
 from heedful.look.qk_spectrum import qk_spectrum, spectrum_of
 from heedful.look.word_vectors import analogy, contextual_similarity
+from heedful.model.attention import AttentionContext, ExecutionOptions, LayerContext
 from heedful.model.classic_config import ClassicConfig, RecurrentSeq2Seq
 from heedful.model.config import (
     EmbeddingConfig,
@@ -37,7 +38,7 @@ from heedful.model.config import (
     StackConfig,
     TransformerXl,
 )
-from heedful.model.stack import AttentionContext, Block, ExecutionOptions, LayerContext
+from heedful.model.stack import Block
 from heedful.nn.inference_linear import Int8Linear, OneDnnLinear, cannot_use_onednn
 from heedful.nn.positions import TransformerXlPosition
 from heedful.packed import Packed

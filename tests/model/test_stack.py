@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import heedful.nn.dropout
 from heedful.checkpoint import BundleConfig, ModelBundle
 from heedful.errors import HeedfulError
+from heedful.model.attention import ExecutionOptions
 from heedful.model.config import (
     Buckets,
     EmbeddingConfig,
@@ -23,7 +24,7 @@ from heedful.model.config import (
     Sinusoidal,
     StackConfig,
 )
-from heedful.model.stack import Block, ExecutionOptions, Transformer
+from heedful.model.stack import Block, Transformer
 from heedful.nn.dropout import STEPS
 from heedful.packed import Packed
 

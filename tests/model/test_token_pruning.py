@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import BundleConfig, ModelBundle
 from heedful.errors import ModelError
+from heedful.model.attention import ExecutionOptions
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import (
     Choice,
@@ -27,7 +28,7 @@ from heedful.model.config import (
     StackConfig,
     TokenClasses,
 )
-from heedful.model.stack import Block, ExecutionOptions
+from heedful.model.stack import Block
 from heedful.model.token_pruning import MIN_TOKENS, TokenPruning, cannot_prune, first_token_attention, rows_after
 from heedful.model.trace import Trace
 from heedful.packed import Packed

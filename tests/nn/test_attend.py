@@ -335,6 +335,24 @@ def test_the_first_kernel_that_can_compute_the_call_is_chosen(monkeypatch: pytes
     assert verdicts(explain(q, k, v, call)) == {"picky": "taken", "reference": "could, but one above is preferred"}
 
 
+def test_layers_that_call_alike_share_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[float, int | None]] = []
+    choose = attend_module.choose_kernel
+
+    def counted(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend: str = "auto") -> Kernel:
+        chosen.append((args.dropout, args.window))
+        return choose(q, k, v, args, backend)
+
+    monkeypatch.setattr(attend_module, "choose_kernel", counted)
+    for layout in (make_layout([5, 6]), make_layout([3, 8])):
+        tensors = sample_qkv(layout)
+        for window in (None, 2, None, 2):
+            attend(*tensors, layout, scale=0.5, window=window)
+        attend(*tensors, layout, scale=0.5, bias=sample_bias("table", layout))
+        attend(*tensors, layout, scale=0.5, dropout=0.5)
+    assert chosen == [(0.0, None), (0.0, 2), (0.0, None), (0.5, None)] * 2
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_explain_names_every_kernel_once_and_the_chosen_one(dropout: float) -> None:
     (q, k, v), call = make_call(dropout)

@@ -159,6 +159,29 @@ def test_choice_of_kernels_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose_kernel(q, q, q, call).name == name, (name, explain(q, q, q, call))
 
 
+@pytest.mark.parametrize(
+    ("capability", "width", "learns", "name"),
+    [
+        ((7, 5), 64, False, "grouped"),  # T4, which infers in float16
+        ((8, 0), 256, True, "varlen"),
+        ((8, 6), 192, True, "varlen"),
+        ((8, 6), 256, True, "grouped"),
+        ((8, 6), 256, False, "varlen"),
+        ((9, 0), 256, True, "varlen"),
+    ],
+)
+def test_gpus_that_lack_flash_attention_or_its_gradient(
+    capability: tuple[int, int], width: int, learns: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeTensorMode():
+        q = torch.empty(40, 4, width, device="cuda", dtype=torch.float16, requires_grad=learns)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for dropout, expected in ((0.0, name), (0.1, name.replace("varlen", "flash"))):
+        call = AttentionArgs(layout=make_layout([20, 20], [20, 20]), scale=1.0, dropout=dropout)
+        assert choose_kernel(q, q, q, call).name == expected, explain(q, q, q, call)
+
+
 def test_keys_that_belong_to_no_sequence_are_refused() -> None:
     with FakeTensorMode():
         q, k = (torch.empty(rows, 4, 64, device="cuda", dtype=torch.bfloat16) for rows in (40, 50))

@@ -16,7 +16,7 @@ from torch import Tensor
 from heedful.errors import HeedfulError
 from heedful.nn.attend import REFERENCE, attend, choose_kernel
 from heedful.nn.dropout import STEPS
-from heedful.nn.kernels import KERNELS, best_fit, share_lines
+from heedful.nn.kernels import KERNELS, _spread_table, best_fit, share_lines
 from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
 TESTED_ELSEWHERE = ("varlen", "dense_cache", "native")  # by tests of their own; native in test_cpu_ops.py
@@ -302,6 +302,17 @@ def test_varlen_equals_the_reference() -> None:
         assert max_error(run_kernel(varlen, tensors, [], call), expected) <= allowed, (lengths, causal, window)
     with pytest.raises(HeedfulError, match=r"in float16 and bfloat16, not in torch\.float32"):
         attend(*sample_qkv(layout, torch.float32, "cuda"), layout, scale=0.3, backend="varlen")
+
+
+def test_a_table_is_spread_over_the_pairs_of_a_block() -> None:
+    table = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for queries, keys in ((1, 1), (3, 5), (6, 2), (9, 9)):
+        distances = torch.arange(keys)[None] - torch.arange(queries)[:, None]
+        spread, indexed = _spread_table(table, queries, keys), table[:, distances.clamp(-3, 3) + 3][None]
+        assert torch.equal(spread, indexed)
+        weights = torch.randn(spread.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        gradients = [torch.autograd.grad(bias, table, weights)[0] for bias in (spread, indexed)]
+        torch.testing.assert_close(*gradients, atol=1e-13, rtol=0)
 
 
 def test_varlen_is_refused_on_a_cpu() -> None:

@@ -113,6 +113,8 @@ def together(job: Job, trainer: Trainer) -> dict[str, Any]:
     tensors = [torch.arange(5.0), torch.ones(6) * mine.rank, torch.zeros(0), torch.full((2,), 0.5).double()]
     begun = [mine.all_reduce_async(tensor) for tensor in tensors]
     for process in begun:
+        assert process is not None
+        mine.wait_until(process.is_completed)
         mine.wait(process)
     mine.barrier()
     return {
@@ -124,7 +126,18 @@ def together(job: Job, trainer: Trainer) -> dict[str, Any]:
     }
 
 
-DONE = {"fit": fitted, "updates": updated, "soak": soaked, "together": together}
+def polled(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Wait for a sum in which one rank, which is suspended, does not take part."""
+    mine = trainer.ranks
+    if mine.rank == job.rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    work = mine.all_reduce_async(torch.ones(3))
+    assert work is not None
+    mine.wait_until(work.is_completed)
+    return {}
+
+
+DONE = {"fit": fitted, "updates": updated, "soak": soaked, "together": together, "polled": polled}
 
 
 class Stop(Reporter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,56 @@ def test_an_async_checkpoint_holds_the_values_of_its_step(tmp_path: Path) -> Non
     saved = store.load()
     assert saved is not None and saved.step == 1 == saved.values["step"]
     assert same(saved.tensors, expected[0])
+
+
+class Stream:
+    """A stream of a GPU, and the event at its end, which note who waits for them."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: Stream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> Stream:
+        return Stream("copies", self.log)
+
+    def wait(self, other: Stream) -> None:
+        self.log.append(f"{other.name} waits for {self.name}")
+
+    def synchronize(self) -> None:
+        self.log.append(f"the thread waits for {self.name}")
+
+
+def test_a_gpu_copies_on_a_stream_for_which_the_next_update_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    steps = Stream("steps", log)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side", log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: steps)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    made, store = trainer(), Slow(tmp_path / "state")
+    made.train_step()
+    expected = everything(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "device", torch.device("cuda", 0))
+        saver = AsyncCheckpointer(store, made, background=True)
+        saver.save(made.step, *made.state())
+    update = made._optimizer.step
+
+    def updated(*arguments: Any, **more: Any) -> None:
+        log.append("update")
+        update(*arguments, **more)
+
+    monkeypatch.setattr(made._optimizer, "step", updated)
+    assert log[0] == "side waits for steps"
+    made.train_step()
+    store.go.set()
+    saver.wait()
+    assert log.index("steps waits for copies") < log.index("update") and "the thread waits for copies" in log
+    saved = store.load()
+    assert saved is not None and same(saved.tensors, expected[0])
 
 
 def test_a_run_that_saves_behind_is_the_same(tmp_path: Path) -> None:

@@ -10,17 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import DistStoreError, HashStore
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, RunError
+from heedful.train import heartbeat as heartbeat_module
 from heedful.train import ranks as ranks_module
+from heedful.train.heartbeat import Heartbeat
 from heedful.train.ranks import SINGLE_PROCESS, Ranks, _gpu_of_each_rank, _new_store, connect_ranks
 from tests.support.processes import ONE_THREAD, ForkServer, Job, fork_server, free_port, left, told, weights
 from tests.support.tiny_runs import CALM, distance, same, trainer
@@ -266,6 +270,89 @@ def test_what_a_lost_rank_is_known_by(said: str, lost: bool) -> None:
     kind, text = (HeedfulError, "rank 0 waits for") if lost else (RuntimeError, said)
     with pytest.raises(kind, match=text), SINGLE_PROCESS.translate_errors():
         raise RuntimeError(said)
+
+
+class Work:
+    """Work that is complete when it is asked for the time of that number."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def is_completed(self) -> bool:
+        self.times -= 1
+        return self.times <= 0
+
+
+def test_work_is_polled_with_a_deadline() -> None:
+    work = Work(5)
+    Ranks(size=2).wait_until(work.is_completed)
+    assert work.times == 0
+    mine = Ranks(size=2, timeout=timedelta(seconds=0.1))
+    with pytest.raises(HeedfulError, match=r"^rank 0 waits for another rank, which has ended, or hangs: timed out"):
+        mine.wait_until(Work(10**9).is_completed)
+    SINGLE_PROCESS.wait_for_gpu(torch.device("cuda", 0))  # without other ranks, and on a CPU, nothing is waited for
+    mine.wait_for_gpu(torch.device("cpu"))
+
+
+def test_a_wait_ends_when_a_rank_sends_no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (heartbeat_module, ranks_module):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.03)
+    monkeypatch.setattr(heartbeat_module, "LOST_READINGS", 2)
+    store = HashStore()
+    beats = [Heartbeat(store, rank, 3) for rank in range(3)]
+    mine, end = Ranks(size=3, heartbeat=beats[0]), time.monotonic() + 1.5
+    try:
+        mine.wait_until(lambda: time.monotonic() > end)
+        beats[2].stop()
+        expected = r"^rank 0 waits for rank 2, which has ended, or hangs: connection lost: no heartbeat, after \d s"
+        with pytest.raises(HeedfulError, match=expected):
+            mine.wait_until(lambda: False)
+    finally:
+        for heartbeat in beats:
+            heartbeat.stop()
+
+
+def test_a_wait_ends_when_the_store_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat_module, "SILENCE_SECONDS", 0.01)
+    heartbeat = Heartbeat(HashStore(), 1, 2)
+    heartbeat.stop()  # and the store never has heartbeats of rank 0
+    lost = []
+    for _ in range(heartbeat_module.LOST_READINGS):
+        time.sleep(0.02)
+        lost.append(heartbeat.is_rank_lost())
+    assert lost == [False] * 4 + [True]
+
+
+@pytest.mark.slow
+def test_a_suspended_rank_is_named_within_30_seconds(server: ForkServer, job: Job) -> None:
+    job = replace(job, what="polled", rank=1, patience=100.0)
+    started = time.monotonic()
+    pids = server.begin(job, 2)
+    try:
+        wait_for(Path(job.out) / "rank-0.json", b"rank 0 waits for rank 1")
+        assert time.monotonic() - started < 30
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        server.wait(pids)
+
+
+def test_an_error_leaves_sums_by_nccl_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may wait for a lost rank, and to destroy the process group would wait for them."""
+    ended: list[str] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(ranks_module, "rendezvous", lambda *_, **__: iter([(SimpleNamespace(clone=HashStore), 0, 1)]))
+    monkeypatch.setattr(ranks_module, "_new_store", lambda store, *_: store)
+    monkeypatch.setattr(ranks_module.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(ranks_module.dist, "init_process_group", lambda backend, **_: ended.append(backend))
+    monkeypatch.setattr(ranks_module.dist, "destroy_process_group", lambda: ended.append("destroyed"))
+    for has_gpu, fails in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        with pytest.raises(RunError) if fails else nullcontext(), connect_ranks("cpu"):
+            if fails:
+                raise RunError("lost")
+    assert ended == ["cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl", "destroyed", "gloo", "destroyed"]
 
 
 def test_ranks_that_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:

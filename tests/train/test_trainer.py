@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from heedful.families.names import to_hf_names
 from heedful.objectives import Batch, Sample
 from heedful.train import trainer as trainer_module
 from heedful.train.optim import AdamW, Constant, Linear, lr_factor
+from heedful.train.ranks import Ranks
 from heedful.train.trainer import Step, StoppedError, Trainer, TrainSettings
 from tests.support import tiny_runs
 from tests.support.tiny_models import sequences, tiny
@@ -359,6 +361,28 @@ def test_a_stop_leaves_the_step_that_is_running() -> None:
 
 
 # -- what the trainer leaves alone --------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_waited_for_before_its_numbers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read by itself would wait forever for a sum in which a lost rank does not take part."""
+    log: list[str] = []
+    made = trainer()
+    tolist, norm = Tensor.tolist, made._optimizer.grad_norm
+
+    def read(tensor: Tensor) -> Any:
+        if sys._getframe(1).f_code.co_name == "_accumulate_gradients":
+            log.append("losses")
+        return tolist(tensor)
+
+    def normed(*arguments: Any, **more: Any) -> float:
+        log.append("norm")
+        return norm(*arguments, **more)
+
+    monkeypatch.setattr(Ranks, "wait_for_gpu", lambda self, device: log.append(f"wait for {device}"))
+    monkeypatch.setattr(Tensor, "tolist", read)
+    monkeypatch.setattr(made._optimizer, "grad_norm", normed)
+    made.train_step()
+    assert log == ["wait for cpu", "losses", "wait for cpu", "norm"]
 
 
 def test_the_callers_generators_go_on_as_if_nothing_had_been() -> None:

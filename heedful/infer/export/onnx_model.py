@@ -30,8 +30,9 @@ from heedful.infer.export.onnx_graph import (
 )
 from heedful.model import config as c
 from heedful.model import heads as h
+from heedful.model.attention import Attention
 from heedful.model.embedding import EmbeddingLayer
-from heedful.model.stack import Attention, Block, Stack, Transformer
+from heedful.model.stack import Block, Stack, Transformer
 from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.positions import (
     BucketedPosition,

@@ -29,8 +29,9 @@ from heedful.infer.tuning.execution_plan import (
     unsupported_reason,
 )
 from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
+from heedful.model.attention import AttentionContext, ExecutionOptions, LayerContext
 from heedful.model.config import Shaw, StackConfig, TransformerXl
-from heedful.model.stack import AttentionContext, Block, ExecutionOptions, LayerContext
+from heedful.model.stack import Block
 from heedful.nn.attend import KERNELS, attend_with
 from heedful.nn.layers import Mlp
 from heedful.nn.layout import AttentionArgs, Layout

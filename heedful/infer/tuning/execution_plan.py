@@ -13,8 +13,9 @@ from heedful.checkpoint import ModelBundle
 from heedful.device import has_fast_bfloat16
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
+from heedful.model.attention import ExecutionOptions
 from heedful.model.config import Buckets, Disentangled, ModelConfig, Shaw, StackConfig, TransformerXl
-from heedful.model.stack import Block, ExecutionOptions, Stack
+from heedful.model.stack import Block, Stack
 from heedful.nn.cpu_ops import usable_kernels
 from heedful.nn.inference_linear import (
     FUSED,

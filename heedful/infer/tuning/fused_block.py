@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from heedful.csrc import kernels
-from heedful.model.stack import AttentionContext, Block, LayerContext
+from heedful.model.attention import AttentionContext, LayerContext
+from heedful.model.stack import Block
 from heedful.nn.cpu_attention import cannot_attend, span_table
 from heedful.nn.cpu_ops import DTYPE_CODES, address, empty, usable_kernels
 from heedful.nn.inference_linear import Int8Linear, NativeLinear

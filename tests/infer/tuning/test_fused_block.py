@@ -20,8 +20,8 @@ from heedful.infer.precision import Precision
 from heedful.infer.tuning.autotune import autotune
 from heedful.infer.tuning.execution_plan import ExecutionPlan
 from heedful.infer.tuning.fused_block import _Block
+from heedful.model.attention import AttentionContext, LayerContext
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
-from heedful.model.stack import AttentionContext, LayerContext
 from heedful.model.trace import Trace
 from heedful.nn.cpu_ops import address
 from heedful.nn.layout import Layout
