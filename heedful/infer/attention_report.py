@@ -15,22 +15,22 @@ TEXT_TOKENS = 64  # tokens of each text in the batch
 
 
 def attention_report(
-    loaded: ModelBundle, plan: ExecutionPlan | None, limit: int | None, token_budget: int
+    bundle: ModelBundle, plan: ExecutionPlan | None, limit: int | None, token_budget: int
 ) -> Iterator[str]:
     """Yield an explanation of the attention of a batch of short texts; nothing for a model without self-attention.
 
     Args:
-        loaded: The model.
-        plan: How it is computed; None: as it was loaded.
+        bundle: The model.
+        plan: Its execution plan; None: it has none, as after `load`.
         limit: Maximum tokens of a text; None: any number.
         token_budget: Maximum tokens of a batch.
     """
-    stack = loaded.config.model.encoder or loaded.config.model.decoder
+    stack = bundle.config.model.encoder or bundle.config.model.decoder
     if stack is None:
         return
     length = min(TEXT_TOKENS, limit or TEXT_TOKENS, token_budget)
     count = token_budget // length
-    parameter = next(loaded.parameters())
+    parameter = next(bundle.parameters())
     q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
     args = AttentionArgs(
         layout=Layout.of(range(0, count * length + 1, length)),

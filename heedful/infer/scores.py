@@ -11,11 +11,11 @@ from heedful.tasks.answering import AnswerHead
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 
 
-def head_module(loaded: ModelBundle, answerer: AnswerHead) -> nn.Module:
+def head_module(bundle: ModelBundle, answer_head: AnswerHead) -> nn.Module:
     """Return the module of a model's head; of a pre-training head, the one that the answer head uses."""
-    head = loaded.head
+    head = bundle.head
     if isinstance(head, PretrainingHead):
-        return head.next if answerer is NEXT_SENTENCE_HEAD else head.masked
+        return head.next if answer_head is NEXT_SENTENCE_HEAD else head.masked
     assert head is not None
     return head
 

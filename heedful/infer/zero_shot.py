@@ -104,7 +104,7 @@ def can_classify_zero_shot(head: Head | None) -> bool:
 def _with_head(engine: EngineType, head: AnswerHead, candidates: CandidateLabels) -> EngineType:
     """Return an engine with the same model and another answer head."""
     changed = engine.without_early_stages()
-    changed._answerers, changed.candidates = (head,), candidates
+    changed._answer_heads, changed.candidates = (head,), candidates
     return changed
 
 
@@ -144,7 +144,7 @@ def _pair_head(candidates: CandidateLabels, score: Callable[[Tensor], Tensor]) -
         windows=prompt_windows,
         answer=answer,
         prediction=_prediction,
-        columns=lambda loaded, generation: _columns(candidates) | {"windows": int},
+        columns=lambda bundle, generation: _columns(candidates) | {"windows": int},
         pairs=False,
     )
 
@@ -165,7 +165,7 @@ def _vector_head(candidates: CandidateLabels, vectors: Tensor) -> AnswerHead:
         answer=answer,
         long_inputs="truncate",
         prediction=_prediction,
-        columns=lambda loaded, generation: _columns(candidates) | {"truncated_tokens": int},
+        columns=lambda bundle, generation: _columns(candidates) | {"truncated_tokens": int},
         pairs=False,
     )
 

@@ -216,31 +216,31 @@ def fingerprint(engine: BundleEngine) -> str:
 
     That is weights, configuration, tokenizer, thresholds, options, token pruning, and the stages of a cascade.
     """
-    loaded = engine.loaded
+    bundle = engine.loaded
     digest = hashlib.sha256()
-    if loaded.token_pruning is not None:
-        digest.update(repr(loaded.token_pruning).encode())
+    if bundle.token_pruning is not None:
+        digest.update(repr(bundle.token_pruning).encode())
     for stage, threshold in engine.stages[:-1]:
         digest.update(f"{fingerprint(stage)} from {threshold!r} ".encode())
     # plans may keep norms in float32, which must not change the fingerprint
     dtype = None if engine.plan is None else activation_dtype(engine.plan.precision)
-    for name, stored in sorted(loaded.named_tensors().items()):
+    for name, stored in sorted(bundle.named_tensors().items()):
         tensor = stored if dtype is None or not isinstance(stored, nn.Parameter) else stored.to(dtype)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(as_bytes(tensor))
-    config, thresholds = loaded.config, sorted(loaded.thresholds.items())
+    config, thresholds = bundle.config, sorted(bundle.thresholds.items())
     writing = engine.writing if engine.kind == "language_model" else None
     facts = (
         config.family,
         config.model,
         config.head,
         thresholds,
-        loaded.text_suffix,
+        bundle.text_suffix,
         engine.limit,
         engine.max_length,
         writing,
         engine.min_confidence,
-        engine.prediction_set and (engine.prediction_set, loaded.calibration),
+        engine.prediction_set and (engine.prediction_set, bundle.calibration),
         engine.candidates,
     )
     digest.update(f"{facts!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))

@@ -61,13 +61,13 @@ class Exported:
         return max(self.differences.values())
 
 
-def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) -> Exported:
+def export(bundle: ModelBundle, output: str | Path, *, overwrite: bool = False) -> Exported:
     """Write a model as an ONNX graph for padded batches.
 
     Nothing is written if an output differs from the packed model's by more than TOLERANCE.
 
     Args:
-        loaded: The model, in float32 on the CPU.
+        bundle: The model, in float32 on the CPU.
         output: A file that ends with .onnx; otherwise a folder for model.onnx, config.json, the tokenizer's files and,
             for sentence embeddings, those of sentence-transformers.
         overwrite: Whether an existing file or folder may be replaced.
@@ -76,36 +76,36 @@ def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) 
         HeedfulError: If the model cannot be exported, the graph computes something else, or it cannot be written.
     """
     output = Path(output)
-    if loaded.early_stages:
-        raise cascade_refusal(loaded.source, "exported")
-    if loaded.token_pruning is not None:
-        raise pruned_refusal(loaded.source, "exported")
+    if bundle.early_stages:
+        raise cascade_refusal(bundle.source, "exported")
+    if bundle.token_pruning is not None:
+        raise pruned_refusal(bundle.source, "exported")
     _require("onnx")
     _require("onnxruntime")
     _check_free(output, overwrite)
-    if {(parameter.dtype, parameter.device.type) for parameter in loaded.parameters()} != {(torch.float32, "cpu")}:
-        raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
-    limit = _limit(loaded.config.model, loaded.max_length)
-    graph = build_graph(loaded, limit or 0)
+    if {(parameter.dtype, parameter.device.type) for parameter in bundle.parameters()} != {(torch.float32, "cpu")}:
+        raise HeedfulError(f"{bundle.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
+    limit = _limit(bundle.config.model, bundle.max_length)
+    graph = build_graph(bundle, limit or 0)
     if graph.size > MAX_BYTES:
         raise HeedfulError(
-            f"{loaded.source} has {graph.size:,} bytes of weights: an ONNX file has at most {MAX_BYTES:,}"
+            f"{bundle.source} has {graph.size:,} bytes of weights: an ONNX file has at most {MAX_BYTES:,}"
         )
-    config = write_config(loaded.config) | {"dtype": "float32"}
-    data = graph.model(_notes(loaded, config, limit)).SerializeToString()
-    training = loaded.training
-    loaded.eval()
+    config = write_config(bundle.config) | {"dtype": "float32"}
+    data = graph.model(_notes(bundle, config, limit)).SerializeToString()
+    training = bundle.training
+    bundle.eval()
     try:
-        differences = _differences(loaded, data, graph.outputs, limit)
+        differences = _differences(bundle, data, graph.outputs, limit)
     finally:
-        loaded.train(training)
+        bundle.train(training)
     if too_large := {name: difference for name, difference in differences.items() if not difference <= TOLERANCE}:
         listed = ", ".join(f"{name} by {difference:.1e}" for name, difference in too_large.items())
         raise HeedfulError(
-            f"the graph of {loaded.source} does not compute what the model does: {listed} of the largest number, and "
+            f"the graph of {bundle.source} does not compute what the model does: {listed} of the largest number, and "
             f"{TOLERANCE:.0e} is allowed. Nothing was written; this is a fault of Heedful: report it with config.json"
         )
-    path = _write(output, data, loaded, config, overwrite)
+    path = _write(output, data, bundle, config, overwrite)
     names = {"inputs": tuple(graph.inputs), "outputs": tuple(graph.outputs)}
     return Exported(path=path, size=len(data), max_length=limit, differences=differences, **names)
 
@@ -144,18 +144,18 @@ def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
     return MAX_POSITIONS if limit is None and needs_table else limit
 
 
-def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
+def _notes(bundle: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
     """Return the metadata of the file as texts; lists and objects are written as JSON."""
-    head = loaded.config.head
+    head = bundle.config.head
     notes: dict[str, object] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
     if isinstance(head, c.Classes | c.TokenClasses):
         notes["labels"] = head.labels
     if isinstance(head, c.Classes):
         notes["problem_type"] = head.problem_type
-    if loaded.thresholds:
-        notes["thresholds"] = loaded.thresholds
-    if loaded.tokenizer is not None:
-        notes["tokenizer"] = loaded.tokenizer.fingerprint
+    if bundle.thresholds:
+        notes["thresholds"] = bundle.thresholds
+    if bundle.tokenizer is not None:
+        notes["tokenizer"] = bundle.tokenizer.fingerprint
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in notes.items()
@@ -167,7 +167,7 @@ def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None)
 
 
 def _differences(
-    loaded: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None
+    bundle: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None
 ) -> dict[str, float]:
     """Return the largest difference of each output from the packed model's, relative to the latter's largest number."""
     session = _session(data)
@@ -175,13 +175,13 @@ def _differences(
     largest = dict.fromkeys(outputs, 0.0)
     for number, lengths in enumerate(LENGTHS):
         mask = _attention_mask(lengths, limit, pad_left=number == 1)
-        embedding = loaded.config.model.embedding
+        embedding = bundle.config.model.embedding
         tokens = generator.integers(embedding.vocabulary, size=mask.shape)
         types = generator.integers(max(embedding.types, 1), size=mask.shape)
         arrays = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
         feeds = {node.name: _shaped_for(node, arrays[node.name]) for node in session.get_inputs()}
         exported_outputs = session.run(list(outputs), feeds)
-        packed_outputs = _packed_outputs(loaded, tokens, types, mask)
+        packed_outputs = _packed_outputs(bundle, tokens, types, mask)
         for (name, output), exported, packed in zip(outputs.items(), exported_outputs, packed_outputs, strict=True):
             expected = packed.numpy()
             without_padding = exported[mask] if SEQUENCE in output.shape else exported
@@ -217,15 +217,15 @@ def _shaped_for(node: NodeArg, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...
 
 
 def _packed_outputs(
-    loaded: ModelBundle, tokens: Grid, types: Grid, mask: Bool[np.ndarray, "sequences positions"]
+    bundle: ModelBundle, tokens: Grid, types: Grid, mask: Bool[np.ndarray, "sequences positions"]
 ) -> list[Tensor]:
     """Return the outputs of the packed model for the tokens, in the order of the graph's outputs."""
     ids = [row[row_mask].tolist() for row, row_mask in zip(tokens, mask, strict=True)]
     type_ids = [row[row_mask].tolist() for row, row_mask in zip(types, mask, strict=True)]
-    batch, head = Packed.of(ids, type_ids), loaded.config.head
+    batch, head = Packed.of(ids, type_ids), bundle.config.head
     with torch.inference_mode():
-        rows = loaded.hidden_states(batch)
-        scores = [] if loaded.head is None else loaded.head(rows, batch)
+        rows = bundle.hidden_states(batch)
+        scores = [] if bundle.head is None else bundle.head(rows, batch)
     head_outputs = [scores] if isinstance(scores, Tensor) else list(scores)
     if isinstance(head, c.SpanScores):
         return list(head_outputs[0].unbind(-1))
@@ -235,7 +235,7 @@ def _packed_outputs(
 # -- writing --------------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, object], overwrite: bool) -> Path:
+def _write(out: Path, data: bytes, bundle: ModelBundle, config: Mapping[str, object], overwrite: bool) -> Path:
     """Write the file, or the folder with all its files, and return the path of the ONNX file."""
     try:
         if out.suffix == ".onnx":
@@ -249,11 +249,11 @@ def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, obj
                 folder / "config.json",
                 [(json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()],
             )
-            if loaded.tokenizer is not None:
-                loaded.tokenizer.save(folder, types=loaded.config.model.uses_token_types)
-            if isinstance(loaded.config.head, c.SentenceEmbedding):
+            if bundle.tokenizer is not None:
+                bundle.tokenizer.save(folder, types=bundle.config.model.uses_token_types)
+            if isinstance(bundle.config.head, c.SentenceEmbedding):
                 sentence_transformers.write_modules(
-                    folder, loaded.config.head, loaded.config.model.width, loaded.named_tensors()
+                    folder, bundle.config.head, bundle.config.model.width, bundle.named_tensors()
                 )
     except OSError as error:
         raise HeedfulError(f"{out} could not be written: {error.strerror or error}") from error

@@ -58,23 +58,23 @@ class BatchInputs:
     max_positions: int  # length of tables of positions
 
 
-def build_graph(loaded: ModelBundle, max_positions: int) -> Graph:
+def build_graph(bundle: ModelBundle, max_positions: int) -> Graph:
     """Return the graph of a model.
 
     Its inputs are input_ids, attention_mask and, if the model has token types, token_type_ids; its outputs are those of
     the head, see `add_head`.
 
     Args:
-        loaded: The model.
+        bundle: The model.
         max_positions: Length of tables of positions, and so the maximum tokens of a text; 0: there are no tables.
 
     Raises:
         HeedfulError: If the model cannot be exported.
     """
-    _check_exportable(loaded)
-    g = Graph({id(parameter): name for name, parameter in loaded.named_tensors().items()})
-    has_choices = isinstance(loaded.config.head, c.Choice)
-    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (loaded.config.model.embedding.types > 1)
+    _check_exportable(bundle)
+    g = Graph({id(parameter): name for name, parameter in bundle.named_tensors().items()})
+    has_choices = isinstance(bundle.config.head, c.Choice)
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (bundle.config.model.embedding.types > 1)
     g.inputs = dict.fromkeys(names, (BATCH, CHOICES, SEQUENCE) if has_choices else (BATCH, SEQUENCE))
     inputs = [_flatten_choices(g, name) for name in names] if has_choices else names
     batch = BatchInputs(
@@ -83,19 +83,19 @@ def build_graph(loaded: ModelBundle, max_positions: int) -> Graph:
         types=inputs[2] if inputs[2:] else None,
         max_positions=max_positions,
     )
-    stack = loaded.model.encoder or loaded.model.decoder
+    stack = bundle.model.encoder or bundle.model.decoder
     assert stack is not None
-    rows = add_stack(g, stack, add_embedding(g, loaded.model.embedding, batch), batch)
-    g.outputs = add_head(g, loaded, rows, batch)
+    rows = add_stack(g, stack, add_embedding(g, bundle.model.embedding, batch), batch)
+    g.outputs = add_head(g, bundle, rows, batch)
     return g
 
 
-def _check_exportable(loaded: ModelBundle) -> None:
+def _check_exportable(bundle: ModelBundle) -> None:
     """Raise a HeedfulError if a model is more than one stack of blocks with a head that can be exported."""
-    model, head = loaded.config.model, loaded.config.head
-    entries = FAMILIES[loaded.config.family].heads.values()
+    model, head = bundle.config.model, bundle.config.head
+    entries = FAMILIES[bundle.config.family].heads.values()
     reason = ""
-    if type(loaded.model) is not Transformer:
+    if type(bundle.model) is not Transformer:
         reason = "is not a Transformer alone"
     elif model.encoder is not None and model.decoder is not None:
         reason = "has a decoder beside its encoder"
@@ -109,7 +109,7 @@ def _check_exportable(loaded: ModelBundle) -> None:
         reason = f'has a "{head.kind}" head'
     if reason:
         raise HeedfulError(
-            f"{loaded.source} ({loaded.config.family}) {reason}: what can be exported is one stack of blocks, alone or "
+            f"{bundle.source} ({bundle.config.family}) {reason}: what can be exported is one stack of blocks, alone or "
             "with a head: classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
         )
 
@@ -327,10 +327,10 @@ def _rotate(g: Graph, x: str, sin: str, cos: str) -> str:
 # -- heads ----------------------------------------------------------------------------------------------------
 
 
-def add_head(g: Graph, loaded: ModelBundle, x: str, batch: BatchInputs) -> dict[str, Output]:
+def add_head(g: Graph, bundle: ModelBundle, x: str, batch: BatchInputs) -> dict[str, Output]:
     """Add the head of a model to its last hidden states; return the outputs by their names in transformers."""
-    config, width = loaded.config.head, loaded.config.model.width
-    head: Any = loaded.head
+    config, width = bundle.config.head, bundle.config.model.width
+    head: Any = bundle.head
     hidden_states = {"last_hidden_state": Output(x, (BATCH, SEQUENCE, width))}
     match config:
         case None:
@@ -340,7 +340,7 @@ def add_head(g: Graph, loaded: ModelBundle, x: str, batch: BatchInputs) -> dict[
             return hidden_states | {"pooler_output": Output(pooled, (BATCH, width))}
         case c.SentenceEmbedding():
             vectors = _add_sentence_vectors(g, head, x, batch)
-            return hidden_states | {"sentence_embedding": Output(vectors, (BATCH, config.width(loaded.config.model)))}
+            return hidden_states | {"sentence_embedding": Output(vectors, (BATCH, config.width(bundle.config.model)))}
         case c.MaskedTokens():
             return {"logits": _add_masked_tokens(g, head, config, x)}
         case c.NextSentenceScores():

@@ -77,13 +77,13 @@ class NewChunk(NamedTuple):
 
 def new_chunk(engine: ScheduledEngine, chunk: Chunk, top_k: int, writing: GenerationConfig | None) -> NewChunk:
     """Return a chunk to be queued; chunks of one engine, answer head and settings may share a batch."""
-    generates = chunk.answerer.generate is not None
+    generates = chunk.answer_head.generate is not None
     settings = (writing or engine.writing) if generates else writing
 
     def score_batch(batch: list[Chunk]) -> Sequence[object] | Decoding:
         return engine.decode(batch, settings) if generates else engine.score(batch, settings, top_k=top_k)
 
-    key = id(engine), top_k, settings, id(chunk.answerer)
+    key = id(engine), top_k, settings, id(chunk.answer_head)
     return NewChunk(token_cost(len(chunk.encoded), settings), chunk, key, score_batch, generates)
 
 

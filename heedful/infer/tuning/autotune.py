@@ -73,10 +73,10 @@ def autotune_enabled() -> bool:
     return os.environ.get(AUTOTUNE_VARIABLE) != "off"
 
 
-def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
+def fastest_plan(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
     """Return the fastest plan for a model on its device; see `tuned_plan`, which checks the precision before."""
-    stack = loaded.config.model.encoder or loaded.config.model.decoder
-    parameter = next(loaded.parameters())
+    stack = bundle.config.model.encoder or bundle.config.model.decoder
+    parameter = next(bundle.parameters())
     if stack is None:
         return ExecutionPlan(precision=precision, why=("a model without blocks has one plan",))
     if parameter.device.type != "cpu":
@@ -89,7 +89,7 @@ def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
     facts = {"machine": tuning_cache.machine_facts(), "precision": precision, "stack": repr(stack)}
     plan = tuning_cache.read_entry(facts, _plan_from_record)
     if plan is None:
-        plan = _measure_plan(loaded, stack, precision)
+        plan = _measure_plan(bundle, stack, precision)
         tuning_cache.write_entry(facts, asdict(plan))
     return plan
 
@@ -105,19 +105,19 @@ def _plan_from_record(record: Any) -> ExecutionPlan:
     return plan
 
 
-def _measure_plan(loaded: ModelBundle, config: StackConfig, precision: Precision) -> ExecutionPlan:
+def _measure_plan(bundle: ModelBundle, config: StackConfig, precision: Precision) -> ExecutionPlan:
     """Time the kernels of attention and of linear layers, and return the plan with the fastest."""
     plan = ExecutionPlan(precision=precision)
-    dtype = next(loaded.parameters()).dtype
+    dtype = next(bundle.parameters()).dtype
     with torch.inference_mode():
         # these relations have a bias for each row, which takes most of the time whatever the kernel
         has_row_bias = isinstance(config.relation, Shaw | TransformerXl)
-        if loaded.model.encoder is not None and not has_row_bias:
+        if bundle.model.encoder is not None and not has_row_bias:
             plan = _with_attention(plan, config, dtype)
         if precision == "int8":
             return replace(plan, linears="int8", why=(*plan.why, "linear layers: int8 products"))
-        linear = next(module for module in loaded.modules() if isinstance(module, Mlp)).up
-        block = None if loaded.model.encoder is None else loaded.model.encoder.blocks[0]
+        linear = next(module for module in bundle.modules() if isinstance(module, Mlp)).up
+        block = None if bundle.model.encoder is None else bundle.model.encoder.blocks[0]
         return _with_linears(plan, config, linear, block if isinstance(block, Block) else None)
 
 

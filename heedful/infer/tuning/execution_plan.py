@@ -85,9 +85,9 @@ def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.d
     return ""
 
 
-def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
+def apply_plan(bundle: ModelBundle, plan: ExecutionPlan) -> None:
     """Replace linear layers of a model and set its execution options; the model can no longer be trained."""
-    model = loaded.model
+    model = bundle.model
     for stack in (model.encoder, model.decoder):
         if stack is not None:
             _project_distances(stack)

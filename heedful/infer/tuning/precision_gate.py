@@ -424,9 +424,9 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], max_token
             chunks += (chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks)
     if not chunks:
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: use float32")
-    answerer = chunks[0].answerer
-    own_chunks = [chunk for chunk in chunks if chunk.answerer is answerer]
-    return _first_chunks(own_chunks, max_tokens if answerer.generate is None else min(max_tokens, BRIEF_TOKENS))
+    answer_head = chunks[0].answer_head
+    own_chunks = [chunk for chunk in chunks if chunk.answer_head is answer_head]
+    return _first_chunks(own_chunks, max_tokens if answer_head.generate is None else min(max_tokens, BRIEF_TOKENS))
 
 
 def _first_chunks(chunks: list[Chunk], max_tokens: int) -> list[Chunk]:
@@ -438,7 +438,7 @@ def _first_chunks(chunks: list[Chunk], max_tokens: int) -> list[Chunk]:
 def _count_tokens(engine: BundleEngine, chunks: Sequence[Chunk]) -> int:
     """Return the number of tokens that an engine reads and generates for chunks."""
     tokens_read = sum(len(chunk.encoded) for chunk in chunks)
-    if chunks[0].answerer.generate is None:
+    if chunks[0].answer_head.generate is None:
         return tokens_read
     generated = engine.score(chunks, TIMED_GENERATION)
     return tokens_read + sum(len(texts[0].tokens) for texts in generated if isinstance(texts, list))
@@ -446,7 +446,7 @@ def _count_tokens(engine: BundleEngine, chunks: Sequence[Chunk]) -> int:
 
 def _sample_scores(engine: BundleEngine, chunks: Sequence[Chunk]) -> Tensor:
     """Return all scores of chunks in one vector; of a model that generates text, those of each next token."""
-    if chunks[0].answerer.generate is None:
+    if chunks[0].answer_head.generate is None:
         return torch.cat([scores.flatten() for scores in engine.score(chunks) if isinstance(scores, Tensor)])
     device = next(engine.loaded.parameters()).device
     batch = Packed.of([chunk.encoded.ids for chunk in chunks]).to(device)
