@@ -1,4 +1,4 @@
-"""The attention kernel of a typical batch, and why it is chosen."""
+"""A report on the attention kernel that computes a typical batch, and why it was chosen."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from heedful.infer.tuning.execution_plan import ExecutionPlan, example_bias
 from heedful.nn.attend import explain
 from heedful.nn.layout import AttentionArgs, Layout
 
-TEXT_TOKENS = 64  # tokens of each text in the batch
+TEXT_TOKENS = 64  # tokens of each text in the typical batch
 
 
 def attention_report(
     bundle: ModelBundle, plan: ExecutionPlan | None, limit: int | None, token_budget: int
 ) -> Iterator[str]:
-    """Yield an explanation of the attention of a batch of short texts; nothing for a model without self-attention.
+    """Yield the report for a batch of texts of TEXT_TOKENS tokens; nothing for a model without self-attention.
 
     Args:
         bundle: The model.
-        plan: Its execution plan; None: it has none, as after `load`.
-        limit: Maximum tokens of a text; None: any number.
+        plan: Its execution plan; None: the model is used as it was loaded.
+        limit: Maximum tokens of a text; None: no limit.
         token_budget: Maximum tokens of a batch.
     """
     stack = bundle.config.model.encoder or bundle.config.model.decoder

@@ -95,7 +95,7 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert graphs.cannot(Packed.of([[5] * 5])) == "" == graphs.cannot(Packed.of([[5], [7, 8]]))
         assert graphs.cannot(Packed.of([[5]] * 33)) == "only batches of up to 32 texts are recorded"
         assert graphs.cannot(Packed.of([[5] * 3] * 2)) == "batches of 1 to 5 tokens are recorded, not one of 6"
-    assert graphs.cannot(Packed.of([[5]])) == "what is recorded has no gradients and no dropout"
+    assert graphs.cannot(Packed.of([[5]])) == "a recorded graph has no gradients and no dropout"
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     with torch.no_grad():
         assert "autocast frees its copies of weights" in graphs.cannot(Packed.of([[5]]))
@@ -161,4 +161,4 @@ def test_a_model_that_is_more_than_its_stack_is_not_recorded() -> None:
         )
     )
     with torch.no_grad():
-        assert OnCuda(model).cannot(Packed.of([[5]])) == "only one stack of layers is recorded"
+        assert OnCuda(model).cannot(Packed.of([[5]])) == "only models with a single stack of layers are recorded"
