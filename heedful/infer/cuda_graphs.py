@@ -160,7 +160,7 @@ class CudaGraphs:
             if by_length is not None and by_length.trained < self.max_tokens:
                 return "its rotary frequencies depend on the lengths of texts, which only the GPU knows"
         if isinstance(stack.relations[-1], DisentangledPosition):
-            return "it projects distances in each forward pass; an engine that loads the model by its name projects them once"
+            return "it projects distances in each pass; an engine that loads the model by name projects them once"
         return ""
 
     def __call__(self, batch: Packed) -> Float[Tensor, "rows width"]:
