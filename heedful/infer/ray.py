@@ -60,7 +60,7 @@ class Predict:
         inputs, are_pairs = self._inputs(tuple(batch), rows)
         answers = answer_each(self.engine, inputs, top_k=self._top_k)
         output: Columns = {}
-        for name, kind in answer_arrow_types(self.engine, pair=are_pairs).items():
+        for name, kind in answer_arrow_types(self.engine, pairs=are_pairs).items():
             values = [None if isinstance(answer, str) else answer.get(name) for answer in answers]
             output[self._prefix + name] = self._matrix(kind, values) if name == "vector" else _column(kind, values)
         output[self._prefix + "error"] = _objects([answer if isinstance(answer, str) else None for answer in answers])

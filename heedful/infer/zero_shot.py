@@ -68,7 +68,7 @@ class CandidateLabels:
 def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: Tensor | None = None) -> EngineType:
     """Return an engine for the same model that classifies texts into candidate labels.
 
-    A model with a label "entailment", or a cross-encoder with one score, reads pairs of a text and a hypothesis, which is
+    A model with a label "entailment", or a cross-encoder with one score, reads pairs of a text and a hypothesis, namely
     the template with a label (Yin et al. 2019). The probabilities are the softmax of the entailment logits over the
     labels; with multi_label, the softmax of entailment against contradiction for each label. A sentence embedding model
     compares the vectors of texts and hypotheses. The probabilities are the softmax of `VECTOR_SCALE` times the cosine
