@@ -170,7 +170,7 @@ def _require_conll(input_files: Sequence[InputFile]) -> None:
     for input_file in input_files:
         if input_file.table is not None and input_file.table.names != CONLL_COLUMNS:
             raise HeedfulError(
-                f"{input_file.path}: is no CoNLL file, which the format conll adds a column to: give another format"
+                f"{input_file.path}: is no CoNLL file; the format conll adds tags to such files: give another format"
             )
 
 

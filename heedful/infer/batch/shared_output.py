@@ -206,7 +206,7 @@ def _lock(handle: int, byte: int, *, wait: bool = False) -> bool:
         return False
     except OSError as error:
         raise HeedfulError(
-            f"parts cannot be claimed: {error.strerror}: the file system of the folder has no locks: give a folder on "
-            "another one"
+            f"parts cannot be claimed: {error.strerror}; the file system of the folder has no locks: give a folder on "
+            "another file system"
         ) from None
     return True
