@@ -392,9 +392,8 @@ class Scheduler:
             return run_seconds + math.fsum(model_queue.estimated_seconds for model_queue in self.model_queues)
         own_seconds = model_queue.estimated_seconds + new_tokens / model_queue.tokens_per_second
         other_queues = [queue for queue in self.model_queues if queue is not model_queue]
-        return (
-            run_seconds + own_seconds + math.fsum(min(own_seconds, queue.estimated_seconds) for queue in other_queues)
-        )
+        other_seconds = math.fsum(min(own_seconds, queue.estimated_seconds) for queue in other_queues)
+        return run_seconds + own_seconds + other_seconds
 
     @property
     def queued_characters(self) -> int:
@@ -491,8 +490,8 @@ class Scheduler:
                 raise self._queue_full(model_queue)
             if not model_queue.is_busy:  # a model that was idle gets no credit for it
                 busy_seconds = [queue.used_seconds for queue in self.model_queues if queue.is_busy]
-                own_seconds = model_queue.used_seconds
-                model_queue.used_seconds = max(own_seconds, min(busy_seconds, default=own_seconds))
+                used_seconds = model_queue.used_seconds
+                model_queue.used_seconds = max(used_seconds, min(busy_seconds, default=used_seconds))
             self._change_waiting(request, total)
             request.scores, request.unscored = [None] * len(chunks), len(chunks)
             tokens_so_far = 0
