@@ -215,7 +215,7 @@ def test_a_measurement_that_others_may_have_written_is_not_believed(
     file.chmod(0o666)
     assert Engine(folder).plan == ways[1] == Engine(folder).plan  # it was written anew
     measuring.chmod(0o777)
-    with pytest.warns(HeedfulWarning, match="the measurement is not kept: .* can be written by everybody"):
+    with pytest.warns(HeedfulWarning, match="the measurement is not cached: .* can be written by everybody"):
         assert Engine(folder).plan == ways[2]
     assert file.stat().st_mode & 0o777 == 0o600 and json.loads(file.read_text())["found"]["why"] == ["1"]
 

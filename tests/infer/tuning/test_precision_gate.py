@@ -168,7 +168,7 @@ def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
         assert [trial.speed for trial in measure_precisions(folder)] == [1.0]
     first, second = (str(warning.message) for warning in warned)
     assert first.startswith("waiting for process ") and "which is measuring and holds" in first
-    assert second.startswith("the measurement is not kept: process ") and not file.exists()
+    assert second.startswith("the measurement is not cached: process ") and not file.exists()
     measure_precisions(folder)
     assert file.exists()
 
