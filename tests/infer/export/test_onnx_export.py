@@ -240,14 +240,14 @@ def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("family", "architecture", "reason"),
     [
-        ("gpt2", "GPT2LMHeadModel", r'\(gpt2\) has a "language_model" head: what can be exported is one stack'),
-        ("bart", "BartForSequenceClassification", r"\(bart\) has a decoder beside its encoder: what can be exported"),
+        ("gpt2", "GPT2LMHeadModel", r'\(gpt2\) has a "language_model" head: Heedful exports one stack'),
+        ("bart", "BartForSequenceClassification", r"\(bart\) has a decoder beside its encoder: Heedful exports"),
         (
             "t5",
             "T5ForConditionalGeneration",
             r"has a decoder beside its encoder \(without it, .* one of encoder, token_classification\)",
         ),
-        ("xlnet", "XLNetForSequenceClassification", "is made for two streams of rows: what can be exported"),
+        ("xlnet", "XLNetForSequenceClassification", "has two-stream attention: Heedful exports"),
     ],
 )
 def test_what_has_no_graph_is_refused(tmp_path: Path, family: str, architecture: str, reason: str) -> None:
