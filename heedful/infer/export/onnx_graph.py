@@ -21,7 +21,7 @@ FLOAT, INT64, BOOL = 1, 7, 9  # data types (onnx.TensorProto.DataType)
 
 Operand = str | int | float | Sequence[int] | Shaped[np.ndarray, "..."]  # name of a value, or a constant
 Attribute = int | float | str | Sequence[int]  # value of an operator's attribute
-Shape = tuple[str | int, ...]  # size of each dimension; a name stands for a variable size
+Shape = tuple[str | int, ...]  # size of each dimension; a name is a variable size
 
 
 class Node(NamedTuple):
