@@ -96,9 +96,8 @@ def test_masked_tokens_equal_those_of_transformers(folders: dict[str, Path], nam
         assert len(answer["masks"]) == len(positions)
         for mask, position in zip(answer["masks"], positions, strict=True):
             assert text[mask["start"] : mask["end"]] == "[MASK]"
-            probabilities = logits[0, position].softmax(-1)[
-                : len(VOCABULARY)
-            ]  # softmax over unused rows of the vocabulary, too
+            # the softmax includes the unused rows of the vocabulary
+            probabilities = logits[0, position].softmax(-1)[: len(VOCABULARY)]
             sorted_probabilities = probabilities.sort(descending=True, stable=True)
             assert [token["token"] for token in mask["candidates"]] == [
                 VOCABULARY[id] for id in sorted_probabilities.indices[:7]
