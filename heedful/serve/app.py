@@ -79,7 +79,7 @@ def create_app(
                 service.failed = error
                 raise
         yield
-        await asyncio.to_thread(service.queue.close)
+        await asyncio.to_thread(service.scheduler.close)
 
     access = Middleware(
         AccessMiddleware,
@@ -210,7 +210,7 @@ def _open_inference_routes(service: Service) -> list[Route]:
         name = request.path_params["name"]
         if name not in service.model_queues:
             service.select_model(name, None)  # raises the error for an unknown name
-        return {"ready": service.model_queues[name].engine is not None and not service.queue.draining}
+        return {"ready": service.model_queues[name].engine is not None and not service.scheduler.draining}
 
     def server_facts(request: Request) -> View:
         return {"name": "heedful", "version": __version__, "extensions": []}

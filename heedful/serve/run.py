@@ -54,11 +54,11 @@ def run(
         log(f"the limit of open files is {max_files} (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
     app = create_app(service, keys=keys, hosts=hosts, wait=False)
-    server = create_server(app, settings, drain=service.queue.drain, is_idle=service.queue.is_idle)
+    server = create_server(app, settings, drain=service.scheduler.drain, is_idle=service.scheduler.is_idle)
     try:
         asyncio.run(_serve(server, service, sockets, log, supervisor_connection))
     finally:
-        service.queue.close()
+        service.scheduler.close()
     if service.failed is not None:
         raise service.failed
     if service.loading:  # the interpreter must not end normally while a thread runs torch
@@ -158,7 +158,7 @@ def background(
     resolved_settings = settings or ServeSettings()
     service = Service(runs, resolved_settings, loader=loader)
     app = create_app(service, keys=keys)
-    server = create_server(app, resolved_settings, drain=service.queue.drain, is_idle=service.queue.is_idle)
+    server = create_server(app, resolved_settings, drain=service.scheduler.drain, is_idle=service.scheduler.is_idle)
     sockets = supervisor.listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     errors: list[BaseException] = []
@@ -181,7 +181,7 @@ def background(
     finally:
         server.should_exit = True
         thread.join(30)
-        service.queue.close()
+        service.scheduler.close()
         for listener in sockets:
             listener.close()
 

@@ -81,11 +81,11 @@ class Service:
             max_queued_characters=limits.max_queued_characters,
             max_batch_tokens=limits.max_batch_tokens,
         )
-        self.queue = Scheduler(
+        self.scheduler = Scheduler(
             queue_limits, tokenizer_threads=limits.tokenization_workers, on_batch=self.metrics.count_batch
         )
-        self.metrics.add_queue(self.queue)
-        self.model_queues: dict[str, ModelQueue[BundleEngine]] = {name: self.queue.add_model() for name in runs}
+        self.metrics.add_scheduler(self.scheduler)
+        self.model_queues: dict[str, ModelQueue[BundleEngine]] = {name: self.scheduler.add_model() for name in runs}
         self.bodies = BodyBudget(
             max_bytes=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
         )
@@ -97,7 +97,7 @@ class Service:
     @property
     def status(self) -> str:
         """The status of the server: "ok", "loading" or "stopping"."""
-        if self.queue.draining:
+        if self.scheduler.draining:
             return "stopping"
         return "ok" if all(model_queue.engine is not None for model_queue in self.model_queues.values()) else "loading"
 

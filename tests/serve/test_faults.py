@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused_at_once_and_the_caps_hold(held: Any) -> No
 
     def watch() -> None:
         while not ended.is_set():
-            queue = running.service.queue
+            queue = running.service.scheduler
             seen.append((queue.active_requests, queue.waiting_tokens))
             time.sleep(0.001)
 
@@ -142,13 +142,13 @@ def test_timeouts(held: Any) -> None:
         assert first.result().status == 200
     assert tag(running.port, "after").status == 200
     assert engine.batches == [1, 1]  # what had expired was never started
-    assert running.service.queue.counts.expired == 2
+    assert running.service.scheduler.counts.expired == 2
 
 
 def test_clients_that_leave_never_reach_the_model(held: Any) -> None:
     running, engine = held()
     engine.go.clear()
-    queue = running.service.queue
+    queue = running.service.scheduler
     body = json.dumps({"inputs": "ada in paris"}).encode()
     head = (
         "POST /token-classification HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -177,7 +177,7 @@ def test_who_leaves_unheard_holds_no_place(held: Any) -> None:
     """A byte of a next request keeps the event loop from reading on, and so from seeing that the client closed."""
     running, engine = held()
     engine.go.clear()
-    queue, body = running.service.queue, json.dumps({"inputs": "ada in paris"}).encode()
+    queue, body = running.service.scheduler, json.dumps({"inputs": "ada in paris"}).encode()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(tag, running.port, "first")
         until(lambda: engine.batches == [1])
@@ -263,13 +263,15 @@ def test_a_poisoned_input_fails_alone(held: Any) -> None:
         first = pool.submit(tag, running.port, "first")
         until(lambda: engine.batches == [1])
         replies = [pool.submit(tag, running.port, text) for text in texts]
-        until(lambda: running.service.queue.active_requests == 17 and running.service.queue.waiting_tokens >= 70)
+        until(
+            lambda: running.service.scheduler.active_requests == 17 and running.service.scheduler.waiting_tokens >= 70
+        )
         engine.go.set()
         assert first.result().status == 200
         statuses = [reply.result().status for reply in replies]
     assert statuses == [200] * 12 + [500, 500, 200, 200]
-    assert len(engine.batches) == 2 + running.service.queue.counts.retries
-    assert running.service.queue.counts.retries <= 5
+    assert len(engine.batches) == 2 + running.service.scheduler.counts.retries
+    assert running.service.scheduler.counts.retries <= 5
     error = replies[12].result().json
     assert error == {
         "error": "the model failed on this input; other requests are not affected",
