@@ -84,7 +84,7 @@ def finetune(
         seeds: Number of runs, with seed, seed + 1, ...; the result is the run with the best score on the dev split.
         device: "cpu", "cuda" or "cuda:1" (default: a GPU if there is one).
         precision: Dtype of matrix products: "auto", "float32" or "bfloat16".
-        patience: Evaluations without a better metric before early stopping; 0: no early stopping.
+        patience: Evaluations without a better metric before early stopping. If 0, there is no early stopping.
         settings: All settings, instead of a recipe; other arguments and overrides take precedence.
         recipe: A .toml or .json file of settings.
         overrides: Settings by path or unique last component, such as {"weight_decay": 0.1}.
@@ -275,7 +275,7 @@ def _collect_overrides(
     Args:
         overrides: The argument `overrides` of the public function.
         other_settings: Its keyword arguments that are not in its signature.
-        keywords: Its keyword arguments for settings; None: the caller has not set it.
+        keywords: Its keyword arguments for settings. A value of None means that the caller has not set it.
 
     Raises:
         SettingError: If a setting is given twice.

@@ -21,8 +21,8 @@ def attention_report(
 
     Args:
         bundle: The model.
-        plan: Its execution plan; None: the model is used as it was loaded.
-        limit: Maximum tokens of a text; None: no limit.
+        plan: Its execution plan. If None, the model is used as it was loaded.
+        limit: Maximum tokens of a text. If None, there is no limit.
         token_budget: Maximum tokens of a batch.
     """
     stack = bundle.config.model.encoder or bundle.config.model.decoder

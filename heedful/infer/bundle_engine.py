@@ -81,12 +81,12 @@ class BundleEngine:
 
     Attributes:
         loaded: The model, its head and its tokenizer; for a cascade, the last stage.
-        plan: Precision and kernels of the model; None: as it was loaded.
+        plan: Precision and kernels of the model. If None, the model is used as it was loaded.
         parameters: Number of parameters before the plan replaced layers; for a cascade, of all stages.
         precision_log: One line for each precision that was measured to choose this one.
         kind: Kind of the head.
-        limit: Maximum tokens of a window; None: no limit.
-        max_length: Number of tokens to which inputs are truncated; None: long inputs are split into windows.
+        limit: Maximum tokens of a window. If None, there is no limit.
+        max_length: Number of tokens to which inputs are truncated. If None, long inputs are split into windows.
     """
 
     precision_log: tuple[str, ...] = ()
@@ -241,7 +241,7 @@ class BundleEngine:
 
         Args:
             texts: The texts, or a single text.
-            prompt: Text put before each text; None: the model's default prompt, if it has one.
+            prompt: Text put before each text. If None, it is the model's default prompt, if there is one.
 
         Raises:
             HeedfulError: If the model's head makes no sentence embeddings.
@@ -390,10 +390,10 @@ class BundleEngine:
 
         Args:
             chunks: Chunks with the same answer head.
-            writing: Generation settings; None: the engine's. This method generates texts to their end; see `decode`
+            writing: Generation settings. If None, the engine's. This method generates texts to their end; see `decode`
                 for generation step by step.
             top_k: Return only the top_k best tokens at each position, if scores are over the vocabulary; `answer` then
-                needs the same top_k. None: return all scores.
+                needs the same top_k. If None, return all scores.
         """
         assert all(chunk.answer_head is chunks[0].answer_head for chunk in chunks)
         was_training = self.loaded.training

@@ -40,22 +40,22 @@ class Engine(BundleEngine):
         Args:
             model: A run, a folder, NAME[@REVISION] on the hub, or a loaded bundle, which is used as it is.
             revision: Commit or branch on the hub.
-            head: Kind of the head; None: the model's own.
-            precision: None: "float32" on a CPU; on a GPU "bfloat16", or "float16" if the GPU lacks bfloat16. Any other
+            head: Kind of the head. If None, the head in config.json.
+            precision: If None, "float32" on a CPU; on a GPU "bfloat16", or "float16" if it lacks bfloat16. Any other
                 precision is refused unless it is faster on this machine and changes scores little; "auto" is the
                 fastest accepted one, see tuning/precision_gate.py. On a GPU, "float32" uses TF32 matrix products.
             dtype: Compute everything in this dtype by PyTorch's operators, float32 without TF32; excludes `precision`.
-            device: "cpu", "cuda" or "cuda:1"; None: a GPU if there is one.
-            token_budget: Maximum tokens of a batch; a window with more is a batch by itself. None: 4,096 on a CPU; on a
-                GPU up to 32,768, as its free memory allows.
-            writing: Generation settings of a seq2seq or language model; None: those of generation_config.json in its
+            device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
+            token_budget: Maximum tokens of a batch; a longer window is a batch by itself. If None, 4,096 on a CPU; on
+                a GPU up to 32,768, as its free memory allows.
+            writing: Generation settings of a seq2seq or language model. If None, those of generation_config.json in its
                 folder, or greedy decoding of up to 128 tokens if that file is missing.
             max_length: Truncate inputs to this number of tokens instead of splitting them into windows; answers then
                 have "truncated_tokens", the number of dropped tokens.
             min_confidence: Minimum probability of a label. If the most probable label has less, the model abstains:
                 the label of the answer is "".
             prediction_set: Probability, such as 0.9, that the labels in "prediction_set" of an answer include the right
-                one; for classifiers that were calibrated on a dev split. None: answers have no such set.
+                one; for classifiers that were calibrated on a dev split. If None, answers have no such set.
 
         Raises:
             HeedfulError: If arguments exclude each other, the model cannot be loaded or has no head that answers, or

@@ -68,7 +68,7 @@ def check_prediction_set(coverage: float | None, bundle: ModelBundle) -> None:
     """Raise a HeedfulError if `coverage` is not between 0 and 1, or the model has no calibration for prediction sets.
 
     Args:
-        coverage: Probability with which a prediction set contains the right label; None: answers have no sets.
+        coverage: Probability with which a prediction set contains the right label. If None, answers have no sets.
         bundle: The model with its calibration.
     """
     if coverage is None:

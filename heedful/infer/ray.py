@@ -44,7 +44,7 @@ class Predict:
 
         Args:
             model: An engine, or a model as for `Engine`.
-            columns: Names of input columns by role, such as {"text": "review"}; None: columns are recognized by name.
+            columns: Names of input columns by role, such as {"text": "review"}. If None, they are recognized by name.
             keep: Whether the output includes the input columns.
             prefix: Prefix of the names of the new columns.
             top_k: Number of candidates that are listed for each mask.

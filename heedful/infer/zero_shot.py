@@ -30,7 +30,7 @@ class CandidateLabels:
     """Labels to choose from, and the text that describes each of them to the model."""
 
     descriptions: Mapping[str, str]  # descriptions by label
-    template: str | None = None  # text with {} in place of the description; None: default for the kind of model
+    template: str | None = None  # text with {} in place of the description, or None for the default
     multi_label: bool = False  # True: predict each label independently of the others
 
     @classmethod
@@ -41,7 +41,7 @@ class CandidateLabels:
 
         Args:
             labels: The labels, which are then their own descriptions; or a mapping from labels to descriptions.
-            template: Text with {} in place of the description; None: the default for the kind of model.
+            template: Text with {} in place of the description. If None, the default for the kind of model.
             multi_label: If true, predict each label independently of the others.
 
         Raises:
@@ -77,7 +77,7 @@ def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: T
     Args:
         engine: An engine with one of these heads.
         candidates: The labels.
-        vectors: Vectors of the hypotheses, [labels, width], for a sentence embedding model; None: computed here.
+        vectors: Vectors of the hypotheses, [labels, width], for a sentence embedding model. If None, they are computed.
 
     Raises:
         HeedfulError: If the model has a head of another kind.

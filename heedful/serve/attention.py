@@ -34,8 +34,8 @@ def attention_response(
     Args:
         engine: The engine.
         tokenizer_input: A text or a pair of texts.
-        layers: Indices of layers, from 0; None: all layers.
-        heads: Indices of heads, from 0; None: all heads.
+        layers: Indices of layers, from 0. If None, all layers.
+        heads: Indices of heads, from 0. If None, all heads.
         max_weights: Maximum number of attention weights.
 
     Raises:

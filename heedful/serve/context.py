@@ -60,7 +60,7 @@ class RequestContext:
 
         Args:
             engine: The engine, whose tokenizer is used.
-            max_tokens: A limit below limits.max_request_tokens; None: limits.max_request_tokens.
+            max_tokens: A limit below limits.max_request_tokens. If None, it is limits.max_request_tokens.
             counts_truncated: Whether to count the tokens that an embedding model truncates.
         """
         limit = self.service.settings.limits.max_request_tokens
@@ -83,10 +83,10 @@ class RequestContext:
         Args:
             model_queue: Queue of the model.
             inputs: The inputs.
-            encode: Function of the engine that tokenizes the inputs in turns; None: the engine tokenizes them.
-            sizes: Number of characters to tokenize of each input; None: all characters.
+            encode: Function of the engine that tokenizes the inputs in turns. If None, the engine tokenizes them.
+            sizes: Number of characters to tokenize of each input. If None, all characters.
             top_k: Number of candidates to list for each mask.
-            writing: Generation settings; None: those of the model.
+            writing: Generation settings. If None, those of the model.
 
         Raises:
             RequestRefusedError: If the request is too long, its deadline passes, or the queue is full.
@@ -137,7 +137,7 @@ class RequestContext:
         Args:
             engine: The engine.
             texts: The texts.
-            prompt: Prefix of each text; None: the model's default prompt.
+            prompt: Prefix of each text. If None, the model's default prompt.
 
         Raises:
             TooLongError: If more characters would be tokenized than a request may have.

@@ -60,7 +60,7 @@ class Service:
         runs: Folders of the models by name.
         model_queues: Queues of the models by name.
         bodies: Memory budget of request bodies, over all connections.
-        failed: The error that ended the loading of models; None: no error.
+        failed: The error that ended the loading of models, or None.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class Service:
         """Return the name and the queue of a model.
 
         Args:
-            name: Name of the model; None: select the first model with one of the kinds.
-            kinds: The model must have one of these kinds, see `head_kinds`; None: select any model.
+            name: Name of the model. If None, the first model with one of the kinds is selected.
+            kinds: The model must have one of these kinds, see `head_kinds`. If None, any model can be selected.
 
         Raises:
             HTTPError: If no model has this name, or none has such a kind.

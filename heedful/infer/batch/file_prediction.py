@@ -66,7 +66,7 @@ class BatchProgress:
     parts: int = 0  # parts written by this process
     share: float = 0.0  # share of the input that was read, from 0 to 1
     speed: float = 0.0  # rows per second
-    left: float | None = None  # estimated remaining seconds; None: not known yet
+    left: float | None = None  # estimated remaining seconds, or None if not known yet
     waiting: int = 0  # parts that other processes are still writing
 
 
@@ -79,7 +79,7 @@ class BatchSummary:
     rows: int
     answered: int  # rows with an answer
     errors: int  # rows with an error
-    first_error: str  # first error, with file and line; "": none
+    first_error: str  # first error, with file and line, or "" without errors
     size: int  # bytes of all parts
     new_rows: int  # rows processed by this call, not by other processes or earlier calls
     seconds: float  # duration of this call

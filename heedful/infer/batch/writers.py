@@ -28,9 +28,9 @@ class AnswerRow(NamedTuple):
     file: str  # name of the input file
     row: int  # number of the row in the file, from 1
     line: int  # first line of the row in the file, from 1
-    cells: dict[str, object] | None  # input cells by column; None: the row could not be read
-    answer: Answer | None  # None: the row has an error
-    error: str | None  # None: the row has an answer
+    cells: dict[str, object] | None  # input cells by column, or None if the row could not be read
+    answer: Answer | None  # None if the row has an error
+    error: str | None  # None if the row has an answer
 
 
 # ---------------------------------------------------------------------------------------------------- JSON lines

@@ -52,7 +52,7 @@ class Exported:
     size: int  # bytes
     inputs: tuple[str, ...]  # names of the inputs
     outputs: tuple[str, ...]  # names of the outputs
-    max_length: int | None  # maximum tokens of a text; None: no limit
+    max_length: int | None  # maximum tokens of a text, or None without a limit
     differences: Mapping[str, float]  # largest difference / largest number of the output, by name of the output
 
     @property
@@ -134,7 +134,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 
 def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
-    """Return the maximum tokens of a text in the graph; None: no limit.
+    """Return the maximum tokens of a text in the graph, or None without a limit.
 
     A model without a limit gets one in the graph if the graph has a table of its positions (sinusoids, rotary or
     disentangled).

@@ -55,7 +55,7 @@ class BatchInputs:
 
     tokens: str  # token ids, [batch, sequence]
     mask: str  # whether each position holds a token, [batch, sequence]
-    types: str | None  # token type ids, [batch, sequence]; None: all are 0
+    types: str | None  # token type ids, [batch, sequence], or None if all are 0
     max_positions: int  # length of the graph's tables of positions
 
 
@@ -67,7 +67,7 @@ def build_graph(bundle: ModelBundle, max_positions: int) -> Graph:
 
     Args:
         bundle: The model.
-        max_positions: Length of tables of positions, which limits the tokens of a text; 0: there are no tables.
+        max_positions: Length of tables of positions, which limits the tokens of a text. If 0, there are no tables.
 
     Raises:
         HeedfulError: If the model cannot be exported.
@@ -174,8 +174,10 @@ class PositionInputs:
     """The values that depend on positions, shared by all layers with the same window."""
 
     bias: str  # bias of the attention scores, [batch, heads or 1, sequence or 1, sequence]
-    rotations: tuple[str, ...]  # (sines, cosines) for q and k, [batch, 1, sequence, head width / 2]; (): no rotation
-    distance_indices: str  # row of each distance in a table, [sequence, sequence]; "": there is no table
+    rotations: tuple[
+        str, ...
+    ]  # (sines, cosines) for q and k, [batch, 1, sequence, head width / 2], or () without rotation
+    distance_indices: str  # row of each distance in a table, [sequence, sequence], or "" without a table
     distance_vectors: torch.Tensor | None = None  # table for disentangled attention, which each layer projects
 
 

@@ -30,7 +30,7 @@ class PendingRequest:
     future: asyncio.Future[Any]
     is_disconnected: Callable[[], bool]  # whether its client disconnected, which the event loop may not know yet
     finish: Callable[[list[object]], object] = lambda scores: scores  # makes the answer from the scores of all chunks
-    scores: list[object] = field(default_factory=list)  # scores of each chunk; None: not scored yet
+    scores: list[object] = field(default_factory=list)  # scores of each chunk, or None before it is scored
     unscored: int = 0  # chunks without scores
     waiting_tokens: int = 0  # cost of its waiting chunks, see `token_cost`
     discarded: bool = False  # whether no further chunk runs: the client left, the request ended, or a chunk failed

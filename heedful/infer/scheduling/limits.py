@@ -20,7 +20,7 @@ class QueueLimits:
     max_queued_tokens: int = 262_144  # tokens of all waiting requests
     max_request_tokens: int = 16_384  # tokens of one request, over all windows
     max_queued_characters: int = 4_194_304  # characters of all long requests that wait to be tokenized
-    # tokens of a batch; None: the token budget of the engine. A window with more tokens is a batch by itself
+    # tokens of a batch, or None for the token budget of the engine. A window with more tokens is a batch by itself
     max_batch_tokens: int | None = None
 
 

@@ -123,9 +123,9 @@ class ModelQueue(Generic[EngineType]):
             deadline: time.monotonic() after which the call raises a DeadlineExceededError.
             is_disconnected: Returns whether the client disconnected; any thread may call it. If so, no batch takes the
                 request, and this call is cancelled.
-            encode: Function of engine and inputs that tokenizes or refuses the inputs; None: the engine tokenizes them.
+            encode: Function of engine and inputs that tokenizes or refuses the inputs. If None, the engine tokenizes.
             top_k: Number of candidates that are listed for each mask.
-            writing: Generation settings; None: the engine's.
+            writing: Generation settings. If None, the engine's.
             sizes: Characters of each text to tokenize; for a cascade in stages, of each input. A request that does not
                 fit according to these numbers is refused before it is tokenized.
             in_stages: Whether all stages of a cascade answer in turn; if false, only the last stage answers.
@@ -353,7 +353,7 @@ class Scheduler:
         """Start the threads.
 
         Args:
-            limits: Limits of the scheduler; None: the defaults of `QueueLimits`.
+            limits: Limits of the scheduler. If None, the defaults of `QueueLimits`.
             tokenizer_threads: Number of threads that tokenize.
             on_batch: Called by the engine thread after each batch, with the batch's sequences, tokens and seconds.
         """
@@ -363,7 +363,7 @@ class Scheduler:
         self.active_requests = 0  # requests that are waiting or running
         self.waiting_tokens = 0  # tokens of waiting requests, over all models
         self.draining = False
-        self._run_end = 0.0  # time.monotonic() at which the current slice or batch is expected to end; 0: none runs
+        self._run_end = 0.0  # time.monotonic() when the current slice or batch should end, or 0 if none runs
         self._closed = False
         self._on_batch = on_batch
         self._order = itertools.count()
@@ -383,7 +383,7 @@ class Scheduler:
         """Estimate the seconds until all requests that run or wait now are answered.
 
         Args:
-            model_queue: Count only the requests of this model; None: of all models. Models take turns, so each other
+            model_queue: Count only the requests of this model. If None, of all models. Models take turns, so each other
                 model adds at most as much time as this one needs.
             new_tokens: Tokens to be added to this model's queue.
         """

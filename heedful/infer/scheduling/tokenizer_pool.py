@@ -31,7 +31,7 @@ class _Task:
     due: float  # time.monotonic() that orders the queue; the earliest runs first
     deadline: float  # time.monotonic() after which it takes no further turn
     is_disconnected: Callable[[], bool]  # whether its client disconnected
-    generator: Generator[None, None, object] | None = None  # each of its steps is a turn; None: not started
+    generator: Generator[None, None, object] | None = None  # each step is a turn; None before the first turn
     seconds: float = 0.0  # duration of its turns so far
     order: int = 0  # number in the order of queueing, which decides between tasks with equal due times
 

@@ -36,7 +36,7 @@ from heedful.nn.layers import Mlp
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import RelativePosition
 
-# environment variable; "off": measure nothing and use the same kernels on every machine (reproducible, but slower)
+# environment variable; if it is "off", plans are not measured but the same on every machine: reproducible, but slower
 AUTOTUNE_VARIABLE = "HEEDFUL_AUTOTUNE"
 LINEAR_ROWS = (16, 1024)  # rows of the inputs for which linear layers or blocks are timed: a short text, and a batch
 LINEAR_TEXT = 64  # tokens of each text in the batch, if blocks are timed

@@ -37,7 +37,7 @@ class ExecutionPlan:
 
     precision: Precision
     linears: LinearKernel = "plain"
-    attention: str = ""  # attention kernel to try first; "": the order of the kernel table
+    attention: str = ""  # attention kernel to try first, or "" for the order of the kernel table
     why: tuple[str, ...] = ()  # one reason for each choice
 
 

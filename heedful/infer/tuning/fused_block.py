@@ -51,7 +51,7 @@ class _Descriptor(NamedTuple):
     norms: list[dict[str, nn.Parameter | None]]  # parameters of each norm; faster to read than attributes of modules
     addresses: list[int]  # addresses of the norms' parameters, which change with the dtype or in shared memory
     tensors: list[Tensor]  # all tensors at these addresses, referenced so that their memory is not reused
-    dtype: torch.dtype | None  # dtype of the rows that native layers accept; None: int8 layers, which accept any
+    dtype: torch.dtype | None  # dtype of the rows that native layers accept, or None for int8 layers, which accept any
 
 
 class FusedBlock:

@@ -70,9 +70,9 @@ class Measurement:
     precision: Precision
     speed: float  # tokens per second on the calibration sample
     scores: float  # relative change of the scores, see `Tolerance.scores`
-    metric_name: str = ""  # name of the task's metric; "": not measured
-    metric_value: float | None = None  # value of the metric in this precision; None: not measured
-    refused: str = ""  # reason why the precision is refused; "": it is accepted
+    metric_name: str = ""  # name of the task's metric, or "" if it was not measured
+    metric_value: float | None = None  # value of the metric, or None if it was not measured
+    refused: str = ""  # reason why the precision is refused, or "" if it is accepted
     brief: bool = False  # whether only the first BRIEF_TOKENS of the sample were measured
 
     def line(self) -> str:
@@ -114,7 +114,7 @@ def choose_precision(
         requested: A precision, or "auto" for the fastest accepted one. float32 and the device's default are accepted
             without a measurement.
         revision: Commit or branch on the hub.
-        head: Kind of the head; None: the model's own.
+        head: Kind of the head. If None, the head in config.json.
         device: Device that runs the model.
 
     Raises:
@@ -161,10 +161,10 @@ def measure_precisions(
     Args:
         name: A run, a folder, or a model on the hub.
         revision: Commit or branch on the hub.
-        head: Kind of the head; None: the model's own.
+        head: Kind of the head. If None, the head in config.json.
         device: Device that runs the model.
-        tolerance: Largest changes with which a precision is accepted; None: the defaults of `Tolerance`.
-        measure_metric: Function that measures the task's metric with an engine; then the cache is not read. None: the
+        tolerance: Largest changes with which a precision is accepted. If None, the defaults of `Tolerance`.
+        measure_metric: Function that measures the task's metric with an engine; then the cache is not read. If None,
             metrics come from cached measurements of the same weights, if there are any.
         ignore_cache: Whether to measure even if the cache has measurements.
     """
@@ -389,7 +389,7 @@ def _refusal(
     Args:
         change: Relative change of its scores.
         metric_name: Name of the metric.
-        metric_values: Values of the metric in float32 and in this precision; None: not measured.
+        metric_values: Values of the metric in float32 and in this precision, or None if it was not measured.
         speeds: Tokens per second in float32 and in this precision.
         tolerance: Largest changes with which a precision is accepted.
     """
