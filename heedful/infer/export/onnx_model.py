@@ -174,9 +174,8 @@ class PositionInputs:
     """The values that depend on positions, shared by all layers with the same window."""
 
     bias: str  # bias of the attention scores, [batch, heads or 1, sequence or 1, sequence]
-    rotations: tuple[
-        str, ...
-    ]  # (sines, cosines) for q and k, [batch, 1, sequence, head width / 2], or () without rotation
+    # (sines, cosines) for q and k, each [batch, 1, sequence, head width / 2], or () without rotation
+    rotations: tuple[str, ...]
     distance_indices: str  # row of each distance in a table, [sequence, sequence], or "" without a table
     distance_vectors: torch.Tensor | None = None  # table for disentangled attention, which each layer projects
 
