@@ -285,7 +285,7 @@ def test_texts_are_written_as_alone(served: RunningServer, engines: dict[str, En
     )
     assert ask(port, "/generate", {"inputs": "a " * 60}).status == 422  # it would have to be read at once
     reply = ask(port, "/generate", {"inputs": ["a"] * 100, "max_new_tokens": 100, "num_beams": 16})
-    assert reply.status == 413 and "with all that may be written after them" in reply.json["error"]
+    assert reply.status == 413 and "with the tokens that may be generated" in reply.json["error"]
 
 
 def test_what_nobody_waits_for_is_not_written_on(served: RunningServer) -> None:

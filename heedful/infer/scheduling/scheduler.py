@@ -180,9 +180,9 @@ class ModelQueue(Generic[EngineType]):
             self._measure_density(sizes, tokens)
 
         def finish(scores: list[object]) -> list[Answer]:
-            in_order = iter(scores)
+            scores_in_order = iter(scores)
             return [
-                engine.answer(encoded_input, [next(in_order) for _ in encoded_input.chunks], top_k=top_k)
+                engine.answer(encoded_input, [next(scores_in_order) for _ in encoded_input.chunks], top_k=top_k)
                 for encoded_input in encoded_inputs
             ]
 
@@ -191,7 +191,7 @@ class ModelQueue(Generic[EngineType]):
             return answers, 0
         request.finish = finish
         new_chunks = [new_chunk(engine, chunk, top_k, writing) for chunk in chunks]
-        addition = ", with all that may be written after them" if new_chunks[0].is_decoding else ""
+        addition = ", with the tokens that may be generated" if new_chunks[0].is_decoding else ""
         self.scheduler._add(request, new_chunks, addition)
         return await request.future, tokens
 
