@@ -1,4 +1,4 @@
-"""The public functions for training and prediction, `heedful.finetune`, `pretrain`, `distil` and `predict`."""
+"""The public functions for training and prediction: `finetune`, `pretrain`, `distil` and `predict` of `heedful`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from heedful.toml_json import Json
 
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
-DataInput: TypeAlias = object  # paths, frames, data sets, lists, (texts, targets), or a mapping of splits to these
-ModelInput: TypeAlias = object  # a text, a pair, or a dict, by head
-PATHS = {  # keyword argument -> path of the setting; other keywords are unique last components
+DataInput: TypeAlias = object  # a path, frame, data set, list or (texts, targets), or a mapping from splits to these
+ModelInput: TypeAlias = object  # a text, a pair of texts or a dict, depending on the head
+PATHS = {  # setting paths by keyword argument; any other keyword is the unique last component of a path
     "epochs": "train.epochs",
     "max_steps": "train.max_steps",
     "time_budget": "train.time_budget",
@@ -66,29 +66,29 @@ def finetune(
     reporter: Reporter | None = None,
     **other_settings: object,
 ) -> RunResult:
-    """Fine-tune a model on labelled data. Defaults of settings depend on the task and the size of the data.
+    """Fine-tune a model on labelled data. The defaults of settings depend on the task and the size of the data.
 
     Args:
         task: Name of the task, such as "classify".
-        data: A file or folder, a frame of pandas or polars, a data set of the `datasets` library, a list of dicts, a
-            pair (texts, labels), or a mapping of splits to any of these.
+        data: A file or folder, a pandas or polars frame, a data set of the `datasets` library, a list of dicts, a pair
+            (texts, labels), or a mapping from splits to any of these.
         output_dir: The run folder; an interrupted run in it is resumed.
         model: A folder, or NAME[@REVISION] on the hub (default: the encoder that ships with Heedful).
         epochs: Passes over the training data. Only one of epochs, max_steps and time_budget can be given.
         max_steps: Number of optimizer steps.
-        time_budget: Duration of training, such as "1h30m", or a number in minutes.
+        time_budget: Duration of training, such as "1h30m", or a number of minutes.
         lr: Peak learning rate.
         batch_size: Samples per optimizer step.
         max_length: Maximum sequence length in tokens.
         seed: Random seed.
-        seeds: How many runs to make, with seed, seed + 1, ...; the result is the run with the best score on dev.
+        seeds: Number of runs, with seed, seed + 1, ...; the result is the run with the best score on the dev split.
         device: "cpu", "cuda" or "cuda:1" (default: a GPU if there is one).
-        precision: Data type of matrix products: "auto", "float32" or "bfloat16".
+        precision: Dtype of matrix products: "auto", "float32" or "bfloat16".
         patience: Evaluations without a better metric before early stopping. If 0, there is no early stopping.
-        settings: All settings, instead of a recipe; arguments and overrides take precedence.
+        settings: All settings, instead of a recipe; other arguments and overrides take precedence.
         recipe: A .toml or .json file of settings.
         overrides: Settings by path or unique last component, such as {"weight_decay": 0.1}.
-        on_bad_row: "raise", or "skip" to write rows that cannot be read to a file.
+        on_bad_row: "raise", or "skip" to continue without rows that cannot be read, which are written to a file.
         reporter: Receives progress events.
         other_settings: Any other setting by its unique last component.
 
@@ -135,11 +135,11 @@ def pretrain(
     Args:
         data: Files and folders of text.
         output_dir: The run folder; an interrupted run in it is resumed.
-        objective: Name of the objective, such as "mlm" or "clm"; with a teacher, distillation terms joined by "+".
-        size: Size of a model with random weights, such as "tiny".
-        model: A folder, or NAME[@REVISION] on the hub, to continue from.
-        tokenizer: A folder with a tokenizer (default: one is trained on the text).
-        teacher: A trained encoder to distil, for an objective of distillation terms.
+        objective: Name of the objective, such as "mlm" or "clm"; with a teacher, loss terms joined by "+".
+        size: Size of a new model with random weights, such as "tiny".
+        model: A folder, or NAME[@REVISION] on the hub: a model to train further.
+        tokenizer: A folder with a tokenizer (default: a tokenizer is trained on the text).
+        teacher: A trained encoder to distil.
 
     The other arguments are those of `finetune`.
     """
@@ -184,13 +184,14 @@ def distil(
 
     Args:
         teacher: A run, a model folder, or NAME[@REVISION] on the hub; its head decides the task.
-        data: Labelled data as for `finetune`; files of plain text for a masked language model.
+        data: Labelled data as for `finetune`; for a masked language model, files of plain text.
         output_dir: The run folder; an interrupted run in it is resumed.
-        student: "layers=3", a size such as "tiny", a model folder, or "bag", "attention", "bilstm".
+        student: "layers=3" for layers of the teacher, a size such as "tiny", a model folder, or a classic model: "bag",
+            "attention" or "bilstm".
         loss: Name of a published combination of losses, such as "distilbert".
         unlabelled: Files and folders of texts without labels.
-        cascade: Also build a cascade, in output_dir/cascade: the student answers where it is confident, and the
-            teacher elsewhere. The setting `max_loss` is the allowed loss of accuracy, in percentage points.
+        cascade: Whether to build a cascade, too, in output_dir/cascade: the student answers where it is confident, and
+            the teacher elsewhere. The setting `max_loss` is the allowed loss of accuracy in percentage points.
 
     The other arguments are those of `finetune`.
     """
@@ -221,24 +222,24 @@ def predict(
     template: str | None = None,
     multi_label: bool = False,
 ) -> list[AnyPrediction]:
-    """Predict with a run or a model folder. To load the model only once, pass an Engine.
+    """Predict with a model. Each call loads the model, unless an Engine is passed.
 
     Args:
         model: A run, a model folder, NAME[@REVISION] on the hub, or an Engine.
         inputs: Texts, or other inputs that the head expects; see `Engine.expects`.
         answer_type: Class of the answers, such as Classification; a type checker then knows their fields.
-        revision: Revision on the hub.
-        head: Kind of head to load instead of the one in config.json.
+        revision: Commit or branch on the hub.
+        head: Kind of the head to load, instead of the head in config.json.
         precision: "float32", "bfloat16", "float16", "int8" or "auto" (default: float32, on a GPU bfloat16 or float16).
         device: "cpu", "cuda" or "cuda:1" (default: a GPU if there is one).
-        top_k: How many candidates to list for each mask.
-        min_confidence: Minimum probability of a label; with less, the model abstains, and the label is "".
-        prediction_set: Probability with which `prediction_set` of an answer contains the right label. If None,
-            answers have no such sets.
-        candidate_labels: Labels to choose from that the model was not trained on, or descriptions by label; for models
-            with a label "entailment", cross-encoders and sentence embedding models.
-        template: Text around each label or description, with {} for it (default: one for the kind of model).
-        multi_label: Whether any number of the candidate labels may be right.
+        top_k: Number of candidates that are listed for each mask.
+        min_confidence: Minimum probability of a label. If the most probable label has less, the label is "".
+        prediction_set: Probability that the labels in `prediction_set` of an answer include the right one. None:
+            answers have no such set.
+        candidate_labels: Labels to choose from that the model was not trained on, or a mapping from labels to
+            descriptions; for models with a label "entailment", cross-encoders and sentence embedding models.
+        template: Text with {} in place of the label or description (default: depends on the kind of model).
+        multi_label: Whether any number of candidate labels may be right for a text.
 
     Raises:
         HeedfulError: If an input cannot be used, or the head answers with another type than `answer_type`.
@@ -269,12 +270,12 @@ def predict(
 def _collect_overrides(
     overrides: Mapping[str, object] | None, other_settings: Mapping[str, object], **keywords: object
 ) -> dict[str, object]:
-    """Return all settings that a caller has set, by path or unique last component.
+    """Return all settings that the caller has set, by path or unique last component.
 
     Args:
-        overrides: The argument `overrides`.
-        other_settings: Keyword arguments for any setting.
-        keywords: Keyword arguments of the function; a value of None means that the caller has not set it.
+        overrides: The argument `overrides` of the public function.
+        other_settings: Its keyword arguments that are not in its signature.
+        keywords: Its keyword arguments for settings. A value of None means that the caller has not set it.
 
     Raises:
         SettingError: If a setting is given twice.
@@ -292,10 +293,10 @@ def _collect_overrides(
 def _recipe(
     recipe: str | Path | None, settings: FinetuneSettings | PretrainSettings | DistilSettings | None
 ) -> str | Path | dict[str, Json] | None:
-    """Return the recipe, or the settings as a mapping, which runs accept as a recipe.
+    """Return the recipe, or the settings as a mapping, which is accepted as a recipe.
 
     Raises:
-        SettingError: If both are given.
+        SettingError: If both arguments are given.
     """
     if recipe is not None and settings is not None:
         raise SettingError("recipe and settings were given: give one of them", code="duplicate")

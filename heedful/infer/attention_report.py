@@ -1,4 +1,4 @@
-"""The attention kernel of a typical batch, and why it is chosen."""
+"""A report on the attention kernel that computes a typical batch, and why it was chosen."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from heedful.infer.tuning.execution_plan import ExecutionPlan, example_bias
 from heedful.nn.attend import explain
 from heedful.nn.layout import AttentionArgs, Layout
 
-TEXT_TOKENS = 64  # tokens of each text in the batch
+TEXT_TOKENS = 64  # tokens of each text in the typical batch
 
 
 def attention_report(
-    loaded: ModelBundle, plan: ExecutionPlan | None, limit: int | None, token_budget: int
+    bundle: ModelBundle, plan: ExecutionPlan | None, limit: int | None, token_budget: int
 ) -> Iterator[str]:
-    """Yield an explanation of the attention of a batch of short texts; nothing for a model without self-attention.
+    """Yield the report for a batch of texts of TEXT_TOKENS tokens; nothing for a model without self-attention.
 
     Args:
-        loaded: The model.
-        plan: How it is computed; None: as it was loaded.
-        limit: Maximum tokens of a text; None: any number.
+        bundle: The model.
+        plan: Its execution plan. If None, the model is used as it was loaded.
+        limit: Maximum tokens of a text. If None, there is no limit.
         token_budget: Maximum tokens of a batch.
     """
-    stack = loaded.config.model.encoder or loaded.config.model.decoder
+    stack = bundle.config.model.encoder or bundle.config.model.decoder
     if stack is None:
         return
     length = min(TEXT_TOKENS, limit or TEXT_TOKENS, token_budget)
     count = token_budget // length
-    parameter = next(loaded.parameters())
+    parameter = next(bundle.parameters())
     q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
     args = AttentionArgs(
         layout=Layout.of(range(0, count * length + 1, length)),

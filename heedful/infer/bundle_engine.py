@@ -46,13 +46,7 @@ from heedful.model.heads import ClassesHead, pooled_row
 from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer
 from heedful.packed import Packed
-from heedful.tasks.answering import (
-    Answer,
-    AnswerContext,
-    AnswerHead,
-    PromptedText,
-    Window,
-)
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, PromptedText, Window
 from heedful.tasks.generation import (
     GenerationConfig,
     decoder_prompts,
@@ -64,34 +58,36 @@ from heedful.tasks.metrics.conformal import least_probability
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
-TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized and sorted into batches at once
-MAX_HELD_SCORES = 1 << 24  # scores over the vocabulary that are in memory at once if only the highest are returned
+TOKENIZE_CHUNK = 1024  # inputs that are tokenized and sorted into batches together
+MAX_HELD_SCORES = 1 << 24  # logits over the vocabulary in memory at once, where only the highest are returned
 
 
 class _TextInput(NamedTuple):
     """An input as texts for the tokenizer, with the answer head for it."""
 
-    answerer: AnswerHead
-    texts: list[TokenizerInput]  # with prompt and suffix
+    answer_head: AnswerHead
+    texts: list[TokenizerInput]  # including prompt and suffix
     prompt: str
 
 
 class BundleEngine:
     """A loaded model that answers inputs. An answer does not depend on the other inputs of its batch.
 
-    `Engine` loads a model by its name, with the plan that is fastest on this machine. The stages of a cascade answer
-    in turn in a call, `answers` and `predict`; the other methods use its last stage only.
+    `Engine` loads a model by its name, with the plan that is fastest on this machine. If the model is a cascade, a call
+    of the engine, `answers` and `predict` use all of its stages; the other methods use the last stage only.
 
-    A call has three steps: `tokenize` makes encoded inputs, `score` the scores of a batch, `answer` an answer.
+    A call has three steps: `tokenize` splits inputs into windows of tokens (`Chunk`), `score` runs the model on a batch
+    of windows, and `answer` converts the scores of an input's windows to its answer. The scores of a window are the
+    outputs of the head: logits, a vector, or generated texts.
 
     Attributes:
         loaded: The model, its head and its tokenizer; for a cascade, the last stage.
-        plan: How the model is computed; None: as it was loaded.
+        plan: Precision and kernels of the model. If None, the model is used as it was loaded.
         parameters: Number of parameters before the plan replaced layers; for a cascade, of all stages.
         precision_log: One line for each precision that was measured to choose this one.
         kind: Kind of the head.
-        limit: Longest window in tokens; None: any length.
-        max_length: Length in tokens to which inputs are truncated; None: they are read in windows.
+        limit: Maximum tokens of a window. If None, there is no limit.
+        max_length: Number of tokens to which inputs are truncated. If None, long inputs are split into windows.
     """
 
     precision_log: tuple[str, ...] = ()
@@ -116,8 +112,8 @@ class BundleEngine:
             apply_plan(bundle, plan)
         self.token_budget = default_token_budget(bundle) if token_budget is None else token_budget
         check_token_budget(self.token_budget)
-        self._head, self._answerers = usable_answer_heads(self.loaded)
-        generates = any(answerer.generate for answerer in self._answerers)
+        self._head, self._answer_heads = usable_answer_heads(self.loaded)
+        generates = any(answer_head.generate for answer_head in self._answer_heads)
         self.writing = writing or (folder_generation(bundle).defaults if generates else GenerationConfig())
         check_min_confidence(min_confidence, self._head)
         self.min_confidence = min_confidence
@@ -136,10 +132,10 @@ class BundleEngine:
         has_graphs = on_cuda and not generates and isinstance(stack, Transformer)
         self._cuda_graphs = CudaGraphs(stack) if has_graphs else None
         uses_tf32 = on_cuda and not generates and plan is not None and plan.precision == "float32"
-        # context in which scores are computed
-        self._products: Callable[[], AbstractContextManager[None]] = tf32_products if uses_tf32 else nullcontext
-        self._last_stage: BundleEngine | None = None  # set in the early stages of a cascade, which use its options
-        self._early_stages: list[tuple[BundleEngine, float]] = []  # of a cascade, with their confidence thresholds
+        # makes the context manager of a forward pass: matrix products in TF32, or as PyTorch is configured
+        self._matmul_context: Callable[[], AbstractContextManager[None]] = tf32_products if uses_tf32 else nullcontext
+        self._last_stage: BundleEngine | None = None  # for an early stage of a cascade; its options apply
+        self._early_stages: list[tuple[BundleEngine, float]] = []  # (engine, confidence threshold) of a cascade
         for stage in bundle.early_stages:
             engine = BundleEngine(stage.bundle, token_budget=token_budget)
             engine._last_stage = self
@@ -148,11 +144,11 @@ class BundleEngine:
 
     @property
     def stages(self) -> list[tuple[BundleEngine, float]]:
-        """The stages of a cascade with their confidence thresholds; the engine alone if it is no cascade."""
+        """The stages of a cascade as (engine, confidence threshold); only this engine, with 0, if it is no cascade."""
         return [*self._early_stages, (self, 0.0)]
 
     def without_early_stages(self) -> Self:
-        """Return an engine with only the last stage of a cascade."""
+        """Return an engine that uses only the last stage of a cascade."""
         changed = copy(self)
         changed._early_stages = []
         return changed
@@ -170,14 +166,14 @@ class BundleEngine:
 
     @property
     def input_kind(self) -> str:
-        """The kind of inputs that this head takes from rows of files: a key of `INPUT_SPECS`."""
+        """The key in `INPUT_SPECS` of the inputs that this head reads from rows of files."""
         is_cross_encoder = isinstance(self._head, Classes) and self._head.score_activation is not None
         return "cross_encoder" if is_cross_encoder else self.kind
 
     @property
     def expects(self) -> str:
-        """A description of the inputs that the head takes."""
-        return "; or ".join(answerer.expects for answerer in self._answerers)
+        """A description of the inputs that the head accepts, for error messages."""
+        return "; or ".join(answer_head.expects for answer_head in self._answer_heads)
 
     def __call__(self, inputs: Iterable[object], *, top_k: int = 5) -> list[Answer]:
         """Return an answer for each input, in order.
@@ -192,24 +188,24 @@ class BundleEngine:
         Raises:
             HeedfulError: If an input cannot be used; its number is in the message.
         """
-        listed = self._as_list(inputs)
+        input_list = self._as_list(inputs)
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
         if self._early_stages:
             return answer_in_stages(
-                self.stages, listed, lambda engine, stage_inputs: engine._stage_answers(stage_inputs, top_k)
+                self.stages, input_list, lambda engine, stage_inputs: engine._stage_answers(stage_inputs, top_k)
             )
-        return self._stage_answers(listed, top_k)
+        return self._stage_answers(input_list, top_k)
 
     def _stage_answers(self, inputs: list[object], top_k: int) -> list[Answer]:
-        """Return the answers of this stage alone."""
+        """Tokenize and answer inputs with this stage only."""
         answers: list[Answer] = []
         for first, encoded_inputs in self._tokenize_ahead(inputs):
             answers += self._answer_encoded(encoded_inputs, top_k=top_k, first=first)
         return answers
 
     def _tokenize_ahead(self, inputs: list[object]) -> Iterator[tuple[int, list[EncodedInput]]]:
-        """Yield 1,024 tokenized inputs at once, with the index of the first; a thread tokenizes the next ones."""
+        """Yield (index of the first, tokenized inputs) for each chunk of 1,024; a thread tokenizes the next chunk."""
         if len(inputs) <= TOKENIZE_CHUNK:
             yield 0, self.tokenize(inputs)
             return
@@ -236,10 +232,10 @@ class BundleEngine:
         Raises:
             HeedfulError: If an input cannot be used, or the answers are of another class than `answer_type`.
         """
-        listed = self._as_list(inputs)
-        answers = self(listed, top_k=top_k)
-        answerers = [self._text_input(number, engine_input).answerer for number, engine_input in enumerate(listed)]
-        predictions = [answerer.prediction(answer) for answerer, answer in zip(answerers, answers, strict=True)]
+        input_list = self._as_list(inputs)
+        answers = self(input_list, top_k=top_k)
+        heads = [self._text_input(number, engine_input).answer_head for number, engine_input in enumerate(input_list)]
+        predictions = [head.prediction(answer) for head, answer in zip(heads, answers, strict=True)]
         return check_prediction_type(predictions, answer_type)
 
     def encode(self, texts: str | Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
@@ -247,7 +243,7 @@ class BundleEngine:
 
         Args:
             texts: The texts, or a single text.
-            prompt: Text put before each text; None: the model's default prompt, if it has one.
+            prompt: Text put before each text. If None, it is the model's default prompt, if there is one.
 
         Raises:
             HeedfulError: If the model's head makes no sentence embeddings.
@@ -255,30 +251,30 @@ class BundleEngine:
         if self.kind != "embedding":
             raise HeedfulError(f"encode needs sentence embeddings, but this model has a {self.kind} head: use predict")
         if isinstance(texts, str):
-            single: NDArray[np.float32] = self.encode([texts], prompt=prompt)[0]
-            return single
-        listed = list(texts)
-        for number, text in enumerate(listed):
+            vector: NDArray[np.float32] = self.encode([texts], prompt=prompt)[0]
+            return vector
+        text_list = list(texts)
+        for number, text in enumerate(text_list):
             if not isinstance(text, str):
                 raise HeedfulError(f"input {number} is {describe_value(text)}; expected a text")
-        inputs = self._as_list(listed) if prompt is None else with_prompt(prompt, listed)
+        inputs = self._as_list(text_list) if prompt is None else with_prompt(prompt, text_list)
         head = self._head
         assert isinstance(head, SentenceEmbedding)
-        vectors = np.empty((len(listed), head.width(self.loaded.config.model)), np.float32)
+        vectors = np.empty((len(text_list), head.width(self.loaded.config.model)), np.float32)
         for first, encoded_inputs in self._tokenize_ahead(inputs):
             chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
             assert len(chunks) == len(encoded_inputs), "texts are truncated and not read in windows"
             for indices in token_batches(chunks, self.token_budget):
                 scores = self.score([chunks[index] for index in indices])
                 vectors[[first + index for index in indices]] = np.stack([np.asarray(row) for row in scores])
-        if not np.isfinite(vectors).all():  # the slower path finds the text that is the cause
+        if not np.isfinite(vectors).all():  # answer the inputs again: this raises an error that names the text
             self(inputs)
         return vectors
 
     def pooled_vectors(self, inputs: Iterable[object]) -> NDArray[np.float32]:
-        """Return the vectors from which a classification head computes its scores, [inputs, width].
+        """Return the vectors from which a classification head computes its logits, [inputs, width].
 
-        The vector of an input with several windows is the mean of theirs. Other heads raise a HeedfulError.
+        An input with several windows gets the mean of their vectors. Other heads raise a HeedfulError.
         """
         head = self.loaded.head
         if not isinstance(head, ClassesHead | PooledClassesHead):
@@ -287,15 +283,15 @@ class BundleEngine:
         chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
         vectors: dict[int, Tensor] = {}
         self.loaded.eval()
-        with torch.inference_mode(), self._products():
-            for numbers in token_batches(chunks, self.token_budget):
-                batch = self._pack([chunks[number] for number in numbers])
+        with torch.inference_mode(), self._matmul_context():
+            for indices in token_batches(chunks, self.token_budget):
+                batch = self._pack([chunks[index] for index in indices])
                 row_indices, pooled_batch = pooled_row(head, batch)
                 pooled = head.vectors(self._hidden_states(batch, row_indices), pooled_batch).flatten(1)
-                vectors.update(zip(numbers, to_cpu(pooled), strict=True))
-        in_order = (vectors[number] for number in range(len(chunks)))
+                vectors.update(zip(indices, to_cpu(pooled), strict=True))
+        vectors_in_order = (vectors[index] for index in range(len(chunks)))
         means = [
-            torch.stack([next(in_order) for _ in encoded_input.chunks]).mean(0).numpy()
+            torch.stack([next(vectors_in_order) for _ in encoded_input.chunks]).mean(0).numpy()
             for encoded_input in encoded_inputs
         ]
         return np.array(means, np.float32).reshape(len(means), -1)
@@ -309,14 +305,14 @@ class BundleEngine:
         return self.encode(texts, prompt=self.prompt("document", "passage", "corpus"))
 
     def prompt(self, *names: str) -> str:
-        """Return the first prompt of the model with one of these names; otherwise its default prompt, or ""."""
+        """Return the first of these prompts that the model has, by name; otherwise its default prompt, or ""."""
         return self._head.prompt(*names) if isinstance(self._head, SentenceEmbedding) else ""
 
     def answers(self, encoded_inputs: Sequence[EncodedInput], *, top_k: int = 5) -> list[Answer]:
         """Return the answers to encoded inputs: the second and the third step of a call.
 
         Args:
-            encoded_inputs: Inputs that the first of `stages` has tokenized.
+            encoded_inputs: Inputs that were tokenized by the first engine in `stages`.
             top_k: Number of candidates that are listed for each mask.
 
         Raises:
@@ -334,20 +330,20 @@ class BundleEngine:
         return answer_in_stages(self.stages, encoded_inputs, ask)
 
     def _answer_encoded(self, encoded_inputs: Sequence[EncodedInput], *, top_k: int, first: int = 0) -> list[Answer]:
-        """Return the answers of this stage; an InputError counts the inputs from `first`."""
+        """Answer inputs with this stage only; in an InputError, the number of the first input is `first`."""
         chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
         scores: dict[int, object] = {}
-        for numbers in token_batches(chunks, self.token_budget):
-            scores.update(zip(numbers, self.score([chunks[number] for number in numbers], top_k=top_k), strict=True))
-        in_order = (scores[number] for number in range(len(chunks)))
+        for indices in token_batches(chunks, self.token_budget):
+            scores.update(zip(indices, self.score([chunks[index] for index in indices], top_k=top_k), strict=True))
+        scores_in_order = (scores[index] for index in range(len(chunks)))
         answers: list[Answer] = []
         for number, encoded_input in enumerate(encoded_inputs, start=first):
-            chunk_scores = list(islice(in_order, len(encoded_input.chunks)))
+            chunk_scores = list(islice(scores_in_order, len(encoded_input.chunks)))
             answer = self._make_answer(encoded_input, chunk_scores, top_k)
             if not (answer_is_finite(answer) and all(map(scores_are_finite, chunk_scores))):
                 if len(encoded_inputs) == 1:
                     raise InputError(NOT_FINITE, number) from FloatingPointError()
-                # the cause may be another input of the batch
+                # another input of its batch may be the cause: score this one by itself
                 (answer,) = self._answer_encoded([encoded_input], top_k=top_k, first=number)
             answers.append(answer)
         return answers
@@ -371,14 +367,14 @@ class BundleEngine:
             raise
         encoded_inputs = []
         for number, (engine_input, text_input) in enumerate(zip(inputs, text_inputs, strict=True), start=first):
-            answerer, texts, prompt = text_input
+            answer_head, texts, prompt = text_input
             own_encodings = [next(encodings) for _ in texts]
-            windows = all_windows(number, answerer, texts, own_encodings, self.limit)
+            windows = all_windows(number, answer_head, texts, own_encodings, self.limit)
             encoded_inputs.append(
                 EncodedInput(
                     engine_input=engine_input,
-                    answerer=answerer,
-                    chunks=scored_chunks(answerer, windows, self._prompt_tokens(prompt), self.tokenizer),
+                    answer_head=answer_head,
+                    chunks=scored_chunks(answer_head, windows, self._prompt_tokens(prompt), self.tokenizer),
                     dropped=sum(encoding.dropped for encoding in own_encodings),
                     windows=windows,
                 )
@@ -392,35 +388,35 @@ class BundleEngine:
         *,
         top_k: int | None = None,
     ) -> list[object]:
-        """Return the scores of the chunks of one batch, on the CPU: the second step of a call.
+        """Return the scores of each chunk of one batch, on the CPU: the second step of a call.
 
         Args:
             chunks: Chunks with the same answer head.
-            writing: Generation settings; None: the engine's. Texts are generated to their end here, and step by step
-                by `decode`.
-            top_k: Where scores are over the vocabulary, keep only this number of tokens at each position, as `answer`
-                needs them; None: keep all scores.
+            writing: Generation settings. If None, the engine's. This method generates texts to their end; see `decode`
+                for generation step by step.
+            top_k: Return only the top_k best tokens at each position, if scores are over the vocabulary; `answer` then
+                needs the same top_k. If None, return all scores.
         """
-        assert all(chunk.answerer is chunks[0].answerer for chunk in chunks)
-        training = self.loaded.training
-        if training:  # eval() takes as long as the forward pass of a small model
+        assert all(chunk.answer_head is chunks[0].answer_head for chunk in chunks)
+        was_training = self.loaded.training
+        if was_training:  # calling eval() takes as long as the forward pass of a small model
             self.loaded.eval()
         try:
-            with torch.inference_mode(), self._products():
+            with torch.inference_mode(), self._matmul_context():
                 return self._score_batch(chunks, writing or self.writing, top_k)
         finally:
-            if training:
+            if was_training:
                 self.loaded.train()
 
     def decode(self, chunks: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
-        """Start the text generation of one batch, which the caller runs step by step: the second step of a call.
+        """Start the generation of texts for one batch, which the caller then runs step by step.
 
-        The generated texts are the same as those of `score`. The model must be in eval mode.
+        It replaces `score` as the second step of a call, with the same texts. The model must be in eval mode.
         """
-        answerer = chunks[0].answerer
-        assert answerer.generate is not None and all(chunk.answerer is answerer for chunk in chunks)
+        answer_head = chunks[0].answer_head
+        assert answer_head.generate is not None and all(chunk.answer_head is answer_head for chunk in chunks)
         with torch.inference_mode():
-            return answerer.generate(self.loaded, self.tokenizer, self._pack(chunks), writing or self.writing)
+            return answer_head.generate(self.loaded, self.tokenizer, self._pack(chunks), writing or self.writing)
 
     def answer(self, encoded_input: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
         """Return the answer to an input from the scores of its chunks: the third step of a call.
@@ -434,20 +430,20 @@ class BundleEngine:
         return answer
 
     def _make_answer(self, encoded_input: EncodedInput, scores: Sequence[object], top_k: int) -> Answer:
-        """Return the answer to an input, without a check of its numbers."""
+        """Return the answer to an input, without a check for numbers that are not finite."""
         windows = [
             Window(chunk.encoded, chunk.positions, chunk_scores)
             for chunk, chunk_scores in zip(encoded_input.chunks, scores, strict=True)
         ]
         context = self._answer_context(top_k, encoded_input.windows)
-        answer = encoded_input.answerer.answer(encoded_input.engine_input, windows, context)
+        answer = encoded_input.answer_head.answer(encoded_input.engine_input, windows, context)
         if self._options.max_length is None:
             return answer
         return answer | {"truncated_tokens": encoded_input.dropped}
 
     @property
     def _options(self) -> BundleEngine:
-        """The engine whose options apply: for an early stage of a cascade, its last stage."""
+        """The engine whose options apply: in an early stage of a cascade, the engine of the last stage."""
         return self._last_stage or self
 
     def _answer_context(self, top_k: int, windows: Sequence[Encoding] = ()) -> AnswerContext:
@@ -462,44 +458,44 @@ class BundleEngine:
         )
 
     def _min_set_probability(self) -> float | None:
-        """Return the least probability of a label in a prediction set; None if no sets are asked for."""
+        """Return the minimum probability of a label in a prediction set; None if there are no sets."""
         if self.prediction_set is None:
             return None
         return least_probability(self.loaded.calibration, self.prediction_set)
 
     @property
     def precision(self) -> str:
-        """The precision of the plan, or the dtype of a model without a plan."""
+        """The precision of the plan; without a plan, the dtype of the model."""
         dtype = str(next(self.loaded.parameters()).dtype).removeprefix("torch.")
         return dtype if self.plan is None else self.plan.precision
 
     def gpu_line(self) -> str:
-        """Return the GPU and the precision in a line, as "on NVIDIA H100 80GB HBM3, bfloat16"; "" on a CPU."""
+        """Return GPU and precision, such as "on NVIDIA H100 80GB HBM3, bfloat16"; "" on a CPU."""
         device = next(self.loaded.parameters()).device
         return f"on {device_name(device)}, {self.precision}" if device.type == "cuda" else ""
 
     def prepare_graphs(self) -> None:
-        """Record the CUDA graphs that compute small batches, all at once; nothing is done on a CPU.
+        """Record all CUDA graphs for small batches now; does nothing on a CPU.
 
-        An engine also records them by itself, each when it has met three batches of about its size.
+        Otherwise the engine records a graph when it gets the third batch of about its size.
         """
         for engine, _ in self.stages:
             if engine._cuda_graphs is not None:
                 engine.loaded.eval()
-                with engine._products():
+                with engine._matmul_context():
                     engine._cuda_graphs.prepare()
 
     def explain(self) -> str:
-        """Describe how the model is computed: its precision, the measurements, and the kernel of a typical batch."""
-        plan = ["as it was loaded"] if self.plan is None else [f"answers in {self.plan.precision}", *self.plan.why]
-        plan += [line] if (line := self.gpu_line()) else []
+        """Describe how the model is computed: precision, measurements, and the attention kernel of a typical batch."""
+        lines = ["as it was loaded"] if self.plan is None else [f"answers in {self.plan.precision}", *self.plan.why]
+        lines += [gpu_line] if (gpu_line := self.gpu_line()) else []
         if (pruning := self.loaded.token_pruning) is not None:
-            plan.append(f"tokens after layer {pruning.layer}: {100 * pruning.keep_rate:g} % of those of a text")
+            lines.append(f"tokens after layer {pruning.layer}: {100 * pruning.keep_rate:g} % of those of a text")
         attention = attention_report(self.loaded, self.plan, self.limit, self.token_budget)
-        return "\n".join([*plan, *self.precision_log, *attention])
+        return "\n".join([*lines, *self.precision_log, *attention])
 
     def _as_list(self, inputs: Iterable[object]) -> list[object]:
-        """Return inputs as a list; raises HeedfulError for a single input."""
+        """Return inputs as a list; raises a HeedfulError if there is a single input instead of several."""
         if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
             raise HeedfulError(
                 f"inputs is {describe_value(inputs)}: give a list; this model's head expects {self.expects}"
@@ -507,38 +503,38 @@ class BundleEngine:
         return list(inputs)
 
     def columns(self, *, pairs: bool) -> dict[str, object]:
-        """Return the types of the fields of answers, by name; see `AnswerHead.columns`.
+        """Return the type of each field of an answer, by name; see `AnswerHead.columns`.
 
         Args:
-            pairs: Whether inputs may be pairs of texts.
+            pairs: Whether inputs are pairs of texts.
         """
         columns: dict[str, object] = {}
-        for answerer in self._answerers:
-            if answerer.pairs in (None, pairs):
-                columns |= answerer.columns(self.loaded, self.writing)
+        for answer_head in self._answer_heads:
+            if answer_head.pairs in (None, pairs):
+                columns |= answer_head.columns(self.loaded, self.writing)
         if self._early_stages:
             columns["stage"] = int
         return columns if self.prediction_set is None else columns | {"prediction_set": [str]}
 
     def _text_input(self, number: int, engine_input: object) -> _TextInput:
-        """Return an input as texts for the tokenizer; raises HeedfulError if no answer head takes it."""
+        """Return an input as texts for the tokenizer; raises a HeedfulError if no answer head accepts it."""
         prompt, text_input = self.loaded.default_prompt, engine_input
         if isinstance(engine_input, PromptedText) and self.kind == "embedding":
             prompt, text_input = engine_input.prompt, engine_input.text
         suffix = self.loaded.text_suffix
-        for answerer in self._answerers:
-            if (texts := answerer.tokenizer_inputs(text_input)) is not None:
+        for answer_head in self._answer_heads:
+            if (texts := answer_head.tokenizer_inputs(text_input)) is not None:
                 with_affixes = [prompt + text + suffix if isinstance(text, str) else text for text in texts]
-                return _TextInput(answerer, with_affixes, prompt)
+                return _TextInput(answer_head, with_affixes, prompt)
         raise HeedfulError(
             f"input {number} is {describe_value(engine_input)}: this model's {self.kind} head expects {self.expects}"
         )
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Return the number of tokens at the start of a text that belong to its prompt and are not pooled.
+        """Return the number of tokens of a prompt at the start of a text, if pooling excludes them; otherwise 0.
 
-        They are counted as in sentence-transformers: the tokens of the prompt alone, without a special token at its
-        end.
+        As in sentence-transformers, it is the number of tokens of the prompt encoded by itself, without a special token
+        at the end.
         """
         if not prompt or not isinstance(self._head, SentenceEmbedding) or self._head.pools_prompt:
             return 0
@@ -546,9 +542,9 @@ class BundleEngine:
         return len(encoding) - int(bool(encoding.special) and encoding.special[-1])
 
     def _encode(self, texts: list[TokenizerInput]) -> list[Encoding]:
-        """Tokenize texts, truncated if the engine or its head says so, and add what a decoder reads before them."""
+        """Tokenize texts, with truncation if the engine or its head requires it; a decoder-only model gets prompts."""
         max_length = self._options.max_length
-        if self.limit is not None and all(answerer.long_inputs == "truncate" for answerer in self._answerers):
+        if self.limit is not None and all(answer_head.long_inputs == "truncate" for answer_head in self._answer_heads):
             max_length = self.limit if max_length is None else min(self.limit, max_length)
         if max_length is None:
             encodings = self.tokenizer.encode_batch(texts)
@@ -561,16 +557,16 @@ class BundleEngine:
         for text in texts:
             try:
                 self._encode([text])
-            except HeedfulError as error:  # the cause tells faults of the text from faults of the tokenizer
+            except HeedfulError as error:  # its cause shows whether the text or the tokenizer is at fault
                 raise InputError(str(error).replace("item 0 has", "it has", 1), number) from error.__cause__
 
     def _score_batch(self, chunks: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[object]:
-        """Return the scores of the chunks of one batch; see `score`."""
-        batch, answerer = self._pack(chunks), chunks[0].answerer
-        if answerer.generate is not None:
-            return list(answerer.generate(self.loaded, self.tokenizer, batch, writing).run())
-        head = head_module(self.loaded, answerer)
-        if answerer.positions is None:
+        """Return the scores of each chunk of a batch; see `score`."""
+        batch, answer_head = self._pack(chunks), chunks[0].answer_head
+        if answer_head.generate is not None:
+            return list(answer_head.generate(self.loaded, self.tokenizer, batch, writing).run())
+        head = head_module(self.loaded, answer_head)
+        if answer_head.positions is None:
             row_indices, pooled_batch = pooled_row(head, batch)
             if any(chunk.unpooled for chunk in chunks):
                 row_indices, pooled_batch = batch.without_first([chunk.unpooled for chunk in chunks])
@@ -580,14 +576,14 @@ class BundleEngine:
         ]
         rows = self._hidden_states(batch, torch.tensor(scored_rows, device=batch.tokens.device))
         counts = [len(chunk.positions) for chunk in chunks]
-        if answerer.summarize is None or top_k is None:
+        if answer_head.summarize is None or top_k is None:
             return list(to_cpu(head(rows, batch)).split(counts))
         context = self._answer_context(top_k)
         summaries: list[object] = []
         for part in rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)):
-            summaries += answerer.summarize(to_cpu(head(part, batch)), context)
-        in_order = iter(summaries)
-        return [list(islice(in_order, count)) for count in counts]
+            summaries += answer_head.summarize(to_cpu(head(part, batch)), context)
+        summaries_in_order = iter(summaries)
+        return [list(islice(summaries_in_order, count)) for count in counts]
 
     def _pack(self, chunks: Sequence[Chunk]) -> Packed:
         """Return the chunks as one batch on the model's device."""
@@ -595,7 +591,7 @@ class BundleEngine:
         return Packed.of([chunk.encoded.ids for chunk in chunks], [chunk.encoded.types for chunk in chunks]).to(device)
 
     def _hidden_states(self, batch: Packed, row_indices: Tensor | None) -> Tensor:
-        """Return the last hidden states of a batch, [rows, width]; only these rows unless None."""
+        """Return the last hidden states of a batch, [rows, width]; of these rows only, unless `row_indices` is None."""
         if self._cuda_graphs is None or self._cuda_graphs.cannot(batch):
             return self.loaded.hidden_states(batch, output_rows=row_indices)
         return select_rows(self._cuda_graphs(batch), row_indices)

@@ -1,7 +1,7 @@
 """A cascade of classifiers: each input is answered by the first stage whose confidence reaches its threshold.
 
-The confidence is the probability of the most probable label. Only inputs with a lower confidence reach the next stage,
-which packs them into batches of its own. Viola and Jones 2001 introduced such cascades for image windows.
+The confidence is the probability of the most probable label. Inputs with a lower confidence go to the next stage, which
+packs them into its own batches. Viola and Jones (2001) introduced such cascades, for windows of images.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Stage = TypeVar("Stage")
 
 
 class StagedAnswers:
-    """Collects the answers of the stages of a cascade to a list of inputs.
+    """The answers to a list of inputs, collected stage by stage.
 
     Attributes:
-        pending: Numbers of the inputs that the next stage has to answer.
+        pending: Indices of the inputs that the next stage has to answer.
     """
 
     def __init__(self, count: int) -> None:
@@ -29,14 +29,14 @@ class StagedAnswers:
         self._stage = 0
 
     def add(self, answers: Sequence[Answer], threshold: float) -> None:
-        """Add the next stage's answers to the pending inputs; inputs below its threshold stay pending."""
+        """Add a stage's answers to the pending inputs; those with a probability below the threshold stay pending."""
         self._stage += 1
         for number, answer in zip(self.pending, answers, strict=True):
             self._answers[number] = answer | {"stage": self._stage}
         self.pending = [number for number in self.pending if self._answers[number]["probability"] < threshold]
 
     def renumbered(self, error: InputError) -> InputError:
-        """Return an error with the index of its input among all inputs instead of the pending ones."""
+        """Return an error whose index counts all inputs, for an error whose index counts the pending ones."""
         return InputError(error.reason, self.pending[error.index])
 
     @property
@@ -50,15 +50,15 @@ def answer_in_stages(
     inputs: Sequence[Input],
     ask: Callable[[Stage, list[Input]], Sequence[Answer]],
 ) -> list[Answer]:
-    """Return the answer to each input by the first stage that is confident.
+    """Return the answer to each input from the first stage that is confident.
 
     Args:
-        stages: The stages with their thresholds; that of the last stage is 0.
+        stages: Pairs of a stage and its threshold; the threshold of the last stage is 0.
         inputs: The inputs.
-        ask: Returns the answers of a stage to some of the inputs.
+        ask: Function of a stage and some of the inputs that returns the stage's answers.
 
     Raises:
-        InputError: If `ask` raises it; its number is changed to that among all inputs.
+        InputError: If `ask` raises it; its index is changed to count all inputs.
     """
     staged = StagedAnswers(len(inputs))
     for stage, threshold in stages:

@@ -1,4 +1,4 @@
-"""`Engine`: a model of a run, a folder or the hub, loaded with the fastest execution plan for this machine."""
+"""`Engine`: a model from a run, a folder or the hub, with the fastest execution plan for this machine."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ class Engine(BundleEngine):
         min_confidence: float = 0.0,
         prediction_set: float | None = None,
     ) -> None:
-        """Load a model, choose its precision and its execution plan on this machine, and apply them.
+        """Load a model, and apply the precision and the execution plan that are chosen for this machine.
 
         Args:
             model: A run, a folder, NAME[@REVISION] on the hub, or a loaded bundle, which is used as it is.
             revision: Commit or branch on the hub.
-            head: Kind of the head; None: the model's own.
-            precision: None: "float32" on a CPU; on a GPU "bfloat16", or "float16" if it has no bfloat16. Another
-                precision must be faster on this machine and change scores little; "auto" is the fastest of those that
-                do, see tuning/precision_gate.py. On a GPU, "float32" computes matrix products in TF32.
-            dtype: Compute everything in this dtype by PyTorch's operators, float32 without TF32; excludes a precision.
-            device: "cpu", "cuda" or "cuda:1"; None: a GPU if there is one.
-            token_budget: Maximum tokens of a batch; a single window may have more. None: 4,096 on a CPU, and on a GPU
-                up to 32,768, as its free memory allows.
-            writing: Generation settings of a seq2seq or language model; None: those of generation_config.json in its
-                folder, or else greedy decoding of up to 128 tokens.
-            max_length: Truncate inputs to this number of tokens instead of reading windows; answers then have
-                "truncated_tokens", the number of tokens that were dropped.
+            head: Kind of the head. If None, the head in config.json.
+            precision: If None, "float32" on a CPU; on a GPU "bfloat16", or "float16" if it lacks bfloat16. Any other
+                precision is refused unless it is faster on this machine and changes scores little; "auto" is the
+                fastest accepted one, see tuning/precision_gate.py. On a GPU, "float32" uses TF32 matrix products.
+            dtype: Compute everything in this dtype by PyTorch's operators, float32 without TF32; excludes `precision`.
+            device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
+            token_budget: Maximum tokens of a batch; a longer window is a batch by itself. If None, 4,096 on a CPU; on
+                a GPU up to 32,768, as its free memory allows.
+            writing: Generation settings of a seq2seq or language model. If None, those of generation_config.json in its
+                folder, or greedy decoding of up to 128 tokens if that file is missing.
+            max_length: Truncate inputs to this number of tokens instead of splitting them into windows; answers then
+                have "truncated_tokens", the number of dropped tokens.
             min_confidence: Minimum probability of a label. If the most probable label has less, the model abstains:
                 the label of the answer is "".
-            prediction_set: Probability, such as 0.9, with which the labels in "prediction_set" of an answer contain the
-                right one; for classifiers that were calibrated on a dev split.
+            prediction_set: Probability, such as 0.9, that the labels in "prediction_set" of an answer include the right
+                one; for classifiers that were calibrated on a dev split. If None, answers have no such set.
 
         Raises:
             HeedfulError: If arguments exclude each other, the model cannot be loaded or has no head that answers, or
@@ -94,10 +94,10 @@ def open_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[ModelBundle, ExecutionPlan | None, tuple[str, ...]]:
-    """Load a model in the precision that is chosen on this machine; see `Engine` for the arguments.
+    """Load a model in the precision that is chosen for this machine; see `Engine` for the arguments.
 
     Returns:
-        The bundle, the plan for it (None with a dtype), and a line for each precision that was measured.
+        The bundle, its execution plan (None if a dtype is given), and a line for each measured precision.
     """
     resolved_device = resolve_device(device or "auto")
     if dtype is not None:

@@ -1,4 +1,4 @@
-"""Checks that answers and scores hold finite numbers only."""
+"""Tests for infinite or NaN numbers in answers and scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_FINITE = "the model's numbers for this input are not finite"
 
 
 def answer_is_finite(answer: object) -> bool:
-    """Return whether every number in an answer (plain data) is finite."""
+    """Return whether every number in an answer, which is plain data, is finite."""
     match answer:
         case float():
             return math.isfinite(answer)
@@ -25,7 +25,7 @@ def answer_is_finite(answer: object) -> bool:
 
 
 def replace_nonfinite(value: object) -> object:
-    """Return plain data with None in place of each number that is not finite: JSON has no such numbers."""
+    """Replace infinities and NaN in plain data by None, since JSON cannot represent them."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -37,9 +37,9 @@ def replace_nonfinite(value: object) -> object:
 
 
 def scores_are_finite(scores: object) -> bool:
-    """Return whether the scores of a window are finite: a tensor on the CPU, generated texts or filled tokens."""
+    """Return whether the scores of a window (a tensor on the CPU, generated texts or filled masks) are finite."""
     if isinstance(scores, torch.Tensor):
-        return bool(np.isfinite(scores.numpy()).all())  # three times as fast as PyTorch for a few hundred numbers
+        return bool(np.isfinite(scores.numpy()).all())  # for a few hundred numbers NumPy is three times as fast
     if isinstance(scores, list | tuple):
         return all(
             math.isfinite(getattr(score, "log_probability", 0.0)) and answer_is_finite(score) for score in scores

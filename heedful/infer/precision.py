@@ -7,10 +7,10 @@ from typing import Literal, get_args
 from heedful.errors import HeedfulError
 
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
-PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "float16", "int8"]  # auto: the fastest that is accurate
+PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "float16", "int8"]  # auto: the fastest accurate one
 
 
 def check_precision(name: str) -> None:
-    """Raise a HeedfulError unless the name is that of a precision, or "auto"."""
+    """Raise a HeedfulError unless `name` is a precision or "auto"."""
     if name not in get_args(PrecisionOrAuto):
         raise HeedfulError(f"precision is {name!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")

@@ -1,4 +1,4 @@
-"""Answers for Ray Data: a model in each worker, batches of columns in and out."""
+"""`Predict`: a callable class for Ray Data that answers batches of columns with a model in each worker."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Columns = dict[str, np.ndarray]
 
 
 class Predict:
-    """Answers batches of rows in Ray Data; a class for `map_batches`.
+    """Answers batches of rows in Ray Data, as the class that `map_batches` gets.
 
-    Use it as `dataset.map_batches(Predict, fn_constructor_kwargs={"model": FOLDER}, batch_size=...)`. Batches are
-    columns as NumPy arrays; Ray itself is not imported. Every output batch has a column for each field of the answers,
-    and a column `error` with the reason why a row has no answer.
+    Use it as `dataset.map_batches(Predict, fn_constructor_kwargs={"model": FOLDER}, batch_size=...)`. A batch is a dict
+    of columns, each a NumPy array. Every output batch has a column for each field of the answers, and a column `error`:
+    the reason why a row has no answer, or None. This module does not import Ray.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Predict:
 
         Args:
             model: An engine, or a model as for `Engine`.
-            columns: Names of columns by role, such as {"text": "review"}; None: they are recognized by name.
-            keep: Whether the output has the input columns, too.
-            prefix: Put before the names of the new columns.
+            columns: Names of input columns by role, such as {"text": "review"}. If None, they are recognized by name.
+            keep: Whether the output includes the input columns.
+            prefix: Prefix of the names of the new columns.
             top_k: Number of candidates that are listed for each mask.
         """
         self.engine = model if isinstance(model, BundleEngine) else Engine(model)
@@ -54,13 +54,13 @@ class Predict:
         self._keep, self._prefix, self._top_k = keep, prefix, top_k
 
     def __call__(self, batch: Columns) -> Columns:
-        """Return the columns of the answers to a batch of rows, with those of the batch unless `keep` is False."""
+        """Return a batch of input columns (unless `keep` is False) and answer columns."""
         count = len(next(iter(batch.values()))) if batch else 0
         rows = [{name: _plain_cell(column[number]) for name, column in batch.items()} for number in range(count)]
         inputs, are_pairs = self._inputs(tuple(batch), rows)
         answers = answer_each(self.engine, inputs, top_k=self._top_k)
         output: Columns = {}
-        for name, kind in answer_arrow_types(self.engine, pair=are_pairs).items():
+        for name, kind in answer_arrow_types(self.engine, pairs=are_pairs).items():
             values = [None if isinstance(answer, str) else answer.get(name) for answer in answers]
             output[self._prefix + name] = self._matrix(kind, values) if name == "vector" else _column(kind, values)
         output[self._prefix + "error"] = _objects([answer if isinstance(answer, str) else None for answer in answers])
@@ -75,9 +75,9 @@ class Predict:
     def _inputs(
         self, names: tuple[str, ...], rows: list[dict[str, object]]
     ) -> tuple[list[tuple[object, str | None]], bool]:
-        """Return the input or the error of each row, and whether inputs may be pairs of texts."""
-        first = rows[0] if rows else dict.fromkeys(names)
-        table = Table(display_name="the batch", names=names, first_row=first, rows=lambda row_errors: iter(()))
+        """Return (input, None) or (None, error) for each row, and whether inputs may be pairs of texts."""
+        first_row = rows[0] if rows else dict.fromkeys(names)
+        table = Table(display_name="the batch", names=names, first_row=first_row, rows=lambda row_errors: iter(()))
         spec, columns = choose_spec(table, self.engine.input_kind, self._columns_by_role)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
         inputs: list[tuple[object, str | None]] = []
@@ -89,9 +89,9 @@ class Predict:
         return inputs, bool(PAIR_ROLES & {*columns.names_by_role})
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
-        """Return vectors as a matrix, [rows, width], with a row of NaN for each missing vector."""
-        first = next((vector for vector in vectors if vector is not None), None)
-        width = len(first or self.engine([""])[0]["vector"])
+        """Return vectors as a matrix, [rows, width], with a row of NaN in place of each None."""
+        example = next((vector for vector in vectors if vector is not None), None)
+        width = len(example or self.engine([""])[0]["vector"])
         rows = [[np.nan] * width if vector is None else vector for vector in vectors]
         return np.array(rows, kind.value_type.to_pandas_dtype()).reshape(-1, width)
 
@@ -102,7 +102,7 @@ def _plain_cell(value: object) -> object:
 
 
 def _column(kind: pa.DataType, values: list[object]) -> np.ndarray:
-    """Return a numeric column with NaN for missing values, or a column of objects."""
+    """Return values as a float column with NaN in place of None, an integer column, or a column of objects."""
     if pa.types.is_floating(kind):
         return np.array([np.nan if value is None else value for value in values], np.float64)
     if pa.types.is_integer(kind) and None not in values:

@@ -1,7 +1,7 @@
-"""`StaticClassifier`: a classifier over the mean of token vectors, computed with NumPy and without importing torch.
+"""`StaticClassifier`: a classifier over the mean of token vectors, computed with NumPy only.
 
-So the first answer of a static student or a bag of words takes little more time than reading its files. `Engine`
-returns the same answers and is used everywhere else.
+It does not import torch, so the first answer of a static student or a bag-of-words model takes little longer than
+reading its files. `Engine` returns the same answers; it is used for all other models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from heedful.untrusted_files import check_inside, read_bytes, read_json
 
 Vectors = NDArray[np.float32]
 FAMILY, ARCHITECTURE, KIND = "heedful-classic", "HeedfulClassicForClasses", "sequence_classification"
-# values of config.json for which the vector of a text is the plain mean of its token vectors; a key may be missing
+# values in config.json of models whose text vector is the plain mean of token vectors; keys may be missing
 STATIC_CONFIG: dict[str, dict[str, object]] = {
     "model": {"encoder": None, "decoder": None, "decoder_embedding": None},
     "embedding": {
@@ -41,18 +41,22 @@ STATIC_CONFIG: dict[str, dict[str, object]] = {
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification")
 NOTES, WEIGHTS = "heedful.json", "model.safetensors"
 TABLE, WEIGHT, BIAS = "embedding.tokens.weight", "head.out.weight", "head.out.bias"
-MAX_BYTES = 1 << 30  # maximum bytes of the weights
+MAX_BYTES = 1 << 30  # maximum bytes of the weights file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StaticClassifier:
-    """A table of token vectors and a linear classifier.
+    """A table of token vectors, and a linear classifier over their mean.
 
     Attributes:
         source: The folder that was opened.
-        table: A vector for each token, [tokens, width].
-        weight: Weights of the labels, [labels, width]; a binary model has one row, for the logit of the second label.
-        bias: Biases of the labels, [labels], or [1].
+        tokenizer: Tokenizer of the model.
+        table: Token vectors, [vocabulary, width].
+        weight: Weights of the classifier, [labels, width]; [1, width] in a binary model, for its second label.
+        bias: Biases of the classifier, [labels], or [1] in a binary model.
+        labels: Names of the labels.
+        multi_label: Whether a text can have several labels.
+        thresholds: Minimum probability of a predicted label, by label, if `multi_label`.
     """
 
     source: str
@@ -66,10 +70,11 @@ class StaticClassifier:
 
     @classmethod
     def open(cls, name: str | Path) -> StaticClassifier | None:
-        """Open the model in a folder, or in the folder of a run.
+        """Open the model in a model folder or a run folder.
 
         Returns:
-            The classifier, or None for other models and damaged files: use `Engine` then, which says what is wrong.
+            The classifier; None if the folder holds another model or damaged files. `Engine` opens the former, and
+            says what is wrong with the latter.
         """
         folder = Path(name)
         if not (folder / "config.json").exists():
@@ -78,7 +83,7 @@ class StaticClassifier:
             return None
         head, notes = config["head"], _read_object(folder, NOTES)
         labels, thresholds = head.get("labels"), notes.get("thresholds", {})
-        if "stage_thresholds" in notes:  # it is the last stage of a cascade
+        if "stage_thresholds" in notes:  # the folder holds a cascade
             return None
         if not _are_texts(labels) or not _are_numbers(thresholds) or (tensors := _read_weights(folder)) is None:
             return None
@@ -87,8 +92,8 @@ class StaticClassifier:
         rows = 1 if config["model"]["reader"].get("binary") == "sigmoid" and not multi_label else len(labels)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         width = shapes[TABLE][-1]
-        same_tokenizer = notes.get("tokenizer") in (None, tokenizer.fingerprint) and tokenizer.max_length is None
-        if not same_tokenizer or shapes != {TABLE: (tokenizer.size, width), WEIGHT: (rows, width), BIAS: (rows,)}:
+        is_own_tokenizer = notes.get("tokenizer") in (None, tokenizer.fingerprint) and tokenizer.max_length is None
+        if not is_own_tokenizer or shapes != {TABLE: (tokenizer.size, width), WEIGHT: (rows, width), BIAS: (rows,)}:
             return None
         return cls(
             source=str(name),
@@ -103,40 +108,40 @@ class StaticClassifier:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
+        """The number of parameters of the model."""
         return self.table.size + self.weight.size + self.bias.size
 
     @property
     def facts(self) -> dict[str, object]:
-        """Source, family, head and number of parameters of the model."""
+        """Source, family, head and number of parameters, for the summary that the command line prints."""
         return {"read": self.source, "family": FAMILY, "head": f"{KIND} head", "parameters": self.parameters}
 
     def __call__(self, texts: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
         """Return the answer to each text, as `Engine` does for a classifier; `top_k` is ignored."""
-        return [self._answer(self._scores(encoding.ids)) for encoding in self.tokenizer.encode_batch(list(texts))]
+        return [self._answer(self._logits(encoding.ids)) for encoding in self.tokenizer.encode_batch(list(texts))]
 
-    def _scores(self, ids: Sequence[int]) -> Vectors:
-        """Return the logits of a text, [labels]; a binary model's first label has the logit 0."""
+    def _logits(self, ids: Sequence[int]) -> Vectors:
+        """Return the logits of a text, [labels]; the first label of a binary model has the logit 0."""
         width = self.table.shape[1]
         vector = self.table[list(ids)].mean(0) if ids else np.zeros(width, np.float32)
-        scores: Vectors = self.weight @ vector + self.bias
-        return np.concatenate([np.zeros_like(scores), scores]) if len(scores) < len(self.labels) else scores
+        logits: Vectors = self.weight @ vector + self.bias
+        return np.concatenate([np.zeros_like(logits), logits]) if len(logits) < len(self.labels) else logits
 
-    def _answer(self, scores: Vectors) -> Answer:
-        """Return the answer for logits, by a sigmoid for each label or a softmax over all."""
+    def _answer(self, logits: Vectors) -> Answer:
+        """Return the answer for logits: by a sigmoid for each label if `multi_label`, else by a softmax."""
         names = unique_label_names(self.labels)
         if self.multi_label:
-            sigmoids = 1 / (1 + np.exp(-scores))
-            answer = multi_label_answer(dict(zip(names, sigmoids.tolist(), strict=True)), self.thresholds)
+            probabilities = 1 / (1 + np.exp(-logits))
+            answer = multi_label_answer(dict(zip(names, probabilities.tolist(), strict=True)), self.thresholds)
         else:
-            exponentials = np.exp(scores - scores.max())
-            softmax = exponentials / exponentials.sum()
-            answer = single_label_answer(dict(zip(names, softmax.tolist(), strict=True)))
+            exponentials = np.exp(logits - logits.max())
+            probabilities = exponentials / exponentials.sum()
+            answer = single_label_answer(dict(zip(names, probabilities.tolist(), strict=True)))
         return answer | {"windows": 1}
 
 
 def _read_object(folder: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it is missing or damaged."""
+    """Return the JSON object in a file; {} if the file is missing or damaged."""
     try:
         value = read_json(folder, name)
     except (OSError, ModelError):
@@ -145,7 +150,7 @@ def _read_object(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _is_static(config: Mapping[str, Any]) -> bool:
-    """Tell whether config.json describes a classifier over the mean of token vectors."""
+    """Return whether config.json describes a classifier over the mean of token vectors."""
     model, head = config.get("model"), config.get("head")
     if config.get("model_type") != FAMILY or config.get("architectures") != [ARCHITECTURE]:
         return False
@@ -169,7 +174,7 @@ def _are_numbers(value: object) -> bool:
 
 
 def _read_weights(folder: Path) -> dict[str, Vectors] | None:
-    """Return the three tensors by name; None if others are there, or a number is not a finite float32."""
+    """Return the tensors TABLE, WEIGHT and BIAS by name; None unless the file holds just these, in finite float32."""
     if not os.path.isfile(folder / WEIGHTS):
         return None
     try:

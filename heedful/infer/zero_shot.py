@@ -1,4 +1,4 @@
-"""Zero-shot classification: labels that a model was not trained on, by entailment or by sentence vectors."""
+"""Zero-shot classification: a model chooses among labels that it was not trained on."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from heedful.tasks.multiple_choice import prompt_windows
 from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction
 from heedful.tokenizer import TokenizerInput
 
-ENTAILMENT_TEMPLATE = "This example is {}."  # default template of models that read pairs
+ENTAILMENT_TEMPLATE = "This example is {}."  # default template of models that read pairs of texts
 PLAIN_TEMPLATE = "{}"  # default template of sentence embedding models
-VECTOR_SCALE = 20.0  # factor of cosines before the softmax, as in training with in-batch negatives
+VECTOR_SCALE = 20.0  # factor of cosine similarities before the softmax, as in training with in-batch negatives
 
 EngineType = TypeVar("EngineType", bound=BundleEngine)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateLabels:
-    """Labels to choose from, and the texts that the model reads for them."""
+    """Labels to choose from, and the text that describes each of them to the model."""
 
-    descriptions: Mapping[str, str]  # by label
-    template: str | None = None  # text with {} in place of the description; None: the default of the model's kind
-    multi_label: bool = False  # whether each label is predicted independently of the others
+    descriptions: Mapping[str, str]  # descriptions by label
+    template: str | None = None  # text with {} in place of the description, or None for the default
+    multi_label: bool = False  # True: predict each label independently of the others
 
     @classmethod
     def of(
         cls, labels: Sequence[str] | Mapping[str, str], template: str | None = None, multi_label: bool = False
     ) -> CandidateLabels:
-        """Return candidate labels after checks.
+        """Check labels and template, and return them as candidate labels.
 
         Args:
-            labels: The labels, or their descriptions by label; without descriptions the names are read.
-            template: Text with {} in place of the description; None: the default of the model's kind.
-            multi_label: Whether each label is predicted independently of the others.
+            labels: The labels, which are then their own descriptions; or a mapping from labels to descriptions.
+            template: Text with {} in place of the description. If None, the default for the kind of model.
+            multi_label: If true, predict each label independently of the others.
 
         Raises:
-            HeedfulError: If there are fewer than two labels (one, if multi_label), two are equal or one is empty, or
-                the template does not have {} once.
+            HeedfulError: If there are fewer than two labels (fewer than one, if multi_label), two labels are equal, a
+                label is empty, or the template does not contain {} exactly once.
         """
         descriptions = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
         if len(descriptions) < len(labels) or not all(map(str.strip, [*descriptions, *descriptions.values()])):
@@ -60,26 +60,27 @@ class CandidateLabels:
         return cls(descriptions=descriptions, template=template, multi_label=multi_label)
 
     def hypotheses(self, default: str) -> list[str]:
-        """Return the text that the model reads for each label."""
+        """Return the text that describes each label: the template, or the default, with the description in it."""
         template = default if self.template is None else self.template
         return [template.replace("{}", description) for description in self.descriptions.values()]
 
 
 def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: Tensor | None = None) -> EngineType:
-    """Return an engine with the same model that classifies texts by candidate labels.
+    """Return an engine for the same model that classifies texts into candidate labels.
 
-    A model with a label "entailment", or a cross-encoder with one score, reads each text as a pair with each label
-    (Yin et al. 2019). The probabilities are the softmax of the entailment scores over the labels; with multi_label,
-    the softmax of entailment against contradiction for each label. A sentence embedding model compares vectors: the
-    probabilities are the softmax of `VECTOR_SCALE` times the cosines; with multi_label, the cosines themselves.
+    A model with a label "entailment", or a cross-encoder with one score, reads pairs of a text and a hypothesis, namely
+    the template with a label (Yin et al. 2019). The probabilities are the softmax of the entailment logits over the
+    labels; with multi_label, the softmax of entailment against contradiction for each label. A sentence embedding model
+    compares the vectors of texts and hypotheses. The probabilities are the softmax of `VECTOR_SCALE` times the cosine
+    similarities; with multi_label, the similarities themselves, with negative ones set to 0.
 
     Args:
         engine: An engine with one of these heads.
         candidates: The labels.
-        vectors: Vectors of the hypotheses, [labels, width], of a sentence embedding model; None: they are computed.
+        vectors: Vectors of the hypotheses, [labels, width], for a sentence embedding model. If None, they are computed.
 
     Raises:
-        HeedfulError: If the engine has another head.
+        HeedfulError: If the model has a head of another kind.
     """
     if engine.kind == "embedding":
         if vectors is None:
@@ -104,21 +105,21 @@ def can_classify_zero_shot(head: Head | None) -> bool:
 def _with_head(engine: EngineType, head: AnswerHead, candidates: CandidateLabels) -> EngineType:
     """Return an engine with the same model and another answer head."""
     changed = engine.without_early_stages()
-    changed._answerers, changed.candidates = (head,), candidates
+    changed._answer_heads, changed.candidates = (head,), candidates
     return changed
 
 
 def _pair_score(head: Head | None, multi_label: bool) -> Callable[[Tensor], Tensor] | None:
-    """Return a function from the scores of pairs, [pairs, scores], to their entailment scores, [pairs].
+    """Return a function that maps the logits of pairs, [pairs, classes], to their entailment logits, [pairs].
 
-    None if the head does not have such scores.
+    It returns None if the head has no such logits.
     """
     if isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1:
         return lambda scores: scores[:, 0]
     if isinstance(head, Classes) and head.problem_type == "single_label_classification":
-        names = [label.casefold() for label in head.labels]
-        entailment = [index for index, name in enumerate(names) if name.startswith("entail")]
-        contradiction = [index for index, name in enumerate(names) if name.startswith(("contra", "not"))]
+        lower_names = [label.casefold() for label in head.labels]
+        entailment = [index for index, name in enumerate(lower_names) if name.startswith("entail")]
+        contradiction = [index for index, name in enumerate(lower_names) if name.startswith(("contra", "not"))]
         if entailment and not multi_label:
             return lambda scores: scores[:, entailment[0]]
         if entailment and contradiction:
@@ -144,13 +145,13 @@ def _pair_head(candidates: CandidateLabels, score: Callable[[Tensor], Tensor]) -
         windows=prompt_windows,
         answer=answer,
         prediction=_prediction,
-        columns=lambda loaded, generation: _columns(candidates) | {"windows": int},
+        columns=lambda bundle, generation: _columns(candidates) | {"windows": int},
         pairs=False,
     )
 
 
 def _vector_head(candidates: CandidateLabels, vectors: Tensor) -> AnswerHead:
-    """Return the answer head of a model that compares the vector of each text with those of the hypotheses."""
+    """Return the answer head of a model that compares the vector of each text with the vectors of the hypotheses."""
     directions = torch.nn.functional.normalize(vectors.double(), dim=-1)
 
     def answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
@@ -165,19 +166,19 @@ def _vector_head(candidates: CandidateLabels, vectors: Tensor) -> AnswerHead:
         answer=answer,
         long_inputs="truncate",
         prediction=_prediction,
-        columns=lambda loaded, generation: _columns(candidates) | {"truncated_tokens": int},
+        columns=lambda bundle, generation: _columns(candidates) | {"truncated_tokens": int},
         pairs=False,
     )
 
 
 def _answer(candidates: CandidateLabels, probabilities: Tensor, context: AnswerContext) -> Answer:
-    """Return the answer for probabilities, [labels]."""
+    """Return the answer for the probabilities of the labels, [labels]."""
     by_label = dict(zip(candidates.descriptions, probabilities.tolist(), strict=True))
     if candidates.multi_label:
         return {"labels": [label for label, p in by_label.items() if p >= THRESHOLD], "probabilities": by_label}
-    best = max(by_label, key=by_label.__getitem__)
-    label = best if by_label[best] >= context.min_confidence else ""
-    return {"label": label, "probability": by_label[best], "probabilities": by_label}
+    top_label = max(by_label, key=by_label.__getitem__)
+    label = top_label if by_label[top_label] >= context.min_confidence else ""
+    return {"label": label, "probability": by_label[top_label], "probabilities": by_label}
 
 
 def _prediction(answer: Answer) -> Prediction:

@@ -1,6 +1,6 @@
-"""`create_app`: the ASGI application of a service. It parses request bodies, calls the handlers and sends responses.
+"""`create_app`: the ASGI application of a service. It parses request bodies, calls handlers and sends responses.
 
-If the client disconnects, the work for its request is cancelled.
+If a client disconnects, the work for its request is cancelled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from heedful.serve.service import Service, head_kind, head_kinds
 from heedful.serve.settings import LOOPBACK
 
 SERVE_WEB = Path(__file__).parent / "web"
-FILES = {  # file and media type of each path
+FILES = {  # (file, media type) by path
     "/": (SERVE_WEB / "index.html", "text/html"),
     "/web/try.html": (SERVE_WEB / "index.html", "text/html"),
     "/web/search.html": (SERVE_WEB / "search.html", "text/html"),
@@ -53,7 +53,7 @@ FILES = {  # file and media type of each path
     "/web/rows.js": (WEB / "rows.js", "text/javascript"),
     "/web/page.css": (WEB / "page.css", "text/css"),
 }
-VALUES_PER_TOKEN = 6  # maximum JSON values of a body, for each token of limits.max_request_tokens
+VALUES_PER_TOKEN = 6  # maximum JSON values of a body per token of limits.max_request_tokens
 PostHandler = Callable[[RequestContext, Request, Any], Awaitable[object]]
 View = dict[str, object]  # content of a response to GET
 
@@ -65,9 +65,9 @@ def create_app(
 
     Args:
         service: The models.
-        keys: API keys. If empty, requests need no key.
+        keys: API keys. If there are none, requests need no key.
         hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
-        wait: Whether the startup loads all models and waits for them. If False, the caller loads them.
+        wait: Whether the application loads all models at startup. If False, the caller loads them.
     """
 
     @contextlib.asynccontextmanager
@@ -79,7 +79,7 @@ def create_app(
                 service.failed = error
                 raise
         yield
-        await asyncio.to_thread(service.queue.close)
+        await asyncio.to_thread(service.scheduler.close)
 
     access = Middleware(
         AccessMiddleware,
@@ -102,7 +102,7 @@ def create_app(
 
 
 def _model_routes(service: Service) -> list[Route]:
-    """Return the routes that use a model, which routes.py defines."""
+    """Return the routes that use a model, as defined in routes.py."""
 
     def post_handler(endpoint: Endpoint) -> PostHandler:
         return lambda context, request, body: endpoint.handler(context, body)
@@ -111,7 +111,7 @@ def _model_routes(service: Service) -> list[Route]:
 
 
 def _post(service: Service, path: str, body_type: type[Struct], handler: PostHandler) -> Route:
-    """Return a route that parses a JSON body of a type, and responds with the result of the handler."""
+    """Return a route that parses a JSON body as `body_type`, and responds with the result of the handler."""
     max_values = VALUES_PER_TOKEN * service.settings.limits.max_request_tokens
 
     async def respond(request: Request) -> Response:
@@ -123,7 +123,7 @@ def _post(service: Service, path: str, body_type: type[Struct], handler: PostHan
         raw = await read_body(request.receive, limits.max_body_bytes, timeouts.body_seconds, service.bodies)
         try:
             body = parse_body(body_type, raw, max_values)
-            del raw  # free the memory of a large body before the handler runs
+            del raw  # frees the memory of a large body before the handler runs
             return _json_response(await _while_connected(request.receive, handler(context, request, body)))
         except (HTTPError, ClientDisconnectedError, asyncio.CancelledError):
             raise
@@ -144,7 +144,7 @@ async def _while_connected(receive: Receive, work: Awaitable[object]) -> object:
     disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() or task.cancelled():  # the queue cancels a task if it sees the disconnection first
+        if not task.done() or task.cancelled():  # the scheduler may cancel the task before this function does
             raise ClientDisconnectedError
         return task.result()
     finally:
@@ -192,7 +192,7 @@ async def _raise_http_error(request: Request, error: Exception) -> Response:
 
 
 def _open_inference_routes(service: Service) -> list[Route]:
-    """Return the routes of the Open Inference Protocol, except for those of health."""
+    """Return the routes of the Open Inference Protocol, except the health routes."""
 
     async def infer(context: RequestContext, request: Request, body: requests.InferBody) -> View:
         return await open_inference.infer(context, request.path_params["name"], body)
@@ -210,7 +210,7 @@ def _open_inference_routes(service: Service) -> list[Route]:
         name = request.path_params["name"]
         if name not in service.model_queues:
             service.select_model(name, None)  # raises the error for an unknown name
-        return {"ready": service.model_queues[name].engine is not None and not service.queue.draining}
+        return {"ready": service.model_queues[name].engine is not None and not service.scheduler.draining}
 
     def server_facts(request: Request) -> View:
         return {"name": "heedful", "version": __version__, "extensions": []}
@@ -280,20 +280,20 @@ def info(service: Service, name: str | None) -> View:
 
     Args:
         service: The models.
-        name: Name of the model. If None, the first model.
+        name: Name of the model. If None, the first model of the server.
     """
     name, model_queue = service.select_model(name, None)
     engine = model_queue.engine
     assert engine is not None, "select_model refuses models that are loading"
     limits = service.settings.limits
-    loaded = engine.loaded
-    dtype = str(next(loaded.parameters()).dtype).removeprefix("torch.")
+    bundle = engine.loaded
+    dtype = str(next(bundle.parameters()).dtype).removeprefix("torch.")
     labels = _labels(engine)
     return {
         "model_id": name,
         "model_dtype": engine.plan.precision if engine.plan else dtype,
         "model_type": _model_type(engine, labels),
-        "family": loaded.config.family,
+        "family": bundle.config.family,
         "parameters": engine.parameters,
         "routes": [
             endpoint.path
@@ -346,7 +346,7 @@ def _labels(engine: BundleEngine | None) -> list[str] | None:
 
 
 def _page_routes(service: Service) -> list[Route]:
-    """Return the routes of the files of pages. "/" is the search page if the first model is that of an index."""
+    """Return the routes of the web pages' files. If the first model is a search index, "/" is the search page."""
     first_folder = next(iter(service.runs.values()), "")
     files = FILES | ({"/": FILES["/web/search.html"]} if is_index(first_folder) else {})
     return [_static(path, file.read_bytes(), media_type) for path, (file, media_type) in files.items()]

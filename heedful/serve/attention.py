@@ -1,4 +1,4 @@
-"""The responses of /attention and /tokenize: attention weights and tokens of a text as data for JSON."""
+"""The responses of /attention and /tokenize: the tokens of a text and their attention weights, as data for JSON."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def attention_response(
     Args:
         engine: The engine.
         tokenizer_input: A text or a pair of texts.
-        layers: Indices of layers. If None, all layers.
-        heads: Indices of heads. If None, all heads.
-        max_weights: Maximum number of weights.
+        layers: Indices of layers, from 0. If None, all layers.
+        heads: Indices of heads, from 0. If None, all heads.
+        max_weights: Maximum number of attention weights.
 
     Raises:
         TooLongError: If the text is longer than the model's limit, or there are too many weights.
         HeedfulError: If the model has no self-attention, or a layer or head does not exist.
     """
-    loaded = engine.loaded
+    bundle = engine.loaded
     if isinstance(tokenizer_input, str):
-        tokenizer_input = loaded.default_prompt + tokenizer_input + loaded.text_suffix
-    (encoded,) = decoder_prompts(loaded, engine.tokenizer, [engine.tokenizer.encode(tokenizer_input)])
+        tokenizer_input = bundle.default_prompt + tokenizer_input + bundle.text_suffix
+    (encoded,) = decoder_prompts(bundle, engine.tokenizer, [engine.tokenizer.encode(tokenizer_input)])
     if engine.limit is not None and len(encoded) > engine.limit:
         raise TooLongError(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
-    stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]
+    stacks = [stack for stack in (bundle.config.model.encoder, bundle.config.model.decoder) if stack is not None]
     if not stacks:
         raise HeedfulError("this model has no layers of self-attention to look into")
-    parts: list[Part] = ["encoder"] if loaded.needs_target else ["encoder", "decoder", "cross"]
+    parts: list[Part] = ["encoder"] if bundle.needs_target else ["encoder", "decoder", "cross"]
     check_indices("layers", layers, max(stack.layers for stack in stacks))
     check_indices("heads", heads, min(stack.heads for stack in stacks))
     layer_count = sum(len(set(layers)) if layers is not None else stack.layers for stack in stacks)
@@ -64,12 +64,12 @@ def attention_response(
     batch = Packed.of([encoded.ids], [encoded.types])
     trace = Trace(layers=layers, heads=heads, parts=parts)
     with torch.inference_mode():
-        loaded.hidden_states(batch, Packed.of([[0]]) if loaded.needs_target else None, trace=trace)
+        bundle.hidden_states(batch, Packed.of([[0]]) if bundle.needs_target else None, trace=trace)
     attention: list[dict[str, object]] = []
-    for (part, layer, _), recorded in sorted(trace.attention.items()):
-        assert recorded.weights is not None
-        head_indices = list(range(recorded.weights.shape[0])) if heads is None else heads
-        weights = recorded.weights.to("cpu", torch.float64).round(decimals=6)
+    for (part, layer, _), layer_attention in sorted(trace.attention.items()):
+        assert layer_attention.weights is not None
+        head_indices = list(range(layer_attention.weights.shape[0])) if heads is None else heads
+        weights = layer_attention.weights.to("cpu", torch.float64).round(decimals=6)
         attention.append({"part": part, "layer": layer, "heads": head_indices, "weights": weights.tolist()})
     return {"tokens": token_infos(encoded, engine.tokenizer), "layers": attention}
 
@@ -80,7 +80,7 @@ def token_infos(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True
     Args:
         encoded: The tokens.
         tokenizer: The tokenizer of these tokens.
-        special: Whether special tokens are included.
+        special: Whether to include special tokens.
     """
     return [
         {"id": id, "text": tokenizer.name(id), "special": is_special, "start": start, "stop": stop}

@@ -1,4 +1,4 @@
-"""Reading of request bodies: checks of the headers, limits on size and time, and a strict parser for typed JSON."""
+"""Reading of request bodies: checks of the headers, limits of size and time, and a strict parser of typed JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class _InvalidJSONError(ValueError):
-    """JSON that Python's parser accepts but this server refuses. The message is for the client."""
+    """JSON that Python's parser accepts, but this server refuses. The client gets the message."""
 
 
 def body_size_error(max_bytes: int) -> HTTPError:
@@ -29,7 +29,7 @@ def body_size_error(max_bytes: int) -> HTTPError:
 
 
 def check_body_headers(record: RequestLog, max_bytes: int) -> None:
-    """Raise an HTTPError if a body is not JSON in UTF-8, is compressed, or is longer than the limit."""
+    """Raise an HTTPError if the headers announce a body that is not JSON in UTF-8, is compressed, or is too long."""
     media_type, _, parameters = record.header(b"content-type").lower().partition(";")
     charset = re.search(r"charset=\"?([^\s;\"]+)", parameters)
     if media_type.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
@@ -43,21 +43,21 @@ def check_body_headers(record: RequestLog, max_bytes: int) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class BodyBudget:
-    """A budget for the request bodies that are being received, over all connections."""
+    """The memory budget of the request bodies that are being received, over all connections."""
 
-    max_bytes: int  # while all bodies have more bytes than this, a body may have at most `share` bytes
-    share: int  # bytes that each body may always have
+    max_bytes: int  # bytes of all bodies above which a single body may have at most `share` bytes
+    share: int  # bytes that any body may always have
     held_bytes: int = 0  # bytes of all bodies that are being received
 
 
 async def read_body(receive: Receive, max_bytes: int, seconds: float, budget: BodyBudget) -> bytes:
-    """Return the whole body.
+    """Receive a request body, and return it.
 
     Args:
         receive: The ASGI callable of the request.
         max_bytes: Maximum bytes of the body.
-        seconds: Time in which the body must be received.
-        budget: The budget of all connections.
+        seconds: Maximum seconds until the whole body is received.
+        budget: Memory budget over all connections.
 
     Raises:
         HTTPError: If the body is too large or too slow.
@@ -90,14 +90,14 @@ async def read_body(receive: Receive, max_bytes: int, seconds: float, budget: Bo
 def parse_body(body_type: type[BodyType], raw: bytes, max_values: int) -> BodyType:
     """Parse JSON once and convert it to `body_type`.
 
-    A body is refused if it is not UTF-8, is invalid JSON, is nested too deeply, or has duplicate keys, NaN, infinities,
-    numbers beyond float64, unpaired surrogates, or fields or values that the type does not have. Python's json parser
-    is used because msgspec's parser ignores duplicate keys. With `msgspec.convert` it takes three quarters of the time
-    of msgspec's parser and a second parse for the keys (benchmarks/request_body.py).
+    A body is refused if it is not UTF-8, is invalid JSON, is nested too deeply, or contains duplicate keys, NaN,
+    infinities, numbers beyond float64, unpaired surrogates, or fields or values that `body_type` does not have.
+    Python's json parser is used since msgspec's parser ignores duplicate keys. With `msgspec.convert`, it takes
+    three quarters of the time of msgspec's parser and a second parse for the keys (benchmarks/request_body.py).
 
     Args:
         body_type: A msgspec Struct.
-        raw: The body.
+        raw: Bytes of the body.
         max_values: Approximate maximum number of JSON values, which take far more memory than their text.
 
     Raises:
@@ -119,7 +119,7 @@ def parse_body(body_type: type[BodyType], raw: bytes, max_values: int) -> BodyTy
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object from its pairs, or raise an _InvalidJSONError for a duplicate key."""
+    """Return a JSON object from its (key, value) pairs; raises an _InvalidJSONError for a duplicate key."""
     values = dict(pairs)
     if len(values) != len(pairs):
         raise _InvalidJSONError("a key is given twice")
@@ -127,7 +127,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _finite(number: str) -> float:
-    """Parse a JSON number, or raise an _InvalidJSONError if it is beyond float64."""
+    """Parse a JSON number; raises an _InvalidJSONError if it is beyond float64."""
     value = float(number)
     if not math.isfinite(value):
         raise _InvalidJSONError(f"the number {number[:20]} is out of range")
@@ -135,7 +135,7 @@ def _finite(number: str) -> float:
 
 
 def _integer(number: str) -> int:
-    """Parse a JSON integer, or raise an _InvalidJSONError if it is beyond float64."""
+    """Parse a JSON integer; raises an _InvalidJSONError if it is beyond float64."""
     _finite(number)
     return int(number)
 

@@ -1,4 +1,4 @@
-"""`Connections`: limits on the number of open connections, in total and for each client address."""
+"""`Connections`: limits of the number of open connections, in total and for each client address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from heedful.serve.settings import ServeSettings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-NETWORK_BITS = 64  # prefix length of an IPv6 client: a single client usually has all addresses of such a network
+NETWORK_BITS = 64  # prefix length of the IPv6 network of a client, which usually has all addresses of this network
 
 
 class Connections:
@@ -21,11 +21,11 @@ class Connections:
     def __init__(self, settings: ServeSettings) -> None:
         self.max_open = settings.limits.max_connections
         self.max_per_address = settings.connections_per_address  # None: unlimited
-        # the default limit is not for clients on this machine, such as a proxy; a limit that the user sets is
+        # clients on this machine, such as a proxy, are limited only if the user sets the limit
         self._limits_loopback = settings.limits.max_connections_per_address is not None
         self._proxies = tuple(ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies)
         self.open = 0  # connections that are open now
-        self._open_by_key: Counter[str] = Counter()  # connections of each client that are open now, by `_key`
+        self._open_by_key: Counter[str] = Counter()  # open connections of each client, by `_key`
 
     def accept(self, client: str | None) -> str:
         """Count a connection, unless it is refused.

@@ -1,4 +1,4 @@
-"""`RequestContext`, the first argument of handlers: the limits of one request, and predictions within these limits."""
+"""`RequestContext`, the first argument of handlers: the limits of a request, and predictions within these limits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from heedful.serve.token_estimate import check_token_estimate, count_characters,
 from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
 
-CHARACTERS_PER_TOKEN = 16  # characters of a text that are tokenised first, for each token of the model's limit
-Turns = Generator[None, None, list[EncodedInput]]  # yields whenever the thread may serve another request
-MASK_HEADS = ("masked_lm", "pretraining")  # heads that list tokens for each mask
+CHARACTERS_PER_TOKEN = 16  # characters of a text to tokenize first, per token of the model's limit
+Turns = Generator[None, None, list[EncodedInput]]  # tokenizes in turns: other requests may run whenever it yields
+MASK_HEADS = ("masked_lm", "pretraining")  # heads whose answers list tokens for each mask
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class RequestContext:
         return self.model, model_queue
 
     def set_texts(self, *texts: str) -> None:
-        """Set the texts of the request before they are tokenised.
+        """Set and check the texts of the request, before they are tokenized.
 
         Raises:
             TooLongError: If there are more texts or characters than a request may have.
@@ -56,11 +56,11 @@ class RequestContext:
     ) -> Iterator[None]:
         """Refuse texts with far more tokens than a request may have; see `check_token_estimate`.
 
-        If the texts have fewer characters than the limit has tokens, they are not tokenised.
+        Texts with no more characters than the limit has tokens are not tokenized for this check.
 
         Args:
             engine: The engine, whose tokenizer is used.
-            max_tokens: A lower limit than that of requests. If None, the limit of requests.
+            max_tokens: A limit below limits.max_request_tokens. If None, it is limits.max_request_tokens.
             counts_truncated: Whether to count the tokens that an embedding model truncates.
         """
         limit = self.service.settings.limits.max_request_tokens
@@ -83,9 +83,9 @@ class RequestContext:
         Args:
             model_queue: Queue of the model.
             inputs: The inputs.
-            encode: Tokenizes the inputs, in turns. If None, the engine tokenizes them.
-            sizes: Number of characters of each input that are tokenised. If None, all characters.
-            top_k: Number of tokens to list for each mask.
+            encode: Function of the engine that tokenizes the inputs in turns. If None, the engine tokenizes them.
+            sizes: Number of characters to tokenize of each input. If None, all characters.
+            top_k: Number of candidates to list for each mask.
             writing: Generation settings. If None, those of the model.
 
         Raises:
@@ -101,7 +101,7 @@ class RequestContext:
             if engine.kind in MASK_HEADS:
                 masks = sum(len(chunk.positions) for encoded in encoded_inputs for chunk in encoded.chunks)
                 self._check_candidates(top_k * masks)
-            if not is_counted:  # later stages of a cascade tokenise some of the texts again
+            if not is_counted:  # later stages of a cascade tokenize some texts again
                 self._count_tokens(engine, encoded_inputs)
             is_counted = True
             return encoded_inputs
@@ -121,7 +121,7 @@ class RequestContext:
         return answers
 
     def _count_tokens(self, engine: BundleEngine, encoded_inputs: Sequence[EncodedInput]) -> None:
-        """Count the tokens of each input, and all unknown tokens, in the metrics."""
+        """Count the tokens and the unknown tokens of inputs in the metrics."""
         unknown_id = engine.tokenizer.special.unknown
         tokens = [encoded.tokens for encoded in encoded_inputs]
         window_ids = (chunk.encoded.ids for encoded in encoded_inputs for chunk in encoded.chunks)
@@ -129,10 +129,10 @@ class RequestContext:
         self.service.metrics.count_inputs(self.model, tokens, unknown)
 
     def tokenize_beginnings(self, engine: BundleEngine, texts: Sequence[str], prompt: str | None = None) -> Turns:
-        """Tokenize the beginnings of texts, for a model that truncates texts.
+        """Tokenize only the beginnings of texts, for a model that truncates texts.
 
-        First, CHARACTERS_PER_TOKEN characters for each token of the model's limit are tokenised. If these have fewer
-        tokens than the limit, as in a text with much white space, more characters are tokenised.
+        At first, CHARACTERS_PER_TOKEN characters per token of the model's limit are tokenized. Texts whose beginnings
+        have fewer tokens than the limit, such as texts with much white space, are tokenized further.
 
         Args:
             engine: The engine.
@@ -140,7 +140,7 @@ class RequestContext:
             prompt: Prefix of each text. If None, the model's default prompt.
 
         Raises:
-            TooLongError: If more characters would be tokenised than a request may have.
+            TooLongError: If more characters would be tokenized than a request may have.
         """
         max_characters = self.service.settings.limits.max_request_characters
         characters = max_characters if engine.limit is None else CHARACTERS_PER_TOKEN * engine.limit
@@ -151,32 +151,32 @@ class RequestContext:
         beginnings = with_prompts([text[:characters] for text in texts])
         encoded_inputs: list[EncodedInput] = yield from tokenize_in_turns(engine, beginnings)
         while characters < max_characters:
-            unfilled = [
+            incomplete = [
                 index
                 for index, encoded_input in enumerate(encoded_inputs)
                 if len(texts[index]) > characters and not encoded_input.dropped
             ]
-            if not unfilled:
+            if not incomplete:
                 break
             characters = min(max_characters, CHARACTERS_PER_TOKEN * characters)
-            longer = [texts[index][:characters] for index in unfilled]
+            longer = [texts[index][:characters] for index in incomplete]
             if (count := sum(map(len, longer))) > max_characters:
                 raise TooLongError(
                     f"{len(longer)} texts have few tokens in {count} characters, and {max_characters} may be read"
                 )
             yield
-            for index, encoded_input in zip(unfilled, engine.tokenize(with_prompts(longer)), strict=True):
+            for index, encoded_input in zip(incomplete, engine.tokenize(with_prompts(longer)), strict=True):
                 encoded_inputs[index] = encoded_input
         return encoded_inputs
 
     def _check_candidates(self, count: int) -> None:
-        """Raise a TooLongError if a response would list more tokens for masks than the limit."""
+        """Raise a TooLongError if a response would list more candidates for masks than the limit."""
         if count > (limit := self.service.settings.limits.max_fill_mask_candidates):
             raise TooLongError(f"the masks ask for {count} tokens, and an answer lists at most {limit}")
 
 
 def tokenize_in_turns(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
-    """Tokenize inputs as `engine.tokenize` does, but yield between groups of inputs."""
+    """Tokenize inputs like `engine.tokenize`, but yield between groups of inputs."""
     encoded_inputs: list[EncodedInput] = []
     for first, group in group_in_turns(inputs):
         if first:

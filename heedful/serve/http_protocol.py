@@ -29,17 +29,17 @@ from heedful.serve.settings import Limits, ServeSettings, Timeouts
 # - `send_400_response` is called when h11 rejects the input, `on_response_complete` after the end of a response, and
 #   `shutdown` when the server stops.
 
-LINGER_SECONDS = 1.0  # time from a final response to the closing of its connection, in which input is discarded
+LINGER_SECONDS = 1.0  # seconds from a final response until its connection is closed; meanwhile input is discarded
 MAX_LINGERING = 64  # refused connections that are closed after LINGER_SECONDS; further ones are closed at once
 MIN_READ_BYTES = 1 << 16  # bytes that a client must read within write_seconds, unless fewer are left
-FREE_CHUNKS = 1_000  # chunks that any body may have
-MIN_CHUNK_BYTES = 256  # minimum mean bytes of chunks beyond FREE_CHUNKS
+FREE_CHUNKS = 1_000  # number of chunks that any body may have
+MIN_CHUNK_BYTES = 256  # minimum mean size in bytes of chunks beyond FREE_CHUNKS
 TOO_MANY_CHUNKS = "the body is sent in too many small chunks: send larger ones"
-POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # poll event "peer closed" of Linux, or 0 on other systems
+POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # poll event of Linux: the peer closed; 0 on other systems
 
 
 class _ChunkLimitedConnection(h11.Connection):
-    """h11 connection that rejects bodies sent in too many small chunks, since each chunk costs time."""
+    """An h11 connection that rejects bodies in too many small chunks, since each chunk costs time."""
 
     chunks = 0  # chunks of the current request's body so far
     body_bytes = 0  # bytes of the current request's body so far
@@ -71,7 +71,7 @@ class SharedState:
 
 
 class HttpProtocol(H11Protocol):
-    """Protocol object of one connection."""
+    """uvicorn's protocol of a connection, with timeouts, limits, and error responses before the application runs."""
 
     conn: _ChunkLimitedConnection
 
@@ -84,7 +84,7 @@ class HttpProtocol(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None  # timeout for receiving a request's headers
         self._write_timer: asyncio.TimerHandle | None = None  # timeout for the client to read output
         self._is_counted = False  # whether `open_connections` counts this connection
-        self._discard_input = False
+        self._discard_input = False  # whether further input is ignored, since the connection will be closed
 
     # -- called by asyncio and uvicorn
 
@@ -134,7 +134,7 @@ class HttpProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that h11 rejected, with another message than uvicorn's."""
+        """Answer a request that h11 rejected; replaces the message of uvicorn."""
         if self.conn.too_many_chunks:
             self._send_error(413, "too_large", TOO_MANY_CHUNKS)
         else:
@@ -149,7 +149,7 @@ class HttpProtocol(H11Protocol):
     # -- one request
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, and linger if its response ends before the body of the request was received.
+        """Run the application; if its response ends before the body was received, keep the connection open for a while.
 
         uvicorn would close the connection at once. Closing a connection with unread input resets it, so that the client
         might never see the response. Therefore the last part of such a response is sent with more_body=True, so that
@@ -174,9 +174,9 @@ class HttpProtocol(H11Protocol):
             self.transport.abort()
 
     def is_disconnected(self) -> bool:
-        """Return whether the client closed its end of the connection. Any thread may call this.
+        """Return whether the client closed its end of the connection. Any thread may call this method.
 
-        Only Linux reports that. On other systems the result is True only after the server closed the connection.
+        Only Linux reports it. On other systems, the result is True only after the server closed the connection.
         """
         descriptor = self.transport.get_extra_info("socket").fileno()
         if descriptor < 0 or not POLL_CLOSED:
@@ -187,7 +187,7 @@ class HttpProtocol(H11Protocol):
 
     @property
     def _client_address(self) -> str | None:
-        """The client's IP address, or None for a socket without addresses."""
+        """The client's IP address, or None for a socket without addresses, such as a Unix socket."""
         return None if self.client is None else self.client[0]
 
     def _is_idle(self) -> bool:
@@ -211,7 +211,7 @@ class HttpProtocol(H11Protocol):
         self._send_error(408, "timeout", "the request headers were not received in time")
 
     def _start_write_timer(self) -> None:
-        """Abort the connection if the client reads less than MIN_READ_BYTES in write_seconds, or else check again."""
+        """After write_seconds, abort the connection if the client read less than MIN_READ_BYTES; else start again."""
         size_before = self.transport.get_write_buffer_size()
 
         def check() -> None:
@@ -230,7 +230,7 @@ class HttpProtocol(H11Protocol):
             self._write_timer = None
 
     def _limit_unread_output(self) -> None:
-        """Abort the connections that are paused longest, until the unread output of all is within the limit."""
+        """Abort the connections paused longest until the unread output of all connections is within the limit."""
         paused = self.shared.write_paused
         while (
             sum(connection.transport.get_write_buffer_size() for connection in paused)
@@ -241,7 +241,7 @@ class HttpProtocol(H11Protocol):
             oldest.transport.abort()
 
     def _send_error(self, status: int, error_type: str, message: str) -> None:
-        """Send an error response without the application, unless a response has begun; close the connection soon."""
+        """Send an error response unless a response has begun, and close the connection after LINGER_SECONDS."""
         is_started = False
         if self.cycle is not None and not self.cycle.response_complete:
             is_started = self.cycle.response_started
@@ -256,7 +256,7 @@ class HttpProtocol(H11Protocol):
         self._close_soon()
 
     def _close_soon(self) -> None:
-        """Discard further input, and close the connection after LINGER_SECONDS, since unread input would reset it."""
+        """Discard further input, and close the connection after LINGER_SECONDS: unread input would reset it."""
         if not self._discard_input:
             self._discard_input = True
             self.transport.resume_reading()
@@ -312,12 +312,12 @@ def create_server(
     drain: Callable[[], None],
     is_idle: Callable[[], bool],
 ) -> Server:
-    """Return a server that is ready to run on sockets.
+    """Create a server, which can then run on sockets.
 
     Args:
         app: The application.
         settings: Limits and timeouts.
-        drain: Called at the first signal, to make the application reject new requests.
+        drain: Called at the first signal to stop; makes the application reject new requests.
         is_idle: Returns whether all accepted requests are answered.
     """
     timeouts = settings.timeouts

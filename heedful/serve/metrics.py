@@ -11,15 +11,15 @@ from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.serve.middleware import RequestLog
 from heedful.tasks.answering import Answer
 
-# upper bounds of the histograms' buckets
+# upper bounds of the buckets of histograms
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-POWERS = tuple(float(2**power) for power in range(15))
+COUNTS = tuple(float(2**power) for power in range(15))
 PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-METHODS = ("GET", "HEAD", "POST")  # HTTP methods in labels; all others have the label "other"
+METHODS = ("GET", "HEAD", "POST")  # HTTP methods in labels; any other method has the label "other"
 
 
 class Metrics:
-    """Counters and histograms of one server."""
+    """The counters and histograms of a server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,7 +37,7 @@ class Metrics:
         self.tokens = Counter("heedful_tokens", "Tokens of answered requests", registry=registry)
         # the next five metrics show whether the texts of clients drift away from the training data
         self.input_tokens = Histogram(
-            "heedful_input_tokens", "Tokens of a text or pair by model", ["model"], buckets=POWERS, registry=registry
+            "heedful_input_tokens", "Tokens of a text or pair by model", ["model"], buckets=COUNTS, registry=registry
         )
         self.unknown_tokens = Counter(
             "heedful_unknown_tokens", "Tokens that the vocabulary lacks, by model", ["model"], registry=registry
@@ -62,9 +62,9 @@ class Metrics:
             registry=registry,
         )
         self.batch_sequences = Histogram(
-            "heedful_batch_sequences", "Sequences (windows of texts) in a batch", buckets=POWERS, registry=registry
+            "heedful_batch_sequences", "Sequences (windows of texts) in a batch", buckets=COUNTS, registry=registry
         )
-        self.batch_tokens = Histogram("heedful_batch_tokens", "Tokens in a batch", buckets=POWERS, registry=registry)
+        self.batch_tokens = Histogram("heedful_batch_tokens", "Tokens in a batch", buckets=COUNTS, registry=registry)
         self.batch_seconds = Histogram(
             "heedful_batch_duration_seconds", "Time of the model for a batch", buckets=SECONDS, registry=registry
         )
@@ -78,19 +78,19 @@ class Metrics:
         self.tokens.inc(record.tokens)
 
     def count_inputs(self, model: str, tokens: Sequence[int], unknown: int) -> None:
-        """Count tokenised inputs.
+        """Count the tokens of inputs.
 
         Args:
             model: Name of the model.
-            tokens: Tokens of each input.
-            unknown: Unknown tokens of all inputs.
+            tokens: Number of tokens of each input.
+            unknown: Number of unknown tokens in all inputs.
         """
         for count in tokens:
             self.input_tokens.labels(model).observe(count)
         self.unknown_tokens.labels(model).inc(unknown)
 
     def count_predictions(self, model: str, answers: Sequence[Answer]) -> None:
-        """Count the answers of a classifier with the labels that it was trained on."""
+        """Count the predicted labels of a classifier, their probabilities, and the stages of a cascade."""
         for answer in answers:
             if "labels" in answer:
                 labels = answer["labels"]
@@ -106,40 +106,40 @@ class Metrics:
                 self.confidences.labels(model).observe(answer["probability"])
 
     def count_batch(self, sequences: int, tokens: int, seconds: float) -> None:
-        """Count a batch that was run."""
+        """Count a batch that has run."""
         self.batch_sequences.observe(sequences)
         self.batch_tokens.observe(tokens)
         self.batch_seconds.observe(seconds)
 
-    def add_queue(self, queue: Scheduler) -> None:
-        """Add gauges and counters of a queue, whose values are read when the metrics are requested."""
-        self.registry.register(_QueueCollector(queue))
+    def add_scheduler(self, scheduler: Scheduler) -> None:
+        """Add the gauges and counters of a scheduler; their values are read when the metrics are requested."""
+        self.registry.register(_SchedulerCollector(scheduler))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class _QueueCollector:
-    """A collector of Prometheus metrics that reads the state of a queue."""
+class _SchedulerCollector:
+    """A collector of Prometheus metrics that reads the state of a scheduler."""
 
-    def __init__(self, queue: Scheduler) -> None:
-        self.queue = queue
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         """Return the current values of the gauges and counters."""
-        queue = self.queue
+        scheduler = self.scheduler
         gauges = {
-            "requests_in_flight": ("Requests that wait or run", queue.active_requests),
-            "requests_in_flight_limit": ("limits.max_concurrent_requests", queue.limits.max_concurrent_requests),
-            "queued_tokens": ("Tokens of waiting requests", queue.waiting_tokens),
-            "queued_tokens_limit": ("limits.max_queued_tokens", queue.limits.max_queued_tokens),
-            "queued_characters": ("Characters of long requests not tokenised yet", queue.queued_characters),
-            "queued_characters_limit": ("limits.max_queued_characters", queue.limits.max_queued_characters),
-            "generation_batches_in_flight": ("Batches of /generate being decoded", queue.decodings),
-            "draining": ("1 while the server shuts down, else 0", int(queue.draining)),
+            "requests_in_flight": ("Requests that wait or run", scheduler.active_requests),
+            "requests_in_flight_limit": ("limits.max_concurrent_requests", scheduler.limits.max_concurrent_requests),
+            "queued_tokens": ("Tokens of waiting requests", scheduler.waiting_tokens),
+            "queued_tokens_limit": ("limits.max_queued_tokens", scheduler.limits.max_queued_tokens),
+            "queued_characters": ("Characters of long requests not tokenised yet", scheduler.queued_characters),
+            "queued_characters_limit": ("limits.max_queued_characters", scheduler.limits.max_queued_characters),
+            "generation_batches_in_flight": ("Batches of /generate being decoded", scheduler.decodings),
+            "draining": ("1 while the server shuts down, else 0", int(scheduler.draining)),
         }
-        counts = queue.counts
+        counts = scheduler.counts
         totals = {
             "batch_retries": ("Batches run again in halves because an input failed", counts.retries),
             "failed_inputs": ("Inputs on which the model failed", counts.failed),

@@ -1,4 +1,4 @@
-"""`AccessMiddleware`: access checks by the headers of a request, error responses, and one log line for each request.
+"""`AccessMiddleware`: checks of a request's headers, error responses, and a log line for each request.
 
 Starlette's checks of hosts and origins are not used: TrustedHostMiddleware takes the first of several Host headers and
 cannot parse "[::1]:80", and CORSMiddleware answers requests of origins that are not allowed.
@@ -34,8 +34,8 @@ from heedful.serve.settings import LOOPBACK, ServeSettings
 LOG = logging.getLogger("heedful.serve")
 PATHS_WITHOUT_KEY = ("/health", "/live", "/ready", "/v2/health/live", "/v2/health/ready")
 CLOSE = ("connection", "close")
-MAX_MESSAGE_CHARACTERS = 400  # longer error messages are cut
-MIN_KEY_CHARACTERS = 16
+MAX_MESSAGE_CHARACTERS = 400  # maximum characters of an error message; the rest is cut off
+MIN_KEY_CHARACTERS = 16  # minimum characters of an API key
 HEADERS = [  # headers of every response
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -55,10 +55,10 @@ CONTENT_POLICY = (
 
 
 class HTTPError(Exception):
-    """An HTTP error response."""
+    """An error that is sent as an HTTP response."""
 
     def __init__(self, status: int, kind: str, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
-        """`kind` is the type of the error for programs, "error_type" in the response."""
+        """`kind` is the type of the error for programs: "error_type" in the response."""
         super().__init__(message)
         self.status = status
         self.kind = kind
@@ -67,20 +67,20 @@ class HTTPError(Exception):
 
 
 class ClientDisconnectedError(Exception):
-    """The client disconnected."""
+    """The client closed the connection before the response."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RequestLog:
     """The log entry of a request, with its headers and its deadline."""
 
-    start: float  # value of time.monotonic()
-    deadline: float  # value of time.monotonic()
+    start: float  # time.monotonic() when the headers were received
+    deadline: float  # time.monotonic() until which the response must be sent
     route: str = ""  # path of the route, or "" for an unknown path
     status: int = 0  # HTTP status, or 0 before the response
-    tokens: int = 0  # number of tokens in the model's input
-    reason: str = ""  # why the request failed, or "" if it did not
-    text: list[str] | None = None  # beginnings of the texts, if they are logged
+    tokens: int = 0  # number of tokens that the model read
+    reason: str = ""  # reason why the request failed, or ""
+    text: list[str] | None = None  # beginnings of the texts, or None if texts are not logged
     is_disconnected: Callable[[], bool] = lambda: False  # returns whether the client closed the connection
     headers: dict[bytes, list[bytes]] = field(default_factory=dict)  # values of each header, by lowercase name
 
@@ -90,7 +90,7 @@ class RequestLog:
 
 
 def to_http_error(error: BaseException) -> HTTPError:
-    """Return the response for an exception. Internal errors have a general message."""
+    """Return the error response for an exception. Internal errors get a general message."""
     match error:
         case HTTPError():
             return error
@@ -146,7 +146,7 @@ class AccessMiddleware:
         Args:
             app: The application.
             settings: Settings of the server.
-            keys: API keys. If empty, requests need no key.
+            keys: API keys. If there are none, requests need no key.
             hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
             on_response: Called after each request with its method, its log entry and its duration in seconds.
         """
@@ -200,7 +200,7 @@ class AccessMiddleware:
             self._log(scope, record)
 
     def _headers(self, record: RequestLog) -> list[tuple[bytes, bytes]]:
-        """Return the headers that are added to a response."""
+        """Return the headers to add to a response."""
         headers = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
         if (origin := record.header(b"origin")) in self.settings.cors_allow_origins and origin:
             headers += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
@@ -208,12 +208,12 @@ class AccessMiddleware:
         return headers
 
     def _is_allowed_preflight(self, scope: Scope, record: RequestLog) -> bool:
-        """Return whether this is a preflight request of an allowed origin, which browsers send without a key."""
+        """Return whether this is a CORS preflight of an allowed origin; browsers send it without an API key."""
         is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
         return is_preflight and record.header(b"origin") in self.settings.cors_allow_origins
 
     def _check_head(self, scope: Scope, record: RequestLog) -> None:
-        """Check the path and the headers of a request before its body is read, and set the deadline from the headers.
+        """Check the path and the headers of a request before its body is read, and set the requested deadline.
 
         Raises:
             HTTPError: If the request is refused.
@@ -235,7 +235,7 @@ class AccessMiddleware:
         if "websocket" in record.header(b"upgrade").lower():  # other upgrades may be ignored (RFC 9110, 7.8)
             raise HTTPError(403, "forbidden", "this server has no WebSockets")
         follows_link = path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"
-        if not follows_link:  # a link to the page is allowed on any site
+        if not follows_link:  # pages of any site may link to the page of this server
             self._check_origin(record)
         is_public = path in PATHS_WITHOUT_KEY or path == "/" or path.startswith("/web/")
         if self.keys and not is_public and not self._is_allowed_preflight(scope, record):
@@ -246,7 +246,7 @@ class AccessMiddleware:
             record.deadline = record.start + min(int(timeout) / 1000, self.settings.timeouts.max_request_seconds)
 
     def _check_origin(self, record: RequestLog) -> None:
-        """Raise an HTTPError if a page of another site sends the request, unless its origin is allowed."""
+        """Raise an HTTPError if the request comes from a page of another site whose origin is not allowed."""
         if b"origin" not in record.headers:
             if record.header(b"sec-fetch-site") in ("cross-site", "same-site"):
                 raise HTTPError(403, "forbidden", "pages of other sites may not call this server")
@@ -265,7 +265,7 @@ class AccessMiddleware:
         """Raise an HTTPError if the request has none of the API keys."""
         credential = record.header(b"authorization").encode("latin-1")
         credential = credential[7:] if credential[:7].lower() == b"bearer " else b""
-        # sum() compares with all keys, so that the duration does not reveal which key is similar
+        # sum() compares all keys, so that the duration does not reveal which one is similar
         if not sum(hmac.compare_digest(credential, key) for key in self.keys):
             raise HTTPError(
                 401, "unauthorized", "give a key: Authorization: Bearer KEY", [("www-authenticate", "Bearer")]

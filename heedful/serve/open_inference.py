@@ -1,4 +1,4 @@
-"""The handler of the Open Inference Protocol (V2 of KServe and Triton), whose requests and responses are tensors."""
+"""The handler of the Open Inference Protocol (V2 of KServe and Triton), which sends and receives tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from heedful.serve.context import RequestContext
 from heedful.serve.routes import labels_of, vectors
 from heedful.tasks.answering import Answer
 
-# names of the input tensors of each kind of head; heads that are not listed have the input "text"
+# names of the input tensors by kind of head; other heads have the single input "text"
 _INPUT_NAMES = {
     "question_answering": ("question", "context"),
     "next_sentence": ("text", "text_pair"),
     "multiple_choice": (),
 }
-_PAIR_KINDS = ("sequence_classification",)  # heads with the optional input "text_pair"
+_PAIR_KINDS = ("sequence_classification",)  # kinds of heads with the optional input "text_pair"
 
 
 class TensorMetadata(TypedDict):
@@ -43,7 +43,7 @@ def input_tensors(kind: str) -> list[TensorMetadata]:
 
 
 def output_tensors(kind: str, labels: list[str] | None) -> list[TensorMetadata]:
-    """Return the output tensors of a model with this kind of head. The tensor "answer" contains JSON."""
+    """Return the output tensors of a model with this kind of head. Values of the tensor "answer" are JSON."""
     if kind == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
     if kind == "sequence_classification":
@@ -137,6 +137,6 @@ def _outputs(kind: str, answers: np.ndarray | list[Answer]) -> list[ResponseOutp
 
 
 def _tensor(name: str, shape: list[int], data: object) -> ResponseOutput:
-    """Return an output tensor, whose type depends on its name."""
+    """Return an output tensor; its data type depends on its name."""
     is_numeric = name in ("embedding", "scores")
     return {"name": name, "shape": shape, "datatype": "FP32" if is_numeric else "BYTES", "data": data}

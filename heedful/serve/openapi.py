@@ -1,4 +1,4 @@
-"""`document`: the content of /openapi.json, generated from the types of request and response bodies."""
+"""`document`: the OpenAPI document of /openapi.json, generated from the types of request and response bodies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATUS_DESCRIPTIONS = {
     503: "the server is loading or stopping, or has too many connections or large bodies",
     504: "the deadline passed",
 }
-Schema: TypeAlias = dict[str, Any]  # JSON Schema, and JSON around it
+Schema: TypeAlias = dict[str, Any]  # a JSON Schema, or a part of the document with schemas in it
 OPENAI_PREFIX = "/v1/"  # paths whose errors are in OpenAI's form
 COMMON_ERRORS = (400, 401, 403, 404, 405, 431, 500, 503)  # error statuses of all routes
 BODY_ERRORS = (408, 413, 415, 422, 429, 504)  # further error statuses of routes with a request body
@@ -45,7 +45,7 @@ VIEWS: tuple[tuple[str, type[Struct], str], ...] = (  # GET routes: path, type o
 
 
 def document(version: str, has_keys: bool) -> Schema:
-    """Return the description of all routes in OpenAPI 3.1.
+    """Return the description of all routes, in OpenAPI 3.1.
 
     Args:
         version: Version of the package.
@@ -94,11 +94,11 @@ def document(version: str, has_keys: bool) -> Schema:
 
 
 def _operation(path: str, summary: str, answer: Schema, statuses: tuple[int, ...]) -> Schema:
-    """Return the description of one method of a path.
+    """Return the description of a method of a path.
 
     Args:
         path: The path.
-        summary: One sentence about the method.
+        summary: A sentence that describes the method.
         answer: Schema of the response with status 200.
         statuses: HTTP statuses of errors.
     """

@@ -21,7 +21,7 @@ class ModelBody(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 
 
 class TruncatedBody(ModelBody, kw_only=True, frozen=True):
-    """The fields of Text Embeddings Inference about long texts."""
+    """The field of Text Embeddings Inference for the truncation of long texts."""
 
     truncation_direction: Literal["Right", "right"] = "Right"
 
@@ -162,7 +162,7 @@ class MultipleChoiceBody(ModelBody, frozen=True):
 
 
 class NextSentenceBody(ModelBody, frozen=True):
-    """Pairs of texts: does the second follow the first?"""
+    """Pairs of texts, for the probability that the second text follows the first."""
 
     inputs: list[Annotated[list[str], Meta(min_length=2, max_length=2)]]
 
@@ -193,7 +193,7 @@ class AttentionBody(ModelBody, frozen=True):
 
 
 class ClientParameters(Struct, frozen=True):
-    """Parameters of any form, which are ignored; responses are always JSON."""
+    """Parameters of any form, which the server ignores."""
 
 
 class InputTensor(Struct, forbid_unknown_fields=True, frozen=True):

@@ -12,7 +12,7 @@ Vector = list[float]
 class LabelScore(Struct, kw_only=True):
     """A label with its probability, or the value of a regression.
 
-    `predicted` is there for multi-label models, and with min_confidence or prediction_set.
+    `predicted` is set for multi-label models, and with min_confidence or prediction_set.
     """
 
     label: str
@@ -104,7 +104,7 @@ class WordResponse(Struct, kw_only=True):
 
 
 class EntityResponse(Struct, kw_only=True):
-    """An entity: neighbouring words of one kind."""
+    """An entity: consecutive words with one label."""
 
     label: str
     text: str
@@ -114,7 +114,7 @@ class EntityResponse(Struct, kw_only=True):
 
 
 class TokenClassificationResponse(Struct, kw_only=True):
-    """Every word, and the entities that they make."""
+    """The words of a text with their labels, and the entities that the words form."""
 
     words: list[WordResponse]
     entities: list[EntityResponse]
@@ -174,7 +174,7 @@ class FillMaskResponse(Struct, kw_only=True):
 
 
 class GeneratedTextResponse(Struct, kw_only=True):
-    """A generated text. `complete` is false if the limit of tokens ended it."""
+    """A generated text. `complete` is false if the text was cut off at the maximum number of tokens."""
 
     text: str
     log_probability: float
@@ -183,7 +183,7 @@ class GeneratedTextResponse(Struct, kw_only=True):
 
 
 class GenerateResponse(GeneratedTextResponse, kw_only=True):
-    """The best generated text, and those of the other beams."""
+    """The best generated text, and the texts of the other beams."""
 
     alternatives: list[GeneratedTextResponse] | None = None
 

@@ -1,4 +1,4 @@
-"""The routes that use a model: their handlers, and their request and response types.
+"""The routes that use a model: their handlers, and the types of their request and response bodies.
 
 The first line of a handler's docstring is the summary of its route in /openapi.json.
 """
@@ -42,7 +42,7 @@ EMBEDDING = ("embedding",)
 CLASSES = ("sequence_classification",)
 RANKS = ("rank", "embedding")
 ZERO_SHOT = ("zero_shot", "embedding")
-RERANKED_TOGETHER = 10  # passages that a reranker scores at once, so that they fit into limits.max_request_tokens
+RERANK_BATCH = 10  # passages that a reranker scores together: few enough for limits.max_request_tokens
 
 T = TypeVar("T")
 Handler = Callable[[RequestContext, Any], Awaitable[object]]
@@ -57,7 +57,7 @@ class Endpoint:
     body: type[Struct]  # type of the request body
     answer: object  # type of the response body
     kinds: tuple[str, ...] | None = None  # kinds of models that it can use, see `head_kinds`; None for all models
-    example: dict[str, object] = field(default_factory=dict)  # a request body, for OpenAPI
+    example: dict[str, object] = field(default_factory=dict)  # example of a request body, for OpenAPI
 
     @property
     def summary(self) -> str:
@@ -71,7 +71,7 @@ def as_list(value: T | list[T]) -> list[T]:
 
 
 def match_input(value: object, answers: list[T]) -> T | list[T]:
-    """Return all answers if the input was a list, or the only answer if it was a single value."""
+    """Return the answers as a list if the input was a list; otherwise return the only answer."""
     return answers if isinstance(value, list) else answers[0]
 
 
@@ -94,10 +94,9 @@ async def vectors(
         context: The request.
         model_queue: Queue of a sentence embedding model.
         texts: The texts.
-        truncate: Whether to truncate texts that are longer than the model's limit. If False, such texts are refused.
-            None is True.
-        dimensions: Number of the first dimensions to return. If None, all are returned.
-        normalize: Whether to scale embeddings to length 1.
+        truncate: If False, texts that are longer than the model's limit are refused; otherwise they are truncated.
+        dimensions: Number of leading dimensions to return. If None, all dimensions.
+        normalize: Whether to scale the embeddings to length 1.
         prompt: Prefix of each text. If None, the model's default prompt.
     """
     limit = getattr(model_queue.engine, "limit", None)
@@ -116,11 +115,11 @@ async def vectors(
     answers = await context.predict(model_queue, texts, encode=encode, sizes=[len(text) for text in beginnings])
     if not answers:
         return np.zeros((0, 0))
-    rows = np.array([answer["vector"] for answer in answers])
-    if dimensions is not None and dimensions > rows.shape[1]:
-        raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {rows.shape[1]}")
-    rows = np.ascontiguousarray(rows[:, :dimensions])
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12) if normalize else rows
+    embeddings = np.array([answer["vector"] for answer in answers])
+    if dimensions is not None and dimensions > embeddings.shape[1]:
+        raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {embeddings.shape[1]}")
+    embeddings = np.ascontiguousarray(embeddings[:, :dimensions])
+    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True).clip(1e-12) if normalize else embeddings
 
 
 async def embed(context: RequestContext, body: requests.EmbedBody) -> np.ndarray:
@@ -138,7 +137,7 @@ async def embed(context: RequestContext, body: requests.EmbedBody) -> np.ndarray
 
 
 def _named_prompt(model_queue: ModelQueue[BundleEngine], name: str | None) -> str | None:
-    """Return the model's prompt with this name, or None if there is no name; raise a HeedfulError if it is unknown."""
+    """Return the model's prompt with this name; None if `name` is None. An unknown name raises a HeedfulError."""
     if name is None or model_queue.engine is None:
         return None
     head = model_queue.engine.loaded.config.head
@@ -151,12 +150,12 @@ def _named_prompt(model_queue: ModelQueue[BundleEngine], name: str | None) -> st
 async def openai_embeddings(context: RequestContext, body: requests.EmbeddingsBody) -> dict[str, object]:
     """Return a vector for each text, in OpenAI's form."""
     name, model_queue = context.select_model(body.model, EMBEDDING)
-    rows = await vectors(context, model_queue, as_list(body.input), dimensions=body.dimensions)
-    embeddings: Iterable[object] = rows
+    arrays = await vectors(context, model_queue, as_list(body.input), dimensions=body.dimensions)
+    embeddings: Iterable[object] = arrays
     if body.encoding_format == "base64":
         from base64 import b64encode
 
-        embeddings = [b64encode(vector.astype("<f4").tobytes()).decode() for vector in rows]
+        embeddings = [b64encode(vector.astype("<f4").tobytes()).decode() for vector in arrays]
     return {
         "object": "list",
         "data": [
@@ -178,9 +177,9 @@ async def compare_sentences(context: RequestContext, body: requests.SimilarityBo
     )
 
 
-def _cosines(rows: np.ndarray) -> list[float]:
-    """Return the cosines of the first unit vector with the other ones."""
-    cosines: list[float] = (rows[1:] @ rows[0]).clip(-1, 1).tolist()
+def _cosines(unit_vectors: np.ndarray) -> list[float]:
+    """Return the cosines between the first unit vector and each of the others."""
+    cosines: list[float] = (unit_vectors[1:] @ unit_vectors[0]).clip(-1, 1).tolist()
     return cosines
 
 
@@ -207,7 +206,7 @@ async def _pair_scores(
     *,
     raw: bool = False,
 ) -> list[float]:
-    """Return the relevance of each text to a query by a cross-encoder, between 0 and 1 unless raw."""
+    """Return the relevance of each text to a query by a cross-encoder: between 0 and 1 unless `raw` is true."""
     answers = await context.predict(model_queue, [(query, text) for text in texts])
     sigmoid = has_sigmoid(getattr(model_queue.engine, "loaded", None))
     if sigmoid and raw:
@@ -233,8 +232,8 @@ async def search_documents(context: RequestContext, body: requests.SearchBody) -
     hits = await asyncio.to_thread(partial(index.search, body.query, depth, method=body.method, vector=vector))
     if reranker is not None and hits:
         scores: list[float] = []
-        for start in range(0, len(hits), RERANKED_TOGETHER):
-            passages = [hit.passage for hit in hits[start : start + RERANKED_TOGETHER]]
+        for start in range(0, len(hits), RERANK_BATCH):
+            passages = [hit.passage for hit in hits[start : start + RERANK_BATCH]]
             scores += await _pair_scores(context, reranker, body.query, passages)
         hits = rescored(hits, scores)[: body.top_k]
     if not body.highlight:
@@ -252,20 +251,20 @@ async def predict(
     _, model_queue = context.select_model(body.model, CLASSES)
     if body.raw_scores:
         raise HeedfulError("raw_scores is true, and this server gives probabilities, or a regression's numbers")
-    loaded = getattr(model_queue.engine, "loaded", None)
-    sequences, is_single = parse_sequences(body.inputs, getattr(loaded, "pairs", None))
+    bundle = getattr(model_queue.engine, "loaded", None)
+    sequences, is_single = parse_sequences(body.inputs, getattr(bundle, "pairs", None))
     texts: list[str] = []
     for sequence in sequences:
         texts += [sequence] if isinstance(sequence, str) else sequence
     context.set_texts(*texts)
     min_probability = body.min_confidence
     if min_probability is not None:
-        check_min_confidence(min_probability, None if loaded is None else loaded.config.head)
-    if body.prediction_set is not None and loaded is not None:
+        check_min_confidence(min_probability, None if bundle is None else bundle.config.head)
+    if body.prediction_set is not None and bundle is not None:
         if min_probability is not None:
             raise HeedfulError("min_confidence and prediction_set exclude each other: give one of them")
-        check_prediction_set(body.prediction_set, loaded)
-        min_probability = least_probability(loaded.calibration, body.prediction_set)
+        check_prediction_set(body.prediction_set, bundle)
+        min_probability = least_probability(bundle.calibration, body.prediction_set)
     answers = await context.predict(model_queue, sequences)
     context.service.metrics.count_predictions(context.model, answers)
     labels = [labels_of(answer, min_probability, as_set=body.prediction_set is not None) for answer in answers]
@@ -304,9 +303,9 @@ def labels_of(answer: Answer, min_probability: float | None = None, *, as_set: b
 
     Args:
         answer: The answer of a classifier.
-        min_probability: Minimum probability of the most probable label to be "predicted". If None, only labels of
+        min_probability: Minimum probability with which the most probable label is "predicted". If None, only labels of
             multi-label models are "predicted".
-        as_set: Predict all labels with at least this probability, and always the most probable one.
+        as_set: Whether all labels with at least `min_probability` are "predicted", and always the most probable one.
     """
     scores: dict[str, float] = answer.get("probabilities") or answer["values"]
     predicted = answer.get("labels")
@@ -409,7 +408,7 @@ async def show_attention(context: RequestContext, body: requests.AttentionBody) 
             pass
         return attention_response(engine, tokenizer_input, body.layers, body.heads, limits.max_attention_weights)
 
-    max_tokens = min(1 + sum(map(len, texts)), limits.max_request_tokens)  # a text has at most a token per character
+    max_tokens = min(1 + sum(map(len, texts)), limits.max_request_tokens)  # a text has at most one token per character
     attention = await model_queue.call(
         compute, tokens=max_tokens, deadline=record.deadline, is_disconnected=record.is_disconnected
     )

@@ -1,4 +1,4 @@
-"""`run`, for `heedful serve`: a server in this process until a signal. `background`: a server in a thread."""
+"""`run`, for `heedful serve`: a server in this process. `background`: a server in a thread, for notebooks and tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from heedful.serve.http_protocol import Server, create_server
 from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
 
-OTHER_FILES = 128  # open files of a server that are not connections
+OTHER_FILES = 128  # estimated open files of a server besides its connections
 
 
 def run(
@@ -36,17 +36,17 @@ def run(
     log: Callable[[str], None],
     supervisor_connection: socket.socket | None = None,
 ) -> None:
-    """Serve until a signal is received. The server listens at once, and answers 503 until the models are loaded.
+    """Serve until a signal to stop. The server listens at once, and answers 503 until its models are loaded.
 
     Args:
         runs: Folders of the models by name.
         settings: Settings of the server.
         sockets: Listening sockets.
-        keys: API keys. If empty, requests need no key.
+        keys: API keys. If there are none, requests need no key.
         hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
         log: Called with messages for the person who started the server.
         supervisor_connection: Connection to the supervisor process, see `supervisor.supervise`. The server ends when
-            it is closed. None if there is no supervisor.
+            it is closed. If None, there is no supervisor.
     """
     log_to_stderr()
     needed_files = settings.limits.max_connections + OTHER_FILES
@@ -54,11 +54,11 @@ def run(
         log(f"the limit of open files is {max_files} (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
     app = create_app(service, keys=keys, hosts=hosts, wait=False)
-    server = create_server(app, settings, drain=service.queue.drain, is_idle=service.queue.is_idle)
+    server = create_server(app, settings, drain=service.scheduler.drain, is_idle=service.scheduler.is_idle)
     try:
         asyncio.run(_serve(server, service, sockets, log, supervisor_connection))
     finally:
-        service.queue.close()
+        service.scheduler.close()
     if service.failed is not None:
         raise service.failed
     if service.loading:  # the interpreter must not end normally while a thread runs torch
@@ -72,7 +72,7 @@ async def _serve(
     log: Callable[[str], None],
     supervisor_connection: socket.socket | None,
 ) -> None:
-    """Run a server, and load its models when it listens. See `run` for the arguments."""
+    """Run a server, and load its models as soon as it listens. See `run` for the arguments."""
 
     def on_supervisor_message() -> None:
         assert supervisor_connection is not None
@@ -100,7 +100,7 @@ async def _serve(
                 supervisor_connection.send(supervisor.READY)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # end the server, which would otherwise answer 503 for ever
+        except BaseException as error:  # end the server: without models, it would answer 503 for ever
             service.failed = error
             server.should_exit = True
 
@@ -144,13 +144,13 @@ def background(
     keys: tuple[bytes, ...] = (),
     loader: Callable[[str], BundleEngine] | None = None,
 ) -> Iterator[RunningServer]:
-    """Run a server in a thread, on a free port of 127.0.0.1, with its models loaded. For notebooks and tests.
+    """Run a server in a thread, on a free port of 127.0.0.1; its models are loaded before the context begins.
 
     Args:
         runs: Folders of the models by name.
         settings: Settings of the server. If None, the defaults.
-        keys: API keys. If empty, requests need no key.
-        loader: Loads the engine of a folder. If None, `load_models`.
+        keys: API keys. If there are none, requests need no key.
+        loader: Function that returns the engine of a folder. If None, `load_models`.
 
     Raises:
         HeedfulError: If a model cannot be loaded, or the server does not start.
@@ -158,7 +158,7 @@ def background(
     resolved_settings = settings or ServeSettings()
     service = Service(runs, resolved_settings, loader=loader)
     app = create_app(service, keys=keys)
-    server = create_server(app, resolved_settings, drain=service.queue.drain, is_idle=service.queue.is_idle)
+    server = create_server(app, resolved_settings, drain=service.scheduler.drain, is_idle=service.scheduler.is_idle)
     sockets = supervisor.listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     errors: list[BaseException] = []
@@ -181,7 +181,7 @@ def background(
     finally:
         server.should_exit = True
         thread.join(30)
-        service.queue.close()
+        service.scheduler.close()
         for listener in sockets:
             listener.close()
 
@@ -189,7 +189,7 @@ def background(
 def open_files(count: int) -> int:
     """Raise this process's limit of open files to `count`, or to the system's maximum, and return the new limit.
 
-    Windows has no such limit; the result is `count`.
+    Windows has no such limit, so the result is `count`.
     """
     try:
         import resource
@@ -215,7 +215,7 @@ def log_to_stderr() -> None:
 
 
 class _TimeFormatter(logging.Formatter):
-    """Adds the time to messages that are JSON objects."""
+    """Adds the time to log messages that are JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f'{{"time": "{self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")}", {record.getMessage()[1:]}'

@@ -1,4 +1,4 @@
-"""`Service`: the models of a server. Threads load and reload them, and no request is lost when a model is replaced."""
+"""`Service`: the models of a server. Threads load and reload models, and a reload interrupts no request."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from heedful.serve.metrics import Metrics
 from heedful.serve.middleware import HTTPError
 from heedful.serve.settings import ServeSettings
 
-# number of labels of a head that scores pairs of texts, by problem type; see `search.rerank`
+# number of labels of a head that can rank texts, by problem type; see `heedful.search.rerank`
 RANKING_LABELS = {"regression": 1, "single_label_classification": 2}
 LOG = logging.getLogger("heedful.serve")
 
 
 def load_models(folder: str, precision: PrecisionOrAuto | None = None, device: str = "auto") -> BundleEngine:
-    """Return an engine for a folder, a run or NAME[@REVISION] on the hub, or the engine of an index's model.
+    """Return the engine of a model: a folder, a run, NAME[@REVISION] on the hub, or the model of a search index.
 
-    On a GPU, the CUDA graphs for small batches are recorded.
+    On a GPU, the CUDA graphs for small batches are recorded, too.
 
     Raises:
-        HeedfulError: If the model cannot be loaded, or the precision of an index is not float32.
+        HeedfulError: If the model cannot be loaded, or another precision than float32 is set for an index.
     """
     from heedful.infer.engine import Engine
 
@@ -54,12 +54,13 @@ def load_models(folder: str, precision: PrecisionOrAuto | None = None, device: s
 
 
 class Service:
-    """The models of a server by name, each with its queue in one scheduler.
+    """The models of a server, each with a queue in the same scheduler.
 
     Attributes:
         runs: Folders of the models by name.
-        bodies: Budget of request bodies over all connections.
-        failed: The error that ended the loading of the models.
+        model_queues: Queues of the models by name.
+        bodies: Memory budget of request bodies, over all connections.
+        failed: The error that ended the loading of models, or None.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class Service:
             max_queued_characters=limits.max_queued_characters,
             max_batch_tokens=limits.max_batch_tokens,
         )
-        self.queue = Scheduler(
+        self.scheduler = Scheduler(
             queue_limits, tokenizer_threads=limits.tokenization_workers, on_batch=self.metrics.count_batch
         )
-        self.metrics.add_queue(self.queue)
-        self.model_queues: dict[str, ModelQueue[BundleEngine]] = {name: self.queue.add_model() for name in runs}
+        self.metrics.add_scheduler(self.scheduler)
+        self.model_queues: dict[str, ModelQueue[BundleEngine]] = {name: self.scheduler.add_model() for name in runs}
         self.bodies = BodyBudget(
             max_bytes=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
         )
@@ -97,7 +98,7 @@ class Service:
     @property
     def status(self) -> str:
         """The status of the server: "ok", "loading" or "stopping"."""
-        if self.queue.draining:
+        if self.scheduler.draining:
             return "stopping"
         return "ok" if all(model_queue.engine is not None for model_queue in self.model_queues.values()) else "loading"
 
@@ -107,7 +108,7 @@ class Service:
         return any(thread.is_alive() for thread in self._load_threads)
 
     async def _load(self, name: str) -> BundleEngine:
-        """Load a model in a daemon thread, which does not keep the server from ending, and return its engine."""
+        """Load a model in a daemon thread, so that the server can end meanwhile, and return the engine."""
         engine: Future[BundleEngine] = Future()
 
         def load() -> None:
@@ -123,16 +124,16 @@ class Service:
         return await asyncio.wrap_future(engine)
 
     async def start(self) -> None:
-        """Load every model that is not loaded yet."""
+        """Load all models that are not loaded yet."""
         for name, model_queue in self.model_queues.items():
             if model_queue.engine is None:
                 model_queue.engine = await self._load(name)
 
     async def reload(self, name: str) -> None:
-        """Load a model again while the old engine serves requests, and replace the engine for new requests.
+        """Load a model again while its old engine serves requests; then serve new requests with the new engine.
 
         Raises:
-            HeedfulError: If the model cannot be loaded, or has another kind of head than the old one.
+            HeedfulError: If the model cannot be loaded, or its head has another kind than before.
         """
         engine = await self._load(name)
         old_engine = self.model_queues[name].engine
@@ -141,7 +142,7 @@ class Service:
         self.model_queues[name].engine = engine
 
     def reload_all(self) -> None:
-        """Reload all models in the background. If that fails, the old engine remains and the error is logged."""
+        """Reload all models in the background. If that fails, the old engine remains, and the error is logged."""
 
         async def reload(name: str) -> None:
             try:
@@ -162,10 +163,10 @@ class Service:
 
         Args:
             name: Name of the model. If None, the first model with one of the kinds is selected.
-            kinds: Kinds from `head_kinds`; the model must have one of them. If None, any model can be selected.
+            kinds: The model must have one of these kinds, see `head_kinds`. If None, any model can be selected.
 
         Raises:
-            HTTPError: If no model has this name or such a kind.
+            HTTPError: If no model has this name, or none has such a kind.
             UnavailableError: If the model is loading.
         """
         if name is not None:
@@ -188,14 +189,14 @@ class Service:
 
 
 def head_kind(model_queue: ModelQueue[BundleEngine]) -> str:
-    """Return the kind of the model's head, or "" while the model is loading."""
+    """Return the kind of a model's head; "" while the model is loading."""
     return str(getattr(model_queue.engine, "kind", ""))
 
 
 def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
-    """Return the kind of a model's head, and further kinds that decide which routes can use the model.
+    """Return the kind of a model's head, and further kinds by which routes select models.
 
-    The further kinds are "rank" for a model that scores pairs of texts, "zero_shot" for one that scores entailment, and
+    The further kinds are "rank" for a model that can rank texts, "zero_shot" for a model that scores entailment, and
     "search" for the model of an index.
     """
     kind = head_kind(model_queue)
@@ -210,5 +211,5 @@ def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
 
 
 def _has_kind(model_queue: ModelQueue[BundleEngine], kinds: Sequence[str] | None) -> bool:
-    """Return whether a model has one of the kinds; None allows any kind."""
+    """Return whether a model has one of the kinds; always True if `kinds` is None."""
     return kinds is None or bool({*head_kinds(model_queue)} & {*kinds})

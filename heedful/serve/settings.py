@@ -95,7 +95,7 @@ class ServeSettings:
 
     @property
     def connections_per_address(self) -> int | None:
-        """The maximum open connections of one address; None: unlimited."""
+        """The maximum open connections of one address, or None without a limit."""
         if self.behind_proxy:
             return None
         maximum = self.limits.max_connections_per_address

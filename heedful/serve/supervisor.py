@@ -1,6 +1,6 @@
-"""`supervise`: a small parent process that restarts a server that was killed, and answers 503 until it listens again.
+"""`supervise`: a small parent process that restarts a killed server, and answers 503 until the new one listens.
 
-systemd and Kubernetes restart a server too, but they do not keep its socket open and answer while it starts.
+systemd and Kubernetes restart a server too, but they neither keep its socket open nor answer while it starts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from types import FrameType
 
 from heedful.errors import HeedfulError
 
-LISTENING, READY = b"l", b"r"  # messages of the server to its supervisor
-MAX_EARLY_KILLS = 3  # consecutive servers that are killed before they are ready, until the supervisor gives up
-BACKLOG = 2048  # connections that wait to be accepted
-SEND_BUFFER_BYTES = 1 << 17  # send buffer of each connection; the system may double it
-MAX_REFUSALS = 256  # connections that are answered with 503 at the same time
-LINGER_SECONDS = 2.0  # maximum time for one of these connections
+LISTENING, READY = b"l", b"r"  # messages from a server to its supervisor
+MAX_EARLY_KILLS = 3  # consecutive servers that were killed before they were ready, after which the supervisor gives up
+BACKLOG = 2048  # maximum connections that wait to be accepted
+SEND_BUFFER_BYTES = 1 << 17  # size of each connection's send buffer; the system may double it
+MAX_REFUSALS = 256  # maximum connections that are answered with 503 at the same time
+LINGER_SECONDS = 2.0  # maximum seconds for one of these connections
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 _REFUSAL_BODY = b'{"error":"the server is starting","error_type":"unhealthy"}'
 REFUSAL = (
@@ -33,10 +33,10 @@ REFUSAL = (
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets on every address of a host, all on the same port.
+    """Return listening sockets on all addresses of a host, with the same port.
 
     Args:
-        host: Name or address.
+        host: Name or address of this machine.
         port: The port, or 0 for any free port.
 
     Raises:
@@ -49,10 +49,12 @@ def listen(host: str, port: int) -> list[socket.socket]:
         ):
             try:
                 chosen_port = sockets[0].getsockname()[1] if sockets else port
-                bound = (address[0], chosen_port, *address[2:])
-                sockets.append(socket.create_server(bound, family=family, backlog=BACKLOG))
+                socket_address = (address[0], chosen_port, *address[2:])
+                sockets.append(socket.create_server(socket_address, family=family, backlog=BACKLOG))
                 sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
-                sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a body waits for an ACK
+                sockets[-1].setsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+                )  # without it, a body waits for an ACK of the headers
             except OSError as error:  # a name can have addresses of a family that this machine does not support
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
@@ -68,7 +70,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def supervise(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> socket.socket | None:
-    """Fork, and return in the child, which is the server. The parent runs the supervisor and does not return.
+    """Fork, and return in the child, which becomes the server. The parent becomes the supervisor and does not return.
 
     Args:
         sockets: Listening sockets of the server.
@@ -99,7 +101,7 @@ class _Supervisor:
         self.wakeup_reader, self.wakeup_writer = socket.socketpair()  # a signal makes the reader readable
 
     def run(self) -> socket.socket:
-        """Start servers until one ends without being killed. In each server, return the connection to this process."""
+        """Start servers until one ends without being killed. In a server, return its connection to the supervisor."""
         for opened in (self.wakeup_reader, self.wakeup_writer, *self.sockets):
             opened.setblocking(False)
         early_kills = 0
@@ -119,7 +121,7 @@ class _Supervisor:
             self.log(f"the server ended by {name}, and starts again")
 
     def _fork(self) -> socket.socket:
-        """Fork a server. In both processes, return the connection to the other one."""
+        """Fork a server. In each of the two processes, return the connection to the other."""
         for refusal in self.refusals:  # a fork does not copy threads
             refusal.join()
         own, peer = socket.socketpair()
@@ -143,7 +145,7 @@ class _Supervisor:
         return own
 
     def _forward(self, signal_number: int, frame: FrameType | None) -> None:
-        """Handle a signal: send it to the server. Unless it is SIGHUP, the supervisor ends with the server."""
+        """Send a signal to the server. After any signal but SIGHUP, the supervisor ends with the server."""
         self.stopping = self.stopping or signal_number != getattr(signal, "SIGHUP", None)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.server, signal_number)
@@ -173,7 +175,7 @@ class _Supervisor:
                         self._refuse(key.fileobj)
 
     def _close(self, selector: selectors.BaseSelector) -> None:
-        """Close the listening sockets in this process."""
+        """Close the listening sockets of the supervisor."""
         for listener in self.sockets:
             if not self.listening:
                 selector.unregister(listener)
@@ -183,7 +185,7 @@ class _Supervisor:
     def _refuse(self, listener: socket.socket) -> None:
         """Accept a connection, and answer 503 in a thread, or close it at once if there are too many threads."""
         self.refusals = [refusal for refusal in self.refusals if refusal.is_alive()]
-        with contextlib.suppress(OSError):  # raised if the server has accepted the connection
+        with contextlib.suppress(OSError):  # raised if the server has accepted the connection meanwhile
             client = listener.accept()[0]
             if len(self.refusals) == MAX_REFUSALS:
                 client.close()
@@ -193,14 +195,14 @@ class _Supervisor:
 
 
 def _initial_handler(signal_number: signal.Signals) -> Callable[[int, FrameType | None], object] | signal.Handlers:
-    """Return the handler of a signal in a server that does not listen yet."""
+    """Return the handler of a signal for a server that does not listen yet."""
     if signal_number == signal.SIGINT:
         return signal.default_int_handler
     return signal.SIG_DFL if signal_number == signal.SIGTERM else signal.SIG_IGN
 
 
 def _send_refusal(client: socket.socket) -> None:
-    """Answer 503, then discard further input, since closing with unread input would reset the connection."""
+    """Answer 503, then discard further input: closing a connection with unread input would reset it."""
     deadline = time.monotonic() + LINGER_SECONDS
     with client, contextlib.suppress(OSError):
         client.settimeout(LINGER_SECONDS)

@@ -1,4 +1,4 @@
-"""`parse_sequences`: the texts or pairs of texts in a request body of /predict, which has several forms."""
+"""`parse_sequences`: the texts or pairs of texts in the body of a /predict request, which can have several forms."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Sequences = str | TextPair | list[str | list[str] | TextPair]
 
 
 def parse_sequences(inputs: Sequences, learned_pairs: bool | None) -> tuple[list[str | tuple[str, ...]], bool]:
-    """Return the texts or pairs in a request body, and whether the body has a single one instead of a list.
+    """Return the texts or pairs in a request body, and whether the body has a single one and not a list.
 
     A list is a batch. As in Text Embeddings Inference, a list of two texts is a single pair for a model that was
     trained on pairs. Such a list is refused if it is unknown whether the model was trained on pairs.
 
     Args:
-        inputs: A text, an object, or a list of texts, of [text] and [text, second text], or of objects.
+        inputs: A text, an object, or a list: of texts, of [text] and [text, second text], or of objects.
         learned_pairs: Whether the model was trained on pairs, or None if that is unknown.
 
     Raises:

@@ -1,6 +1,6 @@
-"""`check_token_estimate`: refusal of requests with far too many tokens, before these tokens take memory.
+"""`check_token_estimate`: refuses requests with far too many tokens, before these tokens take memory.
 
-`group_in_turns` groups inputs for tokenization, so that no request blocks the tokenizer's thread for long.
+`group_in_turns` groups inputs for tokenization, so that no request occupies a tokenizing thread for long.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS
 from heedful.tasks.answering import PromptedText
 
 T = TypeVar("T")
-MARGIN = (
-    2  # estimates up to this multiple of the limit are accepted, since parts of a text have other tokens at the ends
-)
+# estimates up to this multiple of the limit are accepted: at the ends of its parts, a text gets other tokens
+MARGIN = 2
 
 
 def check_token_estimate(
     engine: BundleEngine, texts: Sequence[str], max_tokens: int, *, counts_truncated: bool = False
 ) -> Iterator[None]:
-    """Refuse texts with far more than `max_tokens` tokens; yield after each part, so that other requests are served.
+    """Refuse texts with far more than `max_tokens` tokens; yield after each group of parts, so that others can run.
 
-    Parts of texts are tokenised one after the other. Only the token counts are kept, since a token takes some hundred
-    bytes in Python. The queue later refuses texts by their exact token counts.
+    The texts are tokenized in parts, of which only the numbers of tokens are stored, since a token takes some hundred
+    bytes in Python. The scheduler later refuses texts by their exact numbers of tokens.
 
     Args:
         engine: The engine, whose tokenizer is used.
         texts: The texts.
         max_tokens: Maximum tokens of all texts.
-        counts_truncated: Whether to count the tokens that an embedding model truncates. Other models truncate nothing.
+        counts_truncated: Whether to count tokens that an embedding model truncates. Other models do not truncate.
 
     Raises:
         TooLongError: If the texts have more than MARGIN times `max_tokens`.
@@ -56,7 +55,7 @@ def check_token_estimate(
 
 
 def count_characters(value: object) -> int:
-    """Return the number of characters of an input that are tokenised. A prompt is tokenised again with each choice."""
+    """Return the number of characters to tokenize in an input. A prompt is tokenized with each of its choices."""
     match value:
         case str():
             return len(value)
@@ -74,7 +73,7 @@ def count_characters(value: object) -> int:
 def group_in_turns(
     inputs: Sequence[T], count: Callable[[T], int] = count_characters
 ) -> Iterator[tuple[int, Sequence[T]]]:
-    """Yield (index of the first input, inputs) for groups of up to TURN_CHARACTERS characters, or of one longer input.
+    """Yield (index of the first input, inputs) for groups of up to TURN_CHARACTERS characters or a single input.
 
     Args:
         inputs: The inputs.

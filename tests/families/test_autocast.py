@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heedful.checkpoint import load
 from heedful.families import FAMILIES
-from heedful.model import stack
+from heedful.model import attention
 from heedful.nn.layout import AttentionArgs
 from tests.support.tiny_models import TINY, our_rows, packed, save_tiny
 
@@ -20,13 +20,13 @@ from tests.support.tiny_models import TINY, our_rows, packed, save_tiny
 def test_queries_keys_and_values_are_in_bfloat16(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny(tmp_path, family, next(iter(FAMILIES[family].heads)))
     dtypes: list[set[Any]] = []
-    attend_with = stack.attend_with
+    attend_with = attention.attend_with
 
     def recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
         dtypes.append({q.dtype, k.dtype, v.dtype})
         return attend_with(q, k, v, args)
 
-    monkeypatch.setattr(stack, "attend_with", recorded)
+    monkeypatch.setattr(attention, "attend_with", recorded)
     with torch.autocast("cpu", torch.bfloat16):
         rows = our_rows(load(tmp_path).train(), packed(family))
     assert rows.isfinite().all()

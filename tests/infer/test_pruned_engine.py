@@ -1,4 +1,4 @@
-"""Token pruning in engines: saved and loaded with the model, with every kernel, and refused where it cannot be."""
+"""Token pruning in engines: saved and loaded with the model, equal with all kernels, rejected where unsupported."""
 
 from __future__ import annotations
 
@@ -29,66 +29,66 @@ from heedful.page.html import export_page
 from tests.support.model_folders import long_text, make
 
 PRUNING = TokenPruning(layer=1, keep_rate=0.5)
-TEXTS = [long_text(words) for words in (2, 30, 35, 20, 100, 33)]  # one is read in windows
+TEXTS = [long_text(words) for words in (2, 30, 35, 20, 100, 33)]  # one text has several windows
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model, and the same with token pruning."""
-    place = tmp_path_factory.mktemp("models")
-    bundle = load(make(place / "all", "single"))
+    """Folders of a model without and with token pruning."""
+    path = tmp_path_factory.mktemp("models")
+    bundle = load(make(path / "unpruned", "single"))
     bundle.prune_tokens(PRUNING)
-    save(bundle, place / "pruned")
-    return place / "all", place / "pruned"
+    save(bundle, path / "pruned")
+    return path / "unpruned", path / "pruned"
 
 
-def probabilities(engine: BundleEngine, texts: list[str]) -> Any:
+def label_probabilities(engine: BundleEngine, texts: list[str]) -> Any:
     return [list(answer["probabilities"].values()) for answer in engine(texts)]
 
 
-def test_it_is_saved_and_loaded_with_the_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    whole, pruned = (Engine(folder) for folder in folders)
+def test_pruning_is_saved_and_loaded_with_the_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    unpruned, pruned = (Engine(folder) for folder in folders)
     assert json.loads((folders[1] / "heedful.json").read_text())["token_pruning"] == {"layer": 1, "keep_rate": 0.5}
     assert pruned.loaded.token_pruning == PRUNING
-    before, after = probabilities(whole, TEXTS), probabilities(pruned, TEXTS)
+    unpruned_answers, pruned_answers = label_probabilities(unpruned, TEXTS), label_probabilities(pruned, TEXTS)
     for number, text in enumerate(TEXTS):
-        assert (before[number] == pytest.approx(after[number], abs=1e-6)) == (len(text.split()) < 10)
-    save(load(folders[1]), tmp_path / "again")
-    assert probabilities(Engine(tmp_path / "again"), TEXTS) == after
+        assert (unpruned_answers[number] == pytest.approx(pruned_answers[number], abs=1e-6)) == (len(text.split()) < 10)
+    save(load(folders[1]), tmp_path / "copy")
+    assert label_probabilities(Engine(tmp_path / "copy"), TEXTS) == pruned_answers
     assert "tokens after layer 1: 50 % of those of a text" in pruned.explain()
-    assert "tokens after layer" not in whole.explain()
-    assert fingerprint(whole) != fingerprint(pruned)
+    assert "tokens after layer" not in unpruned.explain()
+    assert fingerprint(unpruned) != fingerprint(pruned)
     pruned.loaded.prune_tokens(None)
-    assert probabilities(pruned, TEXTS) == before
-    assert fingerprint(whole) == fingerprint(pruned)
+    assert label_probabilities(pruned, TEXTS) == unpruned_answers
+    assert fingerprint(unpruned) == fingerprint(pruned)
 
 
 def test_answers_do_not_depend_on_the_batch(folders: tuple[Path, Path]) -> None:
     engine = Engine(folders[1])
-    alone = [probabilities(engine, [text])[0] for text in TEXTS]
-    for number, together in enumerate(probabilities(engine, TEXTS)):
-        assert together == pytest.approx(alone[number], abs=1e-5)
-    small = probabilities(Engine(folders[1], token_budget=64), TEXTS)
-    for number, answer in enumerate(small):
-        assert answer == pytest.approx(alone[number], abs=1e-5)
+    expected = [label_probabilities(engine, [text])[0] for text in TEXTS]
+    for number, answer in enumerate(label_probabilities(engine, TEXTS)):
+        assert answer == pytest.approx(expected[number], abs=1e-5)
+    small_batch_answers = label_probabilities(Engine(folders[1], token_budget=64), TEXTS)
+    for number, answer in enumerate(small_batch_answers):
+        assert answer == pytest.approx(expected[number], abs=1e-5)
 
 
-def test_it_is_that_of_the_bundle(folders: tuple[Path, Path]) -> None:
+def test_engine_and_bundle_prune_the_same_tokens(folders: tuple[Path, Path]) -> None:
     engine = Engine(folders[1])
     (encoded,) = engine.tokenize([TEXTS[1]])
     batch = Packed.of([encoded.chunks[0].encoded.ids], [encoded.chunks[0].encoded.types])
     with torch.inference_mode():
         outputs = load(folders[1]).head_outputs(batch)
     assert isinstance(outputs, torch.Tensor)
-    assert probabilities(engine, [TEXTS[1]])[0] == pytest.approx(outputs[0].softmax(0).tolist(), abs=1e-5)
+    assert label_probabilities(engine, [TEXTS[1]])[0] == pytest.approx(outputs[0].softmax(0).tolist(), abs=1e-5)
 
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("linears", ["plain", "onednn", "native", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fused_blocks_prune_the_same_tokens(linears: Any, dtype: torch.dtype) -> None:
-    native = kernels()
-    if native is None or not (native.has_bfloat16 and native.has_int8):
+    library = kernels()
+    if library is None or not (library.has_bfloat16 and library.has_int8):
         pytest.skip("this processor does not multiply bfloat16 or bytes")
     embedding = EmbeddingConfig(vocabulary=50, width=64, positions=Learned(count=128), norm="layer")
     encoder = StackConfig(width=64, layers=3, heads=4, head_width=16, inner_width=96)
@@ -96,30 +96,30 @@ def test_fused_blocks_prune_the_same_tokens(linears: Any, dtype: torch.dtype) ->
     bundle = create(BundleConfig(family="heedful", model=config, head=Classes(labels=("bad", "good"))), seed=1)
     bundle = bundle.to(dtype).eval()
     bundle.prune_tokens(PRUNING)
-    draw = torch.Generator().manual_seed(0)
-    batch = Packed.of([torch.randint(1, 50, (length,), generator=draw).tolist() for length in (100, 3, 64, 40)])
+    generator = torch.Generator().manual_seed(0)
+    batch = Packed.of([torch.randint(1, 50, (length,), generator=generator).tolist() for length in (100, 3, 64, 40)])
     apply_plan(bundle, ExecutionPlan(precision="float32", linears=linears, attention="native"))
     assert bundle.token_pruning == PRUNING
-    outputs = scores(bundle, batch)
+    pruned = logits(bundle, batch)
     if linears in ("native", "int8"):
         assert bundle.model.execution.fused_block is not None
         bundle.model.execution = replace(bundle.model.execution, fused_block=None)
-        assert torch.equal(scores(bundle, batch), outputs)
+        assert torch.equal(logits(bundle, batch), pruned)
     bundle.prune_tokens(TokenPruning(layer=1, keep_rate=1.0))
-    kept = scores(bundle, batch)
+    all_kept = logits(bundle, batch)
     bundle.prune_tokens(None)
-    whole = scores(bundle, batch)
-    assert torch.equal(kept, whole) and not torch.equal(outputs, whole)
+    unpruned = logits(bundle, batch)
+    assert torch.equal(all_kept, unpruned) and not torch.equal(pruned, unpruned)
 
 
-def scores(bundle: ModelBundle, batch: Packed) -> torch.Tensor:
+def logits(bundle: ModelBundle, batch: Packed) -> torch.Tensor:
     with torch.inference_mode():
         outputs = bundle.head_outputs(batch)
     assert isinstance(outputs, torch.Tensor)
     return outputs
 
 
-def test_another_head_computes_all_tokens(folders: tuple[Path, Path]) -> None:
+def test_a_model_with_another_head_does_not_prune(folders: tuple[Path, Path]) -> None:
     pruned = load(folders[1])
     assert with_head(pruned, "sequence_classification", labels=("bad", "good")).token_pruning is None
     assert load(folders[1], head="token_classification").token_pruning is None
@@ -139,7 +139,7 @@ def test_another_head_computes_all_tokens(folders: tuple[Path, Path]) -> None:
     ],
     ids=str,
 )
-def test_damaged_notes_are_refused(folders: tuple[Path, Path], tmp_path: Path, value: Any, message: str) -> None:
+def test_damaged_notes_are_rejected(folders: tuple[Path, Path], tmp_path: Path, value: Any, message: str) -> None:
     save(load(folders[1]), tmp_path / "model")
     notes = json.loads((tmp_path / "model" / "heedful.json").read_text())
     (tmp_path / "model" / "heedful.json").write_text(json.dumps(notes | {"token_pruning": value}))
@@ -147,7 +147,7 @@ def test_damaged_notes_are_refused(folders: tuple[Path, Path], tmp_path: Path, v
         load(tmp_path / "model")
 
 
-def test_what_needs_all_tokens_is_refused(
+def test_features_that_need_all_tokens_reject_a_pruned_model(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pruned = load(folders[1])

@@ -1,4 +1,4 @@
-"""StaticClassifier answers as Engine does, without torch, and leaves every other model to Engine."""
+"""StaticClassifier: the answers of Engine, without torch; None for every other model."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ LABELS = ("bad", "fair", "good")
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> ModelBundle:
-    """A static student, with the vectors of a tiny random teacher, and without a head."""
+    """A static student without a head, whose token vectors come from a tiny random teacher."""
     teacher = load(make(tmp_path_factory.mktemp("teacher"), "bare"))
     return static_student(teacher, StaticStudent(width=8), TEXTS, lambda text: None)
 
 
-def saved(student: ModelBundle, folder: Path, labels: tuple[str, ...] = LABELS, **more: Any) -> Path:
-    """A classifier with random weights, so that answers differ."""
-    model = with_head(student, "sequence_classification", labels=labels, **more)
-    draw = torch.Generator().manual_seed(1)
+def save_classifier(student: ModelBundle, folder: Path, labels: tuple[str, ...] = LABELS, **options: Any) -> Path:
+    """Save the student as a classifier with random weights, so that answers differ; return the folder."""
+    model = with_head(student, "sequence_classification", labels=labels, **options)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in model.named_tensors().items():
-            tensor.copy_(torch.randn(tensor.shape, generator=draw) * (4 if name.startswith("head") else 1))
-    if more.get("problem_type") == "multi_label_classification":
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * (4 if name.startswith("head") else 1))
+    if options.get("problem_type") == "multi_label_classification":
         model.thresholds = {labels[0]: 0.05, labels[1]: 0.95}
     save(model, folder)
     return folder
 
 
-def pooled(student: ModelBundle, reader: PoolingConfigs) -> ModelBundle:
-    """A classic model with the words of the student and another pooling."""
+def classic_model(student: ModelBundle, reader: PoolingConfigs) -> ModelBundle:
+    """Make a classic model with the student's vocabulary and this pooling."""
     size = student.tokenizer.size
     config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=size, width=8), reader=reader)
     return create(BundleConfig(family="heedful-classic", model=config), student.tokenizer)
 
 
 def assert_close(actual: Any, expected: Any) -> None:
-    """Equal data, but for rounding."""
+    """Assert that data is equal up to rounding errors."""
     if isinstance(expected, dict):
         assert list(actual) == list(expected)
         for name, value in expected.items():
@@ -69,15 +69,17 @@ def assert_close(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
-@pytest.mark.parametrize("problem", ["one of three", "any number", "one score for two labels"])
-def test_answers_are_those_of_the_engine(problem: str, student: ModelBundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize("problem", ["single label", "multi label", "binary with one logit"])
+def test_answers_equal_those_of_the_engine(problem: str, student: ModelBundle, tmp_path: Path) -> None:
     match problem:
-        case "any number":
-            folder = saved(student, tmp_path / "model", problem_type="multi_label_classification")
-        case "one score for two labels":
-            folder = saved(pooled(student, BagPooling(binary="sigmoid")), tmp_path / "model", ("no", "yes"))
+        case "multi label":
+            folder = save_classifier(student, tmp_path / "model", problem_type="multi_label_classification")
+        case "binary with one logit":
+            folder = save_classifier(
+                classic_model(student, BagPooling(binary="sigmoid")), tmp_path / "model", ("no", "yes")
+            )
         case _:
-            folder = saved(student, tmp_path / "model")
+            folder = save_classifier(student, tmp_path / "model")
     classifier, engine = StaticClassifier.open(folder), Engine(folder)
     assert classifier is not None and classifier.parameters == engine.parameters
     expected = engine(TEXTS)
@@ -86,8 +88,8 @@ def test_answers_are_those_of_the_engine(problem: str, student: ModelBundle, tmp
         assert_close(actual, answer)
 
 
-def test_the_model_of_a_run_is_read(student: ModelBundle, tmp_path: Path) -> None:
-    saved(student, tmp_path / "run" / "model")
+def test_the_model_of_a_run_folder_is_opened(student: ModelBundle, tmp_path: Path) -> None:
+    save_classifier(student, tmp_path / "run" / "model")
     classifier = StaticClassifier.open(tmp_path / "run")
     assert classifier is not None
     assert classifier.facts["read"] == str(tmp_path / "run")
@@ -95,6 +97,8 @@ def test_the_model_of_a_run_is_read(student: ModelBundle, tmp_path: Path) -> Non
 
 
 def change_json(name: str, **values: Any) -> Callable[[Path], None]:
+    """Return a function that sets values in a JSON file of a folder."""
+
     def change(folder: Path) -> None:
         path = folder / name
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
@@ -103,6 +107,8 @@ def change_json(name: str, **values: Any) -> Callable[[Path], None]:
 
 
 def change_weights(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Return a function that changes a tensor in the weights of a folder."""
+
     def apply(folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)
         save_file(tensors | {name: change(tensors[name])}, folder / WEIGHTS)
@@ -112,64 +118,67 @@ def change_weights(name: str, change: Callable[[Any], Any]) -> Callable[[Path], 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "another tokenizer": change_json("heedful.json", tokenizer="sha256:0"),
-    "thresholds are no numbers": change_json("heedful.json", thresholds={"bad": "x"}),
+    "thresholds that are no numbers": change_json("heedful.json", thresholds={"bad": "x"}),
     "another family": change_json("config.json", model_type="bert"),
     "another architecture": change_json("config.json", architectures=["HeedfulClassicForTokenClasses"]),
-    "no model": change_json("config.json", model=3),
+    "an invalid model": change_json("config.json", model=3),
     "no labels": change_json("config.json", head={"kind": "sequence_classification", "bias": True}),
-    "a limit": change_json("tokenizer_config.json", model_max_length=12),
-    "not finite": change_weights(BIAS, lambda tensor: tensor + np.float32("nan")),
+    "a maximum length": change_json("tokenizer_config.json", model_max_length=12),
+    "a bias that is not finite": change_weights(BIAS, lambda tensor: tensor + np.float32("nan")),
     "half precision": change_weights(TABLE, lambda tensor: tensor.astype(np.float16)),
-    "other rows": change_weights(TABLE, lambda tensor: tensor[:-1]),
-    "a damaged file": lambda folder: (folder / WEIGHTS).write_bytes(b"no tensors"),
+    "a missing row": change_weights(TABLE, lambda tensor: tensor[:-1]),
+    "damaged weights": lambda folder: (folder / WEIGHTS).write_bytes(b"no tensors"),
     "no weights": lambda folder: (folder / WEIGHTS).unlink(),
-    "no JSON": lambda folder: (folder / "config.json").write_text("{"),
+    "invalid JSON": lambda folder: (folder / "config.json").write_text("{"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_not_as_expected_is_left_to_the_engine(damage: str, student: ModelBundle, tmp_path: Path) -> None:
-    folder = saved(student, tmp_path / "model")
+def test_changed_folders_are_left_to_the_engine(damage: str, student: ModelBundle, tmp_path: Path) -> None:
+    folder = save_classifier(student, tmp_path / "model")
     assert StaticClassifier.open(folder) is not None
     DAMAGES[damage](folder)
     assert StaticClassifier.open(folder) is None
 
 
 def test_other_models_are_left_to_the_engine(student: ModelBundle, tmp_path: Path) -> None:
-    others = {
-        "attention": pooled(student, AttentionPooling()),
-        "sum": pooled(student, BagPooling(how="sum")),
+    models = {
+        "attention": classic_model(student, AttentionPooling()),
+        "sum": classic_model(student, BagPooling(how="sum")),
     }
-    for name, model in others.items():
-        assert StaticClassifier.open(saved(model, tmp_path / name)) is None
-    assert StaticClassifier.open(saved(student, tmp_path / "regress", ("stars",), problem_type="regression")) is None
+    for name, model in models.items():
+        assert StaticClassifier.open(save_classifier(model, tmp_path / name)) is None
+    assert (
+        StaticClassifier.open(save_classifier(student, tmp_path / "regress", ("stars",), problem_type="regression"))
+        is None
+    )
     assert StaticClassifier.open(make(tmp_path / "bert", "single")) is None
     assert StaticClassifier.open(tmp_path / "nowhere") is None and StaticClassifier.open("org/name") is None
     scaled = replace(student.config.model.embedding, scale=2.0)
     config = replace(student.config.model, embedding=scaled)
     bundle = create(BundleConfig(family="heedful-classic", model=config), student.tokenizer)
-    assert StaticClassifier.open(saved(bundle, tmp_path / "scaled")) is None
+    assert StaticClassifier.open(save_classifier(bundle, tmp_path / "scaled")) is None
 
 
 def test_the_command_answers_without_torch(
     student: ModelBundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = saved(student, tmp_path / "model")
+    folder = save_classifier(student, tmp_path / "model")
     code = (
         "import sys; from heedful.cli import main; main(sys.argv[1:]); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'pydantic')))"
     )
     command = [sys.executable, "-c", code, "predict", str(folder), *TEXTS[2:4], "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
     expected = Engine(folder)(TEXTS[2:4])
-    for line, text, answer in zip(done.stdout.splitlines(), TEXTS[2:4], expected, strict=True):
+    for line, text, answer in zip(process.stdout.splitlines(), TEXTS[2:4], expected, strict=True):
         assert_close(json.loads(line), {"input": text} | answer)
-    monkeypatch.setattr("heedful.infer.engine.Engine", None)  # would raise
+    monkeypatch.setattr("heedful.infer.engine.Engine", None)  # opening an engine would raise an error
     with pytest.raises(SystemExit, match="0"):
         main(["predict", str(folder), TEXTS[0]])
-    shown = capsys.readouterr()
-    assert "the cat sat on the mat" in shown.out and "predicted" in shown.out
+    output = capsys.readouterr()
+    assert "the cat sat on the mat" in output.out and "predicted" in output.out
     parameters = 111 * 8 + 3 * 8 + 3
-    assert f"{folder}: heedful-classic, sequence_classification head, {parameters:,} parameters" in shown.err
+    assert f"{folder}: heedful-classic, sequence_classification head, {parameters:,} parameters" in output.err
     with pytest.raises(TypeError):
         main(["predict", str(folder), TEXTS[0], "--min-confidence", "0.5"])

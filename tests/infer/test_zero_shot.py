@@ -1,4 +1,4 @@
-"""Labels that a model was not trained on: against transformers' scores of pairs, and against sentence vectors."""
+"""Zero-shot classification: compared with transformers' logits of text pairs, and with sentence vectors."""
 
 from __future__ import annotations
 
@@ -30,58 +30,60 @@ def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def logits(folder: Path, text: str, template: str) -> torch.Tensor:
-    """transformers' scores of a text with each label, [labels, scores]."""
+def reference_logits(folder: Path, text: str, template: str) -> torch.Tensor:
+    """Return transformers' logits of pairs of a text and each label, [labels, classes]."""
     return torch.stack([their_logits(folder, text, template.format(label)).logits[0] for label in LABELS])
 
 
 @pytest.mark.parametrize("template", [None, "it is {} ."])
-def test_entailment_is_that_of_transformers(nli: Path, template: str | None) -> None:
+def test_entailment_probabilities_equal_those_of_transformers(nli: Path, template: str | None) -> None:
     answers = heedful.predict(nli, TEXTS, heedful.Classification, candidate_labels=LABELS, template=template)
     for text, answer in zip(TEXTS, answers, strict=True):
-        entailed = logits(nli, text, template or "This example is {}.")[:, 2].softmax(0)
-        assert list(answer.probabilities.values()) == pytest.approx(entailed.tolist(), abs=1e-6)
-        assert answer.label == LABELS[int(entailed.argmax())] and list(answer.probabilities) == LABELS
-    several = heedful.predict(
+        expected = reference_logits(nli, text, template or "This example is {}.")[:, 2].softmax(0)
+        assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
+        assert answer.label == LABELS[int(expected.argmax())] and list(answer.probabilities) == LABELS
+    multi_label_answers = heedful.predict(
         nli, TEXTS, heedful.MultiLabelClassification, candidate_labels=LABELS, template=template, multi_label=True
     )
-    for text, found in zip(TEXTS, several, strict=True):
-        entailed = logits(nli, text, template or "This example is {}.")[:, [0, 2]].softmax(1)[:, 1]
-        assert list(found.probabilities.values()) == pytest.approx(entailed.tolist(), abs=1e-6)
-        assert list(found.labels) == [label for label, p in zip(LABELS, entailed, strict=True) if p >= 0.5]
+    for text, answer in zip(TEXTS, multi_label_answers, strict=True):
+        expected = reference_logits(nli, text, template or "This example is {}.")[:, [0, 2]].softmax(1)[:, 1]
+        assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
+        assert list(answer.labels) == [label for label, p in zip(LABELS, expected, strict=True) if p >= 0.5]
 
 
-def test_a_cross_encoder_scores_each_label(tmp_path: Path) -> None:
+def test_cross_encoder_probabilities_equal_those_of_transformers(tmp_path: Path) -> None:
     folder = make(tmp_path, "regression")
     (answer,) = heedful.predict(folder, TEXTS[:1], heedful.Classification, candidate_labels=LABELS, template="{}")
-    expected = logits(folder, TEXTS[0], "{}")[:, 0].softmax(0)
+    expected = reference_logits(folder, TEXTS[0], "{}")[:, 0].softmax(0)
     assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_vectors_of_descriptions_are_compared() -> None:
+def test_an_embedding_model_compares_vectors_of_descriptions() -> None:
     engine = Engine("heedful-mini-en")
     descriptions = {"pet": "a cat or a dog", "place": "a town in France"}
     answers = heedful.predict(engine, TEXTS, heedful.Classification, candidate_labels=descriptions)
     assert [answer.label for answer in answers[:2]] == ["pet", "place"]
     vectors = engine.encode([*descriptions.values(), TEXTS[0]]).astype(np.float64)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosines = unit[:2] @ unit[2]
+    unit_vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit_vectors[:2] @ unit_vectors[2]
     expected = np.exp(20 * cosines) / np.exp(20 * cosines).sum()
     np.testing.assert_allclose(list(answers[0].probabilities.values()), expected, atol=1e-5)
-    (found,) = heedful.predict(
+    (answer,) = heedful.predict(
         engine, TEXTS[:1], heedful.MultiLabelClassification, candidate_labels=descriptions, multi_label=True
     )
-    np.testing.assert_allclose(list(found.probabilities.values()), cosines.clip(0, 1), atol=1e-5)
-    assert isinstance(engine.predict(TEXTS[:1])[0], heedful.Embedding), "the engine itself is as it was"
+    np.testing.assert_allclose(list(answer.probabilities.values()), cosines.clip(0, 1), atol=1e-5)
+    assert isinstance(engine.predict(TEXTS[:1])[0], heedful.Embedding), "the original engine is unchanged"
 
 
-def test_long_texts_and_batches_give_the_same_answers(nli: Path) -> None:
+def test_answers_do_not_depend_on_windows_or_batches(nli: Path) -> None:
     engine = zero_shot_engine(Engine(nli), CandidateLabels.of(LABELS))
     texts = [*TEXTS, long_text(120)]
-    together, alone = engine(texts), [answer for text in texts for answer in engine([text])]
-    assert together[-1]["windows"] > 1 and together[0]["windows"] == 1
-    for one, other in zip(together, alone, strict=True):
-        assert list(one["probabilities"].values()) == pytest.approx(list(other["probabilities"].values()), abs=1e-6)
+    batched, single = engine(texts), [answer for text in texts for answer in engine([text])]
+    assert batched[-1]["windows"] > 1 and batched[0]["windows"] == 1
+    for answer, expected in zip(batched, single, strict=True):
+        assert list(answer["probabilities"].values()) == pytest.approx(
+            list(expected["probabilities"].values()), abs=1e-6
+        )
 
 
 def test_an_unsure_model_abstains(nli: Path) -> None:
@@ -89,7 +91,7 @@ def test_an_unsure_model_abstains(nli: Path) -> None:
     assert [answer.label for answer in answers] == ["", "", ""]
 
 
-def test_unusable_labels_and_models_are_refused(nli: Path, tmp_path: Path) -> None:
+def test_invalid_labels_templates_and_models_are_rejected(nli: Path, tmp_path: Path) -> None:
     for labels, message in (
         (["cat"], "has 1 labels"),
         (["cat", "cat"], "different labels"),

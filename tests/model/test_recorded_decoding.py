@@ -63,9 +63,9 @@ def test_a_step_copies_nothing_between_host_and_device(family: str, tmp_path: Pa
     steps = first_step(bundle, {name: batch.to("meta") for name, batch in inputs(family).items()}, 50)
     with torch.inference_mode():
         steps.run()
-        with Crossings() as second:
+        with Crossings() as crossings:
             result = steps.run()
-    assert result.shape == (2, len(PROMPTS)) and not second.found, second.found
+    assert result.shape == (2, len(PROMPTS)) and not crossings.operators, crossings.operators
 
 
 @pytest.mark.parametrize("stop", [False, True])

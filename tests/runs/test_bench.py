@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make(tmp_path / "run" / "model", "single")
     (tmp_path / "run" / "settings.toml").write_text("")
     (tmp_path / "rows.csv").write_text(ROWS)
-    monkeypatch.setattr(precision_gate, "HOPELESS_RATIO", 1e9)  # nothing is so slow that it is left out
+    monkeypatch.setattr(precision_gate, "SLOW_RATIO", 1e9)  # nothing is so slow that it is left out
     monkeypatch.setattr(precision_gate, "ROUNDS", 1)
     monkeypatch.setattr(timing, "BATCH_TOKENS", 512)
     usual = module.measure_latency
@@ -74,7 +74,7 @@ def test_what_is_far_slower_is_not_timed(
 ) -> None:
     times = {"float32": 1.0, "bfloat16": 0.5, "int8": 9.0}
     monkeypatch.setattr(precision_gate, "median_times", lambda runs, rounds: {name: times[name] for name in runs})
-    monkeypatch.setattr(precision_gate, "HOPELESS_RATIO", 3)
+    monkeypatch.setattr(precision_gate, "SLOW_RATIO", 3)
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
     table, verdicts = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))

@@ -285,16 +285,16 @@ def test_texts_are_written_as_alone(served: RunningServer, engines: dict[str, En
     )
     assert ask(port, "/generate", {"inputs": "a " * 60}).status == 422  # it would have to be read at once
     reply = ask(port, "/generate", {"inputs": ["a"] * 100, "max_new_tokens": 100, "num_beams": 16})
-    assert reply.status == 413 and "with all that may be written after them" in reply.json["error"]
+    assert reply.status == 413 and "with the tokens that may be generated" in reply.json["error"]
 
 
 def test_what_nobody_waits_for_is_not_written_on(served: RunningServer) -> None:
     body = {"inputs": ["a b c"] * 10, "max_new_tokens": 512, "num_beams": 3}  # many thousand steps
-    before = served.service.queue.counts.retries
+    before = served.service.scheduler.counts.retries
     assert ask(served.port, "/generate", body, **{"x-request-timeout-ms": "50"}).status == 504
     start = time.monotonic()
     assert ask(served.port, "/predict", {"inputs": "the cat", "model": "single"}).status == 200
-    assert time.monotonic() - start < 5 and served.service.queue.counts.retries == before
+    assert time.monotonic() - start < 5 and served.service.scheduler.counts.retries == before
 
 
 def test_attention_rows_sum_to_one(served: RunningServer) -> None:

@@ -188,7 +188,7 @@ named, came = {}, {}
 with background({"tag": sys.argv[1]}, loader=Watched) as running:
     print(running.port, flush=True)
     sys.stdin.read()
-    queue, end = running.service.queue, time.monotonic() + 20
+    queue, end = running.service.scheduler, time.monotonic() + 20
     while (queue.active_requests or running.server.server_state.connections) and time.monotonic() < end:
         time.sleep(0.01)
     left = [queue.active_requests, queue.waiting_tokens, len(running.server.server_state.connections)]

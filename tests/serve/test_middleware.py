@@ -258,7 +258,7 @@ def test_a_text_that_is_read_twice_is_in_the_queue_once(
 ) -> None:
     with background({"embed": folders["embed"]}) as running:
         engine: Any = running.service.model_queues["embed"].engine
-        queue, encode = running.service.queue, engine.tokenize
+        queue, encode = running.service.scheduler, engine.tokenize
         monkeypatch.setattr(engine, "tokenize", lambda inputs: (queue.drain(), encode(inputs))[1])
         assert ask(running.port, "/embed", {"inputs": " " * 20_000 + "the cat"}).status == 200
 
@@ -318,7 +318,7 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
     folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with background({"tag": folders["tag"]}) as running:
-        queue = running.service.queue
+        queue = running.service.scheduler
         monkeypatch.setattr(
             "heedful.serve.context.check_token_estimate",
             lambda engine, texts, max_tokens, counts_truncated: iter([queue.drain()]),

@@ -1,4 +1,4 @@
-"""Batch prediction: every row of files is answered, in bounded memory, and written into parts."""
+"""Batch prediction: every row of the input files is answered, in bounded memory, and written into numbered parts."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from heedful.infer.tuning.execution_plan import activation_dtype
 from heedful.settings import to_mapping
 from heedful.tasks.answering import Answer
 
-VERSION = 1  # version of the files in the folder
+VERSION = 1  # version of the format of the folder
 CHUNK_ROWS = 1024  # rows that are tokenized and answered together
-WIDE_CHUNK_ROWS = 128  # the same for WIDE_HEADS
-WIDE_HEADS = ("masked_lm", "pretraining", "language_model")  # heads with scores over the vocabulary
-CHUNK_CHARACTERS = 200_000  # characters after which a chunk ends; their tokens take some hundred times the memory
+WIDE_CHUNK_ROWS = 128  # CHUNK_ROWS for WIDE_HEADS
+WIDE_HEADS = ("masked_lm", "pretraining", "language_model")  # heads with logits over the vocabulary
+CHUNK_CHARACTERS = 200_000  # characters after which a chunk ends; tokens take some hundred times their memory
 CHUNKS_AHEAD = 2  # tokenized chunks that wait for the model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSettings:
-    """How answers are written."""
+    """Settings of the files with answers."""
 
-    rows: int = 10_000  # rows of the input in each part
+    rows: int = 10_000  # input rows in each part
     format: Format = "parquet"
-    inputs: bool = True  # write the columns of the input beside the answers
+    inputs: bool = True  # whether to write the input columns beside the answers
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -59,41 +59,41 @@ class BatchSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchProgress:
-    """Progress of this process."""
+    """Progress of this process in a batch prediction."""
 
     rows: int = 0  # rows processed so far, including those with errors
-    errors: int = 0  # rows with errors
-    parts: int = 0  # parts written
+    errors: int = 0  # rows with an error
+    parts: int = 0  # parts written by this process
     share: float = 0.0  # share of the input that was read, from 0 to 1
     speed: float = 0.0  # rows per second
-    left: float | None = None  # estimated seconds until the end; None: not known yet
+    left: float | None = None  # estimated remaining seconds, or None if not known yet
     waiting: int = 0  # parts that other processes are still writing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSummary:
-    """The answers of all processes, and the share of this call."""
+    """Counts over all processes, and over this call of `predict_files`."""
 
     folder: Path  # the folder of the parts, or the single file
     parts: int
     rows: int
     answered: int  # rows with an answer
     errors: int  # rows with an error
-    first_error: str  # first error with its file and line; "": none
+    first_error: str  # first error, with file and line, or "" without errors
     size: int  # bytes of all parts
-    new_rows: int  # rows that this call processed; other processes or earlier calls did the rest
+    new_rows: int  # rows processed by this call, not by other processes or earlier calls
     seconds: float  # duration of this call
-    stated: tuple[str, ...]  # sentences about the files, such as how columns were recognized
+    stated: tuple[str, ...]  # notes on the files, such as how columns were recognized
 
 
 class _RowChunk(NamedTuple):
-    """Some rows of one part, tokenized."""
+    """Tokenized rows of one part."""
 
     part: int  # number of the part
     rows: list[tuple[InputFile, InputRow]]
-    encoded_inputs: list[EncodedInput]  # of the rows without an error
-    errors: list[str | None]  # of each row
-    is_last: bool  # whether it ends the part
+    encoded_inputs: list[EncodedInput]  # inputs of the rows without an error
+    errors: list[str | None]  # error of each row, or None
+    is_last: bool  # whether it is the last chunk of the part
     share: float  # share of the input that was read, from 0 to 1
 
 
@@ -110,18 +110,18 @@ def predict_files(
     top_k: int = 5,
     on_progress: Callable[[BatchProgress], None] | None = None,
 ) -> BatchSummary:
-    """Answer every row of files, and write the answers into parts in a folder, or into one file.
+    """Answer every row of the files, and write the answers into parts in a folder, or into one file.
 
-    A row that cannot be read or answered gets an `error`. The same call resumes one that was stopped or killed. Several
-    calls at once, also on machines that share the folder, divide the parts between them; each returns when all parts
-    are finished.
+    A row that cannot be read or answered gets an `error`. A call that was stopped is resumed by the same call. Several
+    calls at once, also on machines that share the folder, divide the parts between them. Each call returns when all
+    parts are finished.
 
     Args:
         model: An engine, or a model as for `Engine`.
         files: Files, and folders of files.
-        output: A folder; or a new file whose suffix is that of the format: .csv, .jsonl or .conll.
-        settings: How answers are written.
-        data: How the files are read.
+        output: A folder, or a new file with the suffix of the format: .csv, .jsonl or .conll.
+        settings: Format and size of the parts.
+        data: Settings for reading the files.
         top_k: Number of candidates that are listed for each mask.
         on_progress: Called after each chunk of rows.
 
@@ -170,18 +170,18 @@ def _require_conll(input_files: Sequence[InputFile]) -> None:
     for input_file in input_files:
         if input_file.table is not None and input_file.table.names != CONLL_COLUMNS:
             raise HeedfulError(
-                f"{input_file.path}: is no CoNLL file, which the format conll adds a column to: give another format"
+                f"{input_file.path}: is no CoNLL file; the format conll adds tags to such files: give another format"
             )
 
 
 def _file_notes(input_files: Sequence[InputFile]) -> list[str]:
-    """Return sentences about how the files were read, each once."""
+    """Return the notes on how the files were read, without duplicates."""
     texts = (text for input_file in input_files for text in (*input_file.notes, *input_file.first_cells))
     return list(dict.fromkeys(texts))
 
 
 def _row_notes(tallies: Sequence[Tally]) -> list[str]:
-    """Return sentences about rows with unknown keys or empty texts."""
+    """Return notes on rows with unknown keys or empty texts."""
     notes = []
     if left_out := sorted({name for tally in tallies for name in tally["left_out"]}):
         notes.append(
@@ -198,7 +198,7 @@ def _row_notes(tallies: Sequence[Tally]) -> list[str]:
 def _plan(
     engine: BundleEngine, input_files: Sequence[InputFile], settings: BatchSettings, data: DataSettings, top_k: int
 ) -> dict[str, object]:
-    """Return everything that determines the content of the parts, as plain data."""
+    """Return all facts that determine the content of the parts, as plain data."""
     return {
         "version": VERSION,
         "precision": engine.precision,
@@ -212,35 +212,35 @@ def _plan(
 
 
 def fingerprint(engine: BundleEngine) -> str:
-    """Return "sha256:..." over everything that determines answers.
+    """Return "sha256:..." of all facts that determine the answers of an engine.
 
-    That is weights, configuration, tokenizer, thresholds, options, token pruning, and the stages of a cascade.
+    These are weights, configuration, tokenizer, thresholds, options, token pruning, and the stages of a cascade.
     """
-    loaded = engine.loaded
+    bundle = engine.loaded
     digest = hashlib.sha256()
-    if loaded.token_pruning is not None:
-        digest.update(repr(loaded.token_pruning).encode())
+    if bundle.token_pruning is not None:
+        digest.update(repr(bundle.token_pruning).encode())
     for stage, threshold in engine.stages[:-1]:
         digest.update(f"{fingerprint(stage)} from {threshold!r} ".encode())
-    # plans may keep norms in float32, which must not change the fingerprint
+    # tensors are hashed in the dtype of the plan: a plan may keep norms in float32, depending on the machine
     dtype = None if engine.plan is None else activation_dtype(engine.plan.precision)
-    for name, stored in sorted(loaded.named_tensors().items()):
+    for name, stored in sorted(bundle.named_tensors().items()):
         tensor = stored if dtype is None or not isinstance(stored, nn.Parameter) else stored.to(dtype)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(as_bytes(tensor))
-    config, thresholds = loaded.config, sorted(loaded.thresholds.items())
+    config, thresholds = bundle.config, sorted(bundle.thresholds.items())
     writing = engine.writing if engine.kind == "language_model" else None
     facts = (
         config.family,
         config.model,
         config.head,
         thresholds,
-        loaded.text_suffix,
+        bundle.text_suffix,
         engine.limit,
         engine.max_length,
         writing,
         engine.min_confidence,
-        engine.prediction_set and (engine.prediction_set, loaded.calibration),
+        engine.prediction_set and (engine.prediction_set, bundle.calibration),
         engine.candidates,
     )
     digest.update(f"{facts!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))
@@ -248,7 +248,7 @@ def fingerprint(engine: BundleEngine) -> str:
 
 
 def _sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and hashes of the texts in a folder."""
+    """Return the SHA-256 of a file; for a folder, of the names and hashes of its text files."""
     if path.is_dir():
         lines = (f"{text_path.relative_to(path)} {_sha256(text_path)}\n" for text_path in list_text_files(path))
         return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
@@ -263,7 +263,7 @@ def _sha256(path: Path) -> str:
 
 
 class _Run:
-    """One call of `predict_files`: a thread reads and tokenizes rows, the caller's thread answers and writes them."""
+    """One call of `predict_files`: a reader thread tokenizes rows, and the calling thread answers and writes them."""
 
     def __init__(
         self,
@@ -274,18 +274,19 @@ class _Run:
         shared_output: SharedOutput,
         on_progress: Callable[[BatchProgress], None] | None,
     ) -> None:
-        self.rows = self.errors = self.parts = 0  # of this process, see `BatchProgress`
+        self.rows = self.errors = self.parts = 0  # counts of this process, see `BatchProgress`
         self._engine, self._input_files, self._settings, self._top_k = engine, input_files, settings, top_k
         self._shared_output, self._on_progress = shared_output, on_progress
-        self._part_answers: dict[str, Answer | str] = {}  # answer or error by repr() of the input, in the current part
-        self._input_rows = 0  # rows of all files, once they were read to the end
-        self._start: tuple[float, float] | None = None  # time.monotonic() and share read when the first chunk came
+        # answers and errors in the current part, by repr() of the input
+        self._part_answers: dict[str, Answer | str] = {}
+        self._input_rows = 0  # rows of all files; 0 until they were read to the end
+        self._start: tuple[float, float] | None = None  # (time.monotonic(), share read) at the first chunk
         has_fixed_columns = settings.format in ("parquet", "csv")
         self._schema = answer_schema(engine, input_files, inputs=settings.inputs) if has_fixed_columns else None
         self._max_chunk_rows = WIDE_CHUNK_ROWS if engine.kind in WIDE_HEADS else CHUNK_ROWS
 
     def all_parts(self) -> Tally:
-        """Write parts, or wait for other processes, until all are finished; return the record of all."""
+        """Write parts, or wait for other processes, until all parts are finished; return the record of all parts."""
         while True:
             self._write_unclaimed_parts()
             count = -(-self._input_rows // self._settings.rows)
@@ -313,8 +314,8 @@ class _Run:
             reader.join()
 
     def _write_part(self, first_chunk: _RowChunk, further_chunks: Iterator[_RowChunk]) -> None:
-        """Answer and write one part, whose first chunk is given."""
-        self._part_answers.clear()  # the content of a part must not depend on earlier parts of this process
+        """Answer and write the part that begins with `first_chunk`."""
+        self._part_answers.clear()  # a part must have the same content whatever parts this process wrote before
         tally: Tally = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": [], "empty": 0}
         rows = self._answered_rows(first_chunk, further_chunks, tally)
         self._shared_output.write(first_chunk.part, self._part_bytes(rows), lambda: tally)
@@ -322,7 +323,7 @@ class _Run:
         self.parts += 1
 
     def _part_bytes(self, rows: Iterator[list[AnswerRow]]) -> Iterator[bytes]:
-        """Return the bytes of a part in the format of the settings."""
+        """Yield the bytes of a part in the format of the settings."""
         if self._settings.format == "conll":
             return write_conll(rows)
         if self._schema is None:
@@ -339,13 +340,13 @@ class _Run:
     def _answered_rows(
         self, chunk: _RowChunk, further_chunks: Iterator[_RowChunk], tally: Tally
     ) -> Iterator[list[AnswerRow]]:
-        """Yield the rows of a part with their answers, chunk by chunk, and count them in the tally."""
+        """Yield the rows of a part with their answers, one chunk at a time, and count them in `tally`."""
         has_fixed_inputs = self._schema is not None and self._settings.inputs
         while True:
             self._start = self._start or (time.monotonic(), chunk.share)
             answers = iter(self._answers(chunk.encoded_inputs))
             tally["empty"] += sum(_is_empty(encoded_input.engine_input) for encoded_input in chunk.encoded_inputs)
-            answered = []
+            answer_rows = []
             for (input_file, row), error in zip(chunk.rows, chunk.errors, strict=True):
                 outcome = error or next(answers)
                 answer, message = (None, outcome) if isinstance(outcome, str) else (outcome, None)
@@ -357,18 +358,18 @@ class _Run:
                     answer=answer,
                     error=message,
                 )
-                answered.append(answer_row)
+                answer_rows.append(answer_row)
                 _count_row(tally, answer_row, input_file, has_fixed_inputs)
-            self.rows += len(answered)
-            self.errors += sum(answer_row.error is not None for answer_row in answered)
-            yield answered
+            self.rows += len(answer_rows)
+            self.errors += sum(answer_row.error is not None for answer_row in answer_rows)
+            yield answer_rows
             self._report_progress(chunk.share)
             if chunk.is_last:
                 return
             chunk = next(further_chunks)
 
     def _answers(self, encoded_inputs: Sequence[EncodedInput]) -> list[Answer | str]:
-        """Return an answer or an error for each input; equal inputs of a part are answered once."""
+        """Return the answer or the error of each input; equal inputs of a part are answered only once."""
         keys = [repr(encoded_input.engine_input) for encoded_input in encoded_inputs]
         new_inputs = {
             key: encoded_input
@@ -380,7 +381,7 @@ class _Run:
         return [self._part_answers[key] for key in keys]
 
     def _report_progress(self, share: float, waiting: int = 0) -> None:
-        """Call `on_progress`, with estimates of the speed and of the time that is left."""
+        """Call `on_progress` with the counts, the speed and the estimated remaining time."""
         if self._on_progress is None:
             return
         speed, left = 0.0, None
@@ -402,10 +403,10 @@ class _Run:
             )
         )
 
-    # -- the reader's thread
+    # -- the reader thread
 
     def _fill_queue(self, chunk_queue: queue.Queue[_RowChunk | BaseException | None], stop: threading.Event) -> None:
-        """Put chunks into the queue, then None, or the exception that ended the reading."""
+        """Put chunks into the queue, and at the end None, or the exception that stopped reading."""
         end: BaseException | None = None
         try:
             for chunk in self._chunks():
@@ -419,7 +420,7 @@ class _Run:
         """Yield the tokenized rows of all parts that this process can claim."""
         part_rows = self._settings.rows
         rows: list[tuple[InputFile, InputRow]] = []
-        inputs: list[tuple[object, str | None]] = []  # the input of each row, or its error
+        inputs: list[tuple[object, str | None]] = []  # (input, None) or (None, error) of each row
         characters, number, is_claimed = 0, 0, False
 
         def take_chunk(part: int, is_last: bool) -> _RowChunk:
@@ -462,14 +463,14 @@ class _Run:
                 yield input_file, row
 
     def _share_read(self, current: InputFile) -> float:
-        """Return the fraction of all bytes that was read, from 0 to 1; `current` is the file that is being read."""
+        """Return the share of all input bytes that was read, from 0 to 1; `current` is the file being read."""
         finished_files = self._input_files[: self._input_files.index(current)]
         bytes_read = sum(file.size for file in finished_files) + current.fraction_read * current.size
         return min(1.0, bytes_read / max(sum(file.size for file in self._input_files), 1))
 
 
 def _queued_chunks(chunk_queue: queue.Queue[_RowChunk | BaseException | None]) -> Iterator[_RowChunk]:
-    """Yield the chunks of a queue until None; raise an exception that is in it."""
+    """Yield the chunks of a queue until it returns None; raise an exception that it returns."""
     while (chunk := chunk_queue.get()) is not None:
         if isinstance(chunk, BaseException):
             raise chunk
@@ -481,7 +482,7 @@ def _put(
     value: _RowChunk | BaseException | None,
     stop: threading.Event,
 ) -> bool:
-    """Put a value into a queue that may be full; return False if `stop` is set before."""
+    """Put a value into a queue, waiting while it is full; return False if `stop` is set before there is room."""
     while not stop.is_set():
         try:
             chunk_queue.put(value, timeout=0.1)
@@ -492,18 +493,20 @@ def _put(
 
 
 def _count_row(tally: Tally, row: AnswerRow, input_file: InputFile, has_fixed_inputs: bool) -> None:
-    """Count a row in the tally; where input columns are fixed, also note keys that have no column."""
+    """Count a row in the tally; if the input columns are fixed, also note keys of the row that have no column."""
     tally["rows"] += 1
     tally["answered" if row.error is None else "errors"] += 1
     if row.error is not None and not tally["first_error"]:
         tally["first_error"] = f"{row.file}:{row.line}: {row.error}"[:500]
     if has_fixed_inputs and row.cells is not None and len(tally["left_out"]) < 20:
-        more = [name for name in row.cells if name not in input_file.column_name_set and name not in tally["left_out"]]
-        tally["left_out"] += more[:20]
+        unknown_keys = [
+            name for name in row.cells if name not in input_file.column_name_set and name not in tally["left_out"]
+        ]
+        tally["left_out"] += unknown_keys[:20]
 
 
 def _is_empty(engine_input: object) -> bool:
-    """Return whether an input has nothing but white space in one of its texts."""
+    """Return whether one of an input's texts is empty or white space."""
     match engine_input:
         case str():
             return not engine_input.strip()
@@ -513,7 +516,7 @@ def _is_empty(engine_input: object) -> bool:
 
 
 def _count_characters(engine_input: object) -> int:
-    """Return the number of characters of an input."""
+    """Return the number of characters in the texts of an input, plus one for each item of a list."""
     match engine_input:
         case str():
             return len(engine_input)

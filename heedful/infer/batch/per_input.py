@@ -1,4 +1,4 @@
-"""Answers to many inputs, with an error message for each that fails."""
+"""Answers to many inputs, with an error message in place of the answer to an input that fails."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Output = TypeVar("Output")
 def tokenize_each(
     engine: BundleEngine, inputs: Sequence[tuple[object, str | None]]
 ) -> tuple[list[EncodedInput], list[str | None]]:
-    """Tokenize inputs one by one or together, so that an invalid input does not affect the others.
+    """Tokenize inputs such that an invalid input does not affect the others.
 
     Args:
         engine: The engine.
-        inputs: Each input with None, or None with the error for which it could not be read.
+        inputs: For each input (input, None), or (None, error message) if it could not be read.
 
     Returns:
-        The encoded inputs of those without an error, and for every input its error or None.
+        The encoded inputs, without those that failed, and for every input its error message or None.
     """
     first_stage, _ = engine.stages[0]
     readable = [engine_input for engine_input, error in inputs if error is None]
@@ -42,14 +42,14 @@ def tokenize_each(
 def answer_encoded_each(
     engine: BundleEngine, encoded_inputs: Sequence[EncodedInput], *, top_k: int = 5
 ) -> list[Answer | str]:
-    """Return the answer to each encoded input; an input that fails gets its error message instead."""
+    """Return the answer to each encoded input, or its error message."""
     return _apply_to_parts(encoded_inputs, lambda part: engine.answers(part, top_k=top_k))
 
 
 def answer_each(
     engine: BundleEngine, inputs: Sequence[tuple[object, str | None]], *, top_k: int = 5
 ) -> list[Answer | str]:
-    """Tokenize and answer the inputs; an input that fails gets its error message. See `tokenize_each`."""
+    """Return the answer to each input, or its error message; see `tokenize_each` for `inputs`."""
     encoded_inputs, errors = tokenize_each(engine, inputs)
     answers = iter(answer_encoded_each(engine, encoded_inputs, top_k=top_k))
     return [error or next(answers) for error in errors]
@@ -58,13 +58,16 @@ def answer_each(
 def _apply_to_parts(
     values: Sequence[Input], function: Callable[[Sequence[Input]], Sequence[Output]]
 ) -> list[Output | str]:
-    """Apply a function to all values; if it fails, to halves, down to single values, which get the error message."""
+    """Return function(values); if it fails, split the values in halves until only the values at fault fail.
+
+    The result of a value at fault is its error message.
+    """
     if not values:
         return []
     try:
         return list(function(values))
     except HeedfulError as error:
-        if len(values) == 1:  # its number says nothing
+        if len(values) == 1:  # the error's "input 0" is no number that the caller knows
             return [str(error).removeprefix("input 0: ").removeprefix("input 0 ")]
         half = len(values) // 2
         return _apply_to_parts(values[:half], function) + _apply_to_parts(values[half:], function)

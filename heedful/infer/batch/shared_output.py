@@ -1,9 +1,9 @@
 """A folder that several processes fill with numbered parts, on one machine or on machines that share the folder.
 
-A process claims a part by locking one byte of a file, at the part's number. When a process dies, the kernel or the file
-server releases its locks, so that no claim is left behind. The result does not depend on the locks: a part has the same
-content whichever process writes it, and appears complete or not at all. If locks do not work across machines, some
-parts are written twice.
+A process claims part n by locking byte n of a file. When a process dies, the kernel or the file server releases its
+locks, so no claim outlives its process. The result does not depend on the locks: a part has the same content whichever
+process writes it, and appears complete or not at all. If locks do not work across machines, some parts are written
+twice.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.data.bad_rows import shown
 from heedful.errors import HeedfulError
 
-# names in the folder; programs such as Spark ignore names with _
+# names in the folder; programs such as Spark ignore names that begin with _
 PLAN, CLAIMS, PARTS, SUCCESS = "_plan.json", "_claims", "_parts", "_SUCCESS"
-PLAN_BYTE = 1 << 40  # byte of the claims file that is locked while the plan is read or written
-STALE_SECONDS = 600.0  # seconds without a change after which an unfinished file counts as abandoned
-POLL_SECONDS = 0.5  # time between checks of parts that other processes write
-Tally = dict[str, Any]  # the record of a part, or of all parts
+PLAN_BYTE = 1 << 40  # byte of the claims file to lock before the plan is read or written
+STALE_SECONDS = 600.0  # seconds without a change after which a temporary file counts as abandoned
+POLL_SECONDS = 0.5  # seconds between checks of parts that other processes write
+Tally = dict[str, Any]  # record of a part, or of all parts: counts, size, first error
 
 
 class SharedOutput:
-    """The folder, opened by one process; see `open_output`."""
+    """An output folder that one process has opened; see `open_output`."""
 
     def __init__(self, out: Path, suffix: str, handle: int) -> None:
-        """Take the folder, the suffix of the parts, and the descriptor of the open claims file."""
+        """Store the folder, the suffix of the parts, and the file descriptor of the open claims file."""
         self.out = out
         self._suffix, self._handle = suffix, handle
-        self._owner = f"x{uuid4().hex}"  # process numbers may repeat on machines that share a folder
+        self._owner = f"x{uuid4().hex}"  # unlike a process id, unique across machines
 
     def path(self, number: int) -> Path:
-        """Return the path of a part; sorted by name, parts are in the order of the input."""
+        """Return the path of a part; the order of the names is the order of the parts."""
         return self.out / f"part-{number:08d}.{self._suffix}"
 
     def finished(self, number: int) -> Tally | None:
@@ -52,7 +52,7 @@ class SharedOutput:
             return None
 
     def claim(self, number: int) -> bool:
-        """Claim a part for this process; return False if it is finished or another process has claimed it."""
+        """Claim a part for this process; return False if the part is finished or claimed by another process."""
         if self.finished(number) is not None or not _lock(self._handle, number):
             return False
         if self.finished(number) is None:
@@ -61,7 +61,7 @@ class SharedOutput:
         return False
 
     def release(self, number: int) -> None:
-        """Release the claim of this process on a part, finished or not."""
+        """Release this process's claim on a part, whether the part is finished or not."""
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, number)
 
     def write(self, number: int, chunks: Iterable[bytes], tally: Callable[[], Mapping[str, object]]) -> Tally:
@@ -69,23 +69,23 @@ class SharedOutput:
 
         Args:
             number: Number of the part.
-            chunks: Its bytes.
-            tally: Returns what the record has besides size and checksum; called after the last chunk.
+            chunks: Bytes of the part.
+            tally: Returns the entries of the record besides size and checksum; called after the last chunk.
         """
         self._remove_stale(f".{self.path(number).name}.*.part", STALE_SECONDS)
         record: Tally = {}
         try:
             with atomic_path(self.path(number), owner=self._owner) as temporary:
                 record |= {**write_synced(temporary, chunks), **tally()}
-                # the record comes first, so that every part that appears has one
+                # the record is written first, so that every part has one when it appears
                 _write_json(self.out / PARTS / f"{number:08d}.json", record, self._owner)
         except FileNotFoundError:
-            if self.finished(number) is None:  # otherwise another process wrote it, too, and removed the temporary file
+            if self.finished(number) is None:  # else another process wrote the part and removed the temporary file
                 raise
         return record
 
     def wait(self, numbers: Iterable[int]) -> bool:
-        """Wait until one of these parts can be claimed, or all are finished; return whether one can be claimed."""
+        """Wait until one of these parts can be claimed (return True), or all of them are finished (return False)."""
         unfinished = list(numbers)
         while unfinished := [number for number in unfinished if self.finished(number) is None]:
             for number in unfinished:
@@ -96,7 +96,7 @@ class SharedOutput:
         return False
 
     def done(self) -> Tally | None:
-        """Return the record that `finish` wrote; None if it is missing, or a part is missing or changed."""
+        """Return the record that `finish` wrote; None if the record or a part is missing, or a part has changed."""
         try:
             record: Tally = json.loads((self.out / SUCCESS).read_bytes())
         except (FileNotFoundError, ValueError):
@@ -104,11 +104,11 @@ class SharedOutput:
         return record if all(self.finished(number) for number in range(record["parts"])) else None
 
     def finish(self, count: int, more: Mapping[str, object]) -> Tally:
-        """Write and return the record of all parts, which marks the folder as complete.
+        """Mark the folder as complete by writing the record of all parts, and return the record.
 
         Args:
-            count: Number of parts, which are all finished.
-            more: Further entries of the file.
+            count: Number of parts; all must be finished.
+            more: Further entries of the record's file.
         """
         tallies = [tally for number in range(count) if (tally := self.finished(number)) is not None]
         assert len(tallies) == count
@@ -122,8 +122,8 @@ class SharedOutput:
 
         Args:
             pattern: Pattern of their names.
-            seconds: Only files that have not changed for this time: if locks do not work across machines, another one
-                may be writing them.
+            seconds: Remove only files that have not changed for this time; if locks do not work across machines,
+                another machine may be writing the others.
         """
         for path in self.out.glob(pattern):
             with suppress(OSError):
@@ -133,15 +133,15 @@ class SharedOutput:
 
 @contextmanager
 def open_output(out: Path, plan: Mapping[str, object], suffix: str) -> Iterator[SharedOutput]:
-    """Open a new folder, or one that was begun with the same plan.
+    """Open a new output folder, or one that was created with the same plan.
 
     Args:
         out: The folder.
-        plan: Everything that determines the content of the parts, as plain data.
+        plan: All facts that determine the content of the parts, as plain data.
         suffix: Suffix of the parts.
 
     Raises:
-        HeedfulError: If the folder holds other files or was begun with another plan, or cannot be written.
+        HeedfulError: If the folder holds other files, was created with another plan, or cannot be written.
     """
     try:
         existing = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
@@ -164,7 +164,7 @@ def open_output(out: Path, plan: Mapping[str, object], suffix: str) -> Iterator[
 
 
 def _check_plan(output: SharedOutput, plan: Mapping[str, object]) -> None:
-    """Write the plan to a new folder, or compare it with that of the folder; raises HeedfulError if they differ."""
+    """Write the plan to a new folder, or raise a HeedfulError if an existing folder has another plan."""
     path = output.out / PLAN
     if not path.is_file():
         make_folder(output.out / PARTS)
@@ -183,7 +183,7 @@ def _check_plan(output: SharedOutput, plan: Mapping[str, object]) -> None:
 
 
 def _differences(old: object, new: object, name: str = "") -> Iterator[str]:
-    """Yield a description of each value that differs, with its keys as name."""
+    """Yield a description of each value that differs between two plans, named by the keys that lead to it."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*new, *old]):
             yield from _differences(old.get(key), new.get(key), f"{name} {key}".strip())
@@ -192,21 +192,21 @@ def _differences(old: object, new: object, name: str = "") -> Iterator[str]:
 
 
 def _write_json(path: Path, value: Mapping[str, object], owner: str) -> None:
-    """Write JSON to a file that appears when it is complete."""
+    """Write JSON to a file, which appears complete or not at all."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_path(path, owner=owner) as temporary:
         write_synced(temporary, [text.encode(errors="backslashreplace")])
 
 
 def _lock(handle: int, byte: int, *, wait: bool = False) -> bool:
-    """Lock a byte of the claims file; return False if another process holds it, unless it waits for it."""
+    """Lock a byte of the claims file; if another process holds the lock, wait for it or return False."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, byte)
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
         raise HeedfulError(
-            f"parts cannot be claimed: {error.strerror}: the file system of the folder has no locks: give a folder on "
-            "another one"
+            f"parts cannot be claimed: {error.strerror}; the file system of the folder has no locks: give a folder on "
+            "another file system"
         ) from None
     return True

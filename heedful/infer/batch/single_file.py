@@ -1,4 +1,4 @@
-"""Answers in one file instead of a folder of parts: the parts are written beside the file, and joined."""
+"""Answers in one file: the parts are written into a folder beside the file, and joined at the end."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, remove, write_synced
 from heedful.errors import HeedfulError
 
-READ_BYTES = 1 << 20  # bytes of a part that are read at once
-JOINABLE = ("csv", "jsonl", "conll")  # formats whose parts can be joined, without repeating the header
-FILE_SUFFIXES = (*JOINABLE, "tsv", "json", "ndjson", "txt", "xls", "xlsx", "gz", "xz", "bz2")  # a file is meant
+READ_BYTES = 1 << 20  # bytes of a part to read at once
+JOINABLE = ("csv", "jsonl", "conll")  # formats whose parts can be joined, if only the first keeps its header
+# suffixes that name a file, not a folder
+FILE_SUFFIXES = (*JOINABLE, "tsv", "json", "ndjson", "txt", "xls", "xlsx", "gz", "xz", "bz2")
 
 
-def parts_folder(out: Path, form: str) -> Path:
-    """Return the folder for the parts: `out` itself if it is a folder, or else `out`.parts beside the file.
+def parts_folder(out: Path, file_format: str) -> Path:
+    """Return the folder for the parts: `out` if it is a folder, or "OUT.parts" beside it if it is a file.
 
     Args:
-        out: Path of a folder, or of a new file whose suffix is the format.
-        form: The format.
+        out: A folder, or a new file whose suffix is the format.
+        file_format: Format of the answers.
 
     Raises:
-        HeedfulError: If the path names an existing file, or a file in another format.
+        HeedfulError: If `out` is an existing file, or its suffix is that of another format.
     """
     if out.is_dir():
         return out
     suffix = out.suffix.lower().removeprefix(".")
-    if suffix != form or form not in JOINABLE:
+    if suffix != file_format or file_format not in JOINABLE:
         if suffix in JOINABLE:
-            reason = f"ends in .{suffix}, and the format is {form}"
+            reason = f"ends in .{suffix}, and the format is {file_format}"
         elif suffix in FILE_SUFFIXES:
             reason = f"answers are not written as .{suffix}"
         elif out.exists():
@@ -44,19 +45,19 @@ def parts_folder(out: Path, form: str) -> Path:
     return out.with_name(f"{out.name}.parts")
 
 
-def join_parts(parts: Path, out: Path, form: str, header: bytes) -> None:
-    """Join parts into one file, and remove their folder.
+def join_parts(parts: Path, out: Path, file_format: str, header: bytes) -> None:
+    """Join the parts in a folder into one file, and remove the folder.
 
     Args:
         parts: Folder of the parts.
-        out: The file, which appears when it is complete.
-        form: Format of the parts.
-        header: First bytes of each part, which the file has once.
+        out: The file, which appears only when it is complete.
+        file_format: Format of the parts.
+        header: Bytes with which every part begins; the file has them once.
     """
 
     def chunks() -> Iterator[bytes]:
         yield header
-        for path in sorted(parts.glob(f"part-*.{form}")):
+        for path in sorted(parts.glob(f"part-*.{file_format}")):
             with path.open("rb") as file:
                 file.seek(len(header))
                 while data := file.read(READ_BYTES):

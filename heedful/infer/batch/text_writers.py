@@ -1,4 +1,4 @@
-"""Answers as CSV, or as CoNLL: the lines of the input with a column of predicted tags."""
+"""Answers as CSV or as CoNLL files, which are the lines of the input with a column of predicted tags."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from heedful.infer.finite import replace_nonfinite
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLANK = " \t\r\n\v\f"  # white space around the columns of a line
+BLANK = " \t\r\n\v\f"  # white space that is stripped from lines
 NO_TAG = "_"  # written for a word without a predicted tag
-COLUMN_NAME = "predicted"  # name of the new column, if the file has a header
+COLUMN_NAME = "predicted"  # header of the new column, in files that have a header
 
 # ---------------------------------------------------------------------------------------------------- CSV
 
 
 def write_csv(chunks: Iterable[Sequence[AnswerRow]], schema: pa.Schema) -> Iterator[bytes]:
-    """Write a header and a row for each answer.
+    """Yield the bytes of a CSV file: a header, and a line for each row.
 
-    Columns inside a column have both names ("input.text", "probabilities.good"), lists are JSON, and cells that a
-    spreadsheet would run as a formula get a ' before them.
+    A column inside another column is named by both, such as "input.text" or "probabilities.good". Lists are written as
+    JSON. A cell that a spreadsheet would run as a formula gets a leading '.
     """
     yield csv_header(schema)
     columns = _columns(schema)
@@ -41,7 +41,7 @@ def csv_header(schema: pa.Schema) -> bytes:
 
 
 def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the name of each column, and the keys that lead to its values."""
+    """Return the name of each CSV column and the path of keys to its values."""
     import pyarrow as pa
 
     columns: list[tuple[str, tuple[str, ...]]] = []
@@ -54,7 +54,7 @@ def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _value(row: AnswerRow, path: tuple[str, ...]) -> object:
-    """Return the value of a column, by the keys that lead to it; None if it is missing."""
+    """Return the value at a path of keys in a row; None if it is missing."""
     name, *inner_keys = path
     if name in (*LOCATION_TYPES, "error"):
         return getattr(row, name)
@@ -88,22 +88,22 @@ def _encoded(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def write_conll(chunks: Iterable[Sequence[AnswerRow]]) -> Iterator[bytes]:
-    """Yield the lines of the input with the predicted tag at the end of each word's line.
+    """Yield the lines of the input, with the predicted tag appended to the line of each word.
 
-    A word without an answer gets "_", and a line between documents O. The lines of a sentence that cannot be read are
-    written with the next sentence; at the end of a file they are left out.
+    A word without an answer gets "_", and a line between documents gets "O". Lines of sentences that cannot be read are
+    written before the next sentence; at the end of a file they are dropped.
     """
     for chunk in chunks:
         yield "".join(_with_tags(row) for row in chunk).encode(errors="backslashreplace")
 
 
 def _with_tags(answer_row: AnswerRow) -> str:
-    """Return the lines of a sentence, and unread lines before it, with the predicted tags."""
+    """Return the lines of a sentence, and of unreadable sentences before it, with the predicted tags."""
     lines = str((answer_row.cells or {}).get("lines", "")).split("\n")
     columns = [conll.split_columns(line.strip(BLANK)) for line in lines]
     word_lines = [number for number, cells in enumerate(columns) if cells[0] and cells[0] != conll.DOCUMENT_BORDER]
     words = (answer_row.answer or {}).get("words", [])
-    answered_lines = word_lines[-len(words) :] if words else []  # the last ones: earlier lines could not be read
+    answered_lines = word_lines[-len(words) :] if words else []  # the last lines: earlier ones could not be read
     tags = {number: word["label"] or NO_TAG for number, word in zip(answered_lines, words, strict=True)}
     for number, cells in enumerate(columns):
         if cells[0] == conll.DOCUMENT_BORDER:

@@ -1,4 +1,4 @@
-"""Answers as bytes of Parquet or of JSON lines, some rows at a time."""
+"""Answers as Parquet or as JSON lines: the bytes of a file, yielded a few rows at a time."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from heedful.infer.finite import replace_nonfinite
 from heedful.tasks.answering import Answer
 
 Format = Literal["parquet", "jsonl", "csv", "conll"]
-ROW_GROUP_BYTES = 64_000_000  # bytes of a row group in memory
+ROW_GROUP_BYTES = 64_000_000  # bytes in memory after which a Parquet row group ends
 LOCATION_TYPES = {"file": pa.string(), "row": pa.int64(), "line": pa.int64()}
 TEXT, FLOAT, INTEGER = pa.string(), pa.float64(), pa.int64()
 
 
 class AnswerRow(NamedTuple):
-    """One row of the output."""
+    """A row of the output: a row of an input file, with its answer or its error."""
 
     file: str  # name of the input file
     row: int  # number of the row in the file, from 1
     line: int  # first line of the row in the file, from 1
-    cells: dict[str, object] | None  # cells by column; None: the row could not be read
-    answer: Answer | None  # None: there is an error
-    error: str | None
+    cells: dict[str, object] | None  # input cells by column, or None if the row could not be read
+    answer: Answer | None  # None if the row has an error
+    error: str | None  # None if the row has an answer
 
 
 # ---------------------------------------------------------------------------------------------------- JSON lines
 
 
 def write_jsonl(chunks: Iterable[Sequence[AnswerRow]], *, inputs: bool) -> Iterator[bytes]:
-    """Yield rows as JSON objects, one on each line.
+    """Yield the bytes of rows as JSON objects, one on each line.
 
     Args:
-        chunks: The rows.
-        inputs: Whether the cells of the input are written, too.
+        chunks: The rows, in groups.
+        inputs: Whether to write the input cells, too.
     """
     for chunk in chunks:
         yield b"".join(_line(row, inputs) for row in chunk)
@@ -61,7 +61,7 @@ def _line(row: AnswerRow, inputs: bool) -> bytes:
 
 
 def jsonable(value: object) -> str:
-    """Convert a Parquet value without a JSON form: times to ISO 8601, bytes to base64, anything else to text."""
+    """Convert a value that JSON does not have to a string: times to ISO 8601, bytes to base64, others by str()."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
@@ -71,7 +71,7 @@ def jsonable(value: object) -> str:
 
 
 class _Sink:
-    """A file object that collects the written bytes until they are fetched."""
+    """A writable file object that collects bytes in memory until `fetch` takes them."""
 
     closed = False
 
@@ -94,7 +94,7 @@ class _Sink:
         pass
 
     def fetch(self) -> bytes:
-        """Return the bytes that were written since the last call."""
+        """Return the bytes that were written since the last call, and forget them."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
@@ -121,7 +121,7 @@ def record_batch(chunk: Sequence[AnswerRow], schema: pa.Schema) -> pa.RecordBatc
 
 
 def _column(field: pa.Field, chunk: Sequence[AnswerRow]) -> pa.Array:
-    """Return the values of a column for rows: location, error, input cells or a field of the answers."""
+    """Return a column of rows as an Arrow array: location, error, input cells or a field of the answers."""
     if field.name in (*LOCATION_TYPES, "error"):
         return _array([getattr(row, field.name) for row in chunk], field.type)
     if field.name != "input":
@@ -138,7 +138,7 @@ def _column(field: pa.Field, chunk: Sequence[AnswerRow]) -> pa.Array:
 
 
 def _array(values: list[object], kind: pa.DataType) -> pa.Array:
-    """Return values as an Arrow array of a type; unpaired surrogates are escaped, since UTF-8 has none."""
+    """Return values as an Arrow array; unpaired surrogates are escaped, since UTF-8 cannot encode them."""
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:
@@ -146,7 +146,7 @@ def _array(values: list[object], kind: pa.DataType) -> pa.Array:
 
 
 def _escape_surrogates(value: object) -> object:
-    """Return plain data with \\udxxx in place of unpaired surrogates."""
+    """Replace unpaired surrogates in plain data by the text \\udxxx."""
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()
@@ -158,7 +158,7 @@ def _escape_surrogates(value: object) -> object:
 
 
 def _cell_value(value: object, kind: pa.DataType) -> object:
-    """Return a cell of the input for a column of this type.
+    """Convert a cell of the input to the type of its column.
 
     In a text column, dates, times and bytes are written as in JSON lines, without quotes, and other values as JSON.
     """
@@ -173,23 +173,23 @@ def _cell_value(value: object, kind: pa.DataType) -> object:
 
 
 def answer_schema(engine: BundleEngine, files: Sequence[InputFile], *, inputs: bool) -> pa.Schema:
-    """Return the columns of every part: location, input columns, fields of the answers, and error.
+    """Return the schema of every part: location, input columns, fields of the answers, and error.
 
     Args:
         engine: The engine that answers.
         files: The input files.
-        inputs: Whether the cells of the input are written, too.
+        inputs: Whether to write the input cells, too.
     """
     fields = list(LOCATION_TYPES.items())
     if inputs and (columns := input_arrow_types(files)):
         fields.append(("input", pa.struct(list(columns.items()))))
     roles = next((input_file.roles for input_file in files if input_file.table is not None), ())
-    fields += answer_arrow_types(engine, pair=bool(PAIR_ROLES & {*roles})).items()
+    fields += answer_arrow_types(engine, pairs=bool(PAIR_ROLES & {*roles})).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 
 def input_arrow_types(files: Sequence[InputFile]) -> dict[str, pa.DataType]:
-    """Return the types of the input columns: those of Parquet files, else text; text, too, if files differ."""
+    """Return the Arrow types of the input columns: as in Parquet files; text for other files or if files differ."""
     types: dict[str, pa.DataType] = {}
     for input_file in files:
         if input_file.table is None:
@@ -204,7 +204,7 @@ def input_arrow_types(files: Sequence[InputFile]) -> dict[str, pa.DataType]:
 
 
 def _lossless_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type if its values survive conversion to Python and back, and text otherwise."""
+    """Return the type if conversion to Python and back preserves its values; otherwise text."""
     if pa.types.is_dictionary(kind):
         return _lossless_type(kind.value_type)
     if pa.types.is_struct(kind):
@@ -224,14 +224,14 @@ def _lossless_type(kind: pa.DataType) -> pa.DataType:
     return kind if any(test(kind) for test in lossless_tests) else TEXT
 
 
-def answer_arrow_types(engine: BundleEngine, *, pair: bool) -> dict[str, pa.DataType]:
-    """Return the types of the fields of answers, by name; `pair`: whether inputs may be pairs of texts."""
-    types = {name: _arrow_type(kind) for name, kind in engine.columns(pairs=pair).items()}
+def answer_arrow_types(engine: BundleEngine, *, pairs: bool) -> dict[str, pa.DataType]:
+    """Return the Arrow type of each field of an answer, by name; `pairs` tells whether inputs are pairs of texts."""
+    types = {name: _arrow_type(kind) for name, kind in engine.columns(pairs=pairs).items()}
     return types if engine.max_length is None else types | {"truncated_tokens": INTEGER}
 
 
 def _arrow_type(kind: object) -> pa.DataType:
-    """Return the Arrow type of a field, see `AnswerHead.columns`."""
+    """Return the Arrow type for a type as in `AnswerHead.columns`, such as str, [float] or {"name": str}."""
     if isinstance(kind, list):
         return pa.list_(_arrow_type(kind[0]))
     if isinstance(kind, dict):

@@ -1,10 +1,10 @@
-"""Export of an encoder or a decoder with its head as an ONNX file, which is written only if it computes the same.
+"""Export of an encoder or a decoder with its head to ONNX; the file is written only if it computes the same outputs.
 
-The graph is built from ONNX operators in onnx_model.py, not traced by torch.onnx. Tracing would need a padded copy of
-the packed modules with their own attention, while the builder needs some thirty operators, named as in the formulas.
-It also needs no private API of PyTorch, chooses names and shapes itself, and depends on `onnx` only. Errors of the
-builder are found by comparison: onnxruntime runs the bytes of the file on batches of sequences with different lengths,
-and the outputs are compared with the packed model's.
+onnx_model.py builds the graph from ONNX operators. It is not traced by torch.onnx, since that would need a padded copy
+of the packed modules with an attention of its own, while the builder needs some thirty operators, named as in the
+formulas. The builder also needs no private API of PyTorch, chooses names and shapes itself, and depends on `onnx` only.
+Its errors are detected by comparison: onnxruntime runs the bytes of the file on batches of sequences with different
+lengths, and the outputs are compared with those of the packed model.
 """
 
 from __future__ import annotations
@@ -34,78 +34,78 @@ from heedful.packed import Packed
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg
 
-# largest accepted difference, relative to the largest number of an output; another order of float32 sums makes 1e-6
+# maximum accepted difference / largest number of the output; other orders of float32 sums cause differences of 1e-6
 TOLERANCE = 1e-4
-LENGTHS = ((17, 5, 1, 64), (300, 40))  # tokens of the compared sequences; the second batch is padded on the left
-MAX_POSITIONS = 8192  # length of sinusoid tables if neither the model nor its tokenizer has a limit
+LENGTHS = ((17, 5, 1, 64), (300, 40))  # tokens of the sequences of two batches to compare; the second is padded left
+MAX_POSITIONS = 8192  # length of tables of positions if neither the model nor its tokenizer has a limit
 MAX_BYTES = 2**31 - 2**20  # an ONNX file without external data must be smaller than 2 GiB
-FILE = "model.onnx"  # name of the file in a folder
+FILE = "model.onnx"  # name of the ONNX file in a folder
 
 Grid = Int[np.ndarray, "sequences positions"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """The exported file, and how far its outputs differ from the model's."""
+    """The exported file, and the differences of its outputs from those of the model."""
 
     path: Path  # the .onnx file
     size: int  # bytes
-    inputs: tuple[str, ...]  # names
-    outputs: tuple[str, ...]  # names
-    max_length: int | None  # maximum tokens of a text; None: any number
-    differences: Mapping[str, float]  # largest difference by output, relative to the output's largest number
+    inputs: tuple[str, ...]  # names of the inputs
+    outputs: tuple[str, ...]  # names of the outputs
+    max_length: int | None  # maximum tokens of a text, or None without a limit
+    differences: Mapping[str, float]  # largest difference / largest number of the output, by name of the output
 
     @property
     def difference(self) -> float:
-        """The largest of the differences."""
+        """The largest of `differences`."""
         return max(self.differences.values())
 
 
-def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) -> Exported:
+def export(bundle: ModelBundle, output: str | Path, *, overwrite: bool = False) -> Exported:
     """Write a model as an ONNX graph for padded batches.
 
     Nothing is written if an output differs from the packed model's by more than TOLERANCE.
 
     Args:
-        loaded: The model, in float32 on the CPU.
-        output: A file that ends with .onnx; otherwise a folder for model.onnx, config.json, the tokenizer's files and,
-            for sentence embeddings, those of sentence-transformers.
+        bundle: The model, in float32 on the CPU.
+        output: A file that ends with .onnx; otherwise a folder for model.onnx, config.json, the files of the tokenizer
+            and, for sentence embeddings, those of sentence-transformers.
         overwrite: Whether an existing file or folder may be replaced.
 
     Raises:
-        HeedfulError: If the model cannot be exported, the graph computes something else, or it cannot be written.
+        HeedfulError: If the model cannot be exported, the graph's outputs differ, or the file cannot be written.
     """
     output = Path(output)
-    if loaded.early_stages:
-        raise cascade_refusal(loaded.source, "exported")
-    if loaded.token_pruning is not None:
-        raise pruned_refusal(loaded.source, "exported")
+    if bundle.early_stages:
+        raise cascade_refusal(bundle.source, "exported")
+    if bundle.token_pruning is not None:
+        raise pruned_refusal(bundle.source, "exported")
     _require("onnx")
     _require("onnxruntime")
     _check_free(output, overwrite)
-    if {(parameter.dtype, parameter.device.type) for parameter in loaded.parameters()} != {(torch.float32, "cpu")}:
-        raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
-    limit = _limit(loaded.config.model, loaded.max_length)
-    graph = build_graph(loaded, limit or 0)
+    if {(parameter.dtype, parameter.device.type) for parameter in bundle.parameters()} != {(torch.float32, "cpu")}:
+        raise HeedfulError(f"{bundle.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
+    limit = _limit(bundle.config.model, bundle.max_length)
+    graph = build_graph(bundle, limit or 0)
     if graph.size > MAX_BYTES:
         raise HeedfulError(
-            f"{loaded.source} has {graph.size:,} bytes of weights: an ONNX file has at most {MAX_BYTES:,}"
+            f"{bundle.source} has {graph.size:,} bytes of weights: an ONNX file has at most {MAX_BYTES:,}"
         )
-    config = write_config(loaded.config) | {"dtype": "float32"}
-    data = graph.model(_notes(loaded, config, limit)).SerializeToString()
-    training = loaded.training
-    loaded.eval()
+    config = write_config(bundle.config) | {"dtype": "float32"}
+    data = graph.model(_notes(bundle, config, limit)).SerializeToString()
+    was_training = bundle.training
+    bundle.eval()
     try:
-        differences = _differences(loaded, data, graph.outputs, limit)
+        differences = _differences(bundle, data, graph.outputs, limit)
     finally:
-        loaded.train(training)
+        bundle.train(was_training)
     if too_large := {name: difference for name, difference in differences.items() if not difference <= TOLERANCE}:
         listed = ", ".join(f"{name} by {difference:.1e}" for name, difference in too_large.items())
         raise HeedfulError(
-            f"the graph of {loaded.source} does not compute what the model does: {listed} of the largest number, and "
+            f"the graph of {bundle.source} does not compute what the model does: {listed} of the largest number, and "
             f"{TOLERANCE:.0e} is allowed. Nothing was written; this is a fault of Heedful: report it with config.json"
         )
-    path = _write(output, data, loaded, config, overwrite)
+    path = _write(output, data, bundle, config, overwrite)
     names = {"inputs": tuple(graph.inputs), "outputs": tuple(graph.outputs)}
     return Exported(path=path, size=len(data), max_length=limit, differences=differences, **names)
 
@@ -119,7 +119,7 @@ def _require(package: str) -> None:
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
-    """Raise a HeedfulError if the path exists and may not be replaced, or if model weights would be lost."""
+    """Raise a HeedfulError if the path exists and must not be replaced, or if model weights would be lost."""
     if overwrite and out.is_dir() and (weights := sorted(out.glob("*.safetensors")) + sorted(out.glob("*.bin"))):
         raise HeedfulError(
             f"{out} holds a model's weights ({weights[0].name}), which would be lost: give another folder, or "
@@ -134,9 +134,10 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 
 def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
-    """Return the maximum tokens of a text for the graph, None: any number.
+    """Return the maximum tokens of a text in the graph, or None without a limit.
 
-    A model without a limit has one in the graph if its positions are in a table: sinusoids, rotary or disentangled.
+    A model without a limit gets one in the graph if the graph has a table of its positions (sinusoids, rotary or
+    disentangled).
     """
     stack = model.encoder or model.decoder
     relation = stack.relation if stack else None
@@ -144,18 +145,18 @@ def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
     return MAX_POSITIONS if limit is None and needs_table else limit
 
 
-def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
-    """Return the metadata of the file as texts; lists and objects are written as JSON."""
-    head = loaded.config.head
+def _notes(bundle: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
+    """Return the metadata of the file by name; values other than texts are written as JSON."""
+    head = bundle.config.head
     notes: dict[str, object] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
     if isinstance(head, c.Classes | c.TokenClasses):
         notes["labels"] = head.labels
     if isinstance(head, c.Classes):
         notes["problem_type"] = head.problem_type
-    if loaded.thresholds:
-        notes["thresholds"] = loaded.thresholds
-    if loaded.tokenizer is not None:
-        notes["tokenizer"] = loaded.tokenizer.fingerprint
+    if bundle.thresholds:
+        notes["thresholds"] = bundle.thresholds
+    if bundle.tokenizer is not None:
+        notes["tokenizer"] = bundle.tokenizer.fingerprint
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in notes.items()
@@ -167,27 +168,27 @@ def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None)
 
 
 def _differences(
-    loaded: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None
+    bundle: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None
 ) -> dict[str, float]:
-    """Return the largest difference of each output from the packed model's, relative to the latter's largest number."""
+    """Return, for each output, its largest difference from the packed model's output / the latter's largest number."""
     session = _session(data)
     generator = np.random.default_rng(0)
     largest = dict.fromkeys(outputs, 0.0)
     for number, lengths in enumerate(LENGTHS):
         mask = _attention_mask(lengths, limit, pad_left=number == 1)
-        embedding = loaded.config.model.embedding
+        embedding = bundle.config.model.embedding
         tokens = generator.integers(embedding.vocabulary, size=mask.shape)
         types = generator.integers(max(embedding.types, 1), size=mask.shape)
         arrays = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
         feeds = {node.name: _shaped_for(node, arrays[node.name]) for node in session.get_inputs()}
         exported_outputs = session.run(list(outputs), feeds)
-        packed_outputs = _packed_outputs(loaded, tokens, types, mask)
+        packed_outputs = _packed_outputs(bundle, tokens, types, mask)
         for (name, output), exported, packed in zip(outputs.items(), exported_outputs, packed_outputs, strict=True):
             expected = packed.numpy()
             without_padding = exported[mask] if SEQUENCE in output.shape else exported
             scale = max(float(np.abs(expected).max()), float(np.finfo(np.float32).tiny))
             difference = np.abs(without_padding.reshape(expected.shape) - expected).max() / scale
-            largest[name] = float(np.maximum(largest[name], difference))  # unlike max(), it keeps a NaN
+            largest[name] = float(np.maximum(largest[name], difference))  # np.maximum preserves NaN, unlike max()
     return largest
 
 
@@ -204,28 +205,28 @@ def _session(data: bytes) -> InferenceSession:
 def _attention_mask(
     lengths: tuple[int, ...], limit: int | None, *, pad_left: bool
 ) -> Bool[np.ndarray, "sequences positions"]:
-    """Return which positions of a padded batch hold tokens; lengths are cut to the limit."""
-    cut_lengths = np.array([min(length, limit or length) for length in lengths])
-    mask: Bool[np.ndarray, "sequences positions"] = np.arange(cut_lengths.max()) < cut_lengths[:, None]
+    """Return a mask of the positions that hold tokens in a padded batch; lengths are reduced to the limit."""
+    limited_lengths = np.array([min(length, limit or length) for length in lengths])
+    mask: Bool[np.ndarray, "sequences positions"] = np.arange(limited_lengths.max()) < limited_lengths[:, None]
     return mask[:, ::-1] if pad_left else mask
 
 
 def _shaped_for(node: NodeArg, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[np.ndarray, ...]:
-    """Return an array as an input of the graph takes it: multiple-choice models get two candidates per question."""
+    """Return an array in the shape of a graph input; for multiple choice, with two candidates per question."""
     numbers = grid.astype(np.int64)
     return numbers.reshape(-1, 2, numbers.shape[-1]) if len(node.shape) == 3 else numbers
 
 
 def _packed_outputs(
-    loaded: ModelBundle, tokens: Grid, types: Grid, mask: Bool[np.ndarray, "sequences positions"]
+    bundle: ModelBundle, tokens: Grid, types: Grid, mask: Bool[np.ndarray, "sequences positions"]
 ) -> list[Tensor]:
-    """Return the outputs of the packed model for the tokens, in the order of the graph's outputs."""
+    """Return the outputs of the packed model for the same tokens, in the order of the graph's outputs."""
     ids = [row[row_mask].tolist() for row, row_mask in zip(tokens, mask, strict=True)]
     type_ids = [row[row_mask].tolist() for row, row_mask in zip(types, mask, strict=True)]
-    batch, head = Packed.of(ids, type_ids), loaded.config.head
+    batch, head = Packed.of(ids, type_ids), bundle.config.head
     with torch.inference_mode():
-        rows = loaded.hidden_states(batch)
-        scores = [] if loaded.head is None else loaded.head(rows, batch)
+        rows = bundle.hidden_states(batch)
+        scores = [] if bundle.head is None else bundle.head(rows, batch)
     head_outputs = [scores] if isinstance(scores, Tensor) else list(scores)
     if isinstance(head, c.SpanScores):
         return list(head_outputs[0].unbind(-1))
@@ -235,8 +236,8 @@ def _packed_outputs(
 # -- writing --------------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, object], overwrite: bool) -> Path:
-    """Write the file, or the folder with all its files, and return the path of the ONNX file."""
+def _write(out: Path, data: bytes, bundle: ModelBundle, config: Mapping[str, object], overwrite: bool) -> Path:
+    """Write the ONNX file, or a folder with it and the other files; return the path of the ONNX file."""
     try:
         if out.suffix == ".onnx":
             make_folder(out.absolute().parent)
@@ -249,11 +250,11 @@ def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, obj
                 folder / "config.json",
                 [(json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()],
             )
-            if loaded.tokenizer is not None:
-                loaded.tokenizer.save(folder, types=loaded.config.model.uses_token_types)
-            if isinstance(loaded.config.head, c.SentenceEmbedding):
+            if bundle.tokenizer is not None:
+                bundle.tokenizer.save(folder, types=bundle.config.model.uses_token_types)
+            if isinstance(bundle.config.head, c.SentenceEmbedding):
                 sentence_transformers.write_modules(
-                    folder, loaded.config.head, loaded.config.model.width, loaded.named_tensors()
+                    folder, bundle.config.head, bundle.config.model.width, bundle.named_tensors()
                 )
     except OSError as error:
         raise HeedfulError(f"{out} could not be written: {error.strerror or error}") from error

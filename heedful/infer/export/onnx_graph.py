@@ -1,4 +1,4 @@
-"""Graphs of ONNX operators: a builder, and the layers that compute each token by itself."""
+"""`Graph`: a builder for graphs of ONNX operators; and the layers that compute each token independently."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from heedful.nn.layers import Mlp
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-OPSET, IR = 17, 8  # the first opset with LayerNormalization, and the file format version that came with it (2022)
-FLOAT, INT64, BOOL = 1, 7, 9  # ONNX's numbers of types (TensorProto.DataType)
+OPSET, IR = 17, 8  # first opset with LayerNormalization, and the version of the file format released with it (2022)
+FLOAT, INT64, BOOL = 1, 7, 9  # data types (onnx.TensorProto.DataType)
 
-Operand = str | int | float | Sequence[int] | Shaped[np.ndarray, "..."]  # the name of a value, or a constant
-Attribute = int | float | str | Sequence[int]  # of an operator
-Shape = tuple[str | int, ...]  # sizes; a name is a size that varies
+Operand = str | int | float | Sequence[int] | Shaped[np.ndarray, "..."]  # name of a value, or a constant
+Attribute = int | float | str | Sequence[int]  # value of an operator's attribute
+Shape = tuple[str | int, ...]  # size of each dimension; a name is a variable size
 
 
 class Node(NamedTuple):
-    """An operator with its inputs."""
+    """An operator with its inputs and attributes."""
 
-    kind: str  # name of the operator
-    inputs: tuple[str, ...]  # names of values
+    kind: str  # name of the ONNX operator
+    inputs: tuple[str, ...]  # names of the input values
     outputs: int  # number of outputs
     attributes: tuple[tuple[str, Any], ...]
 
@@ -43,7 +43,8 @@ class Output(NamedTuple):
 class Graph:
     """A graph of ONNX operators and tensors that grows operator by operator.
 
-    Values are strings, their names. An operator with the same inputs, and a constant, is in the graph once.
+    A value is represented by its name, a string. Equal operators with the same inputs are added only once, and so are
+    equal constants.
 
     Attributes:
         inputs: Shapes of the inputs by name; all inputs are int64.
@@ -53,28 +54,28 @@ class Graph:
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        """`names` are the names of the model's parameters, by id()."""
+        """Make an empty graph; `names` are the names of the model's parameters, by id() of the parameter."""
         self.inputs: dict[str, Shape] = {}
         self.outputs: dict[str, Output] = {}
         self.nodes: dict[Node, tuple[str, ...]] = {}
         self.tensors: dict[str, Shaped[np.ndarray, ...]] = {}
         self._names = names
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}  # names by dtype, shape and bytes
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}  # names by (dtype, shape, bytes)
 
     def op(self, kind: str, *operands: Operand, **attributes: Attribute) -> str:
-        """Add an operator with one output, and return the output; numbers and arrays become constants."""
+        """Add an operator with one output, and return the output's name; numbers and arrays become constants."""
         return self._add(Node(kind, tuple(map(self._name, operands)), 1, tuple(attributes.items())))[0]
 
     def split(self, x: str, *sizes: int) -> tuple[str, ...]:
-        """Split the last dimension into parts of these sizes; a single number is the number of equal parts."""
+        """Split the last dimension of x into parts of these sizes; a single number is the number of equal parts."""
         if len(sizes) == 1:
             return self._add(Node("Split", (x,), sizes[0], (("axis", -1),)))
         return self._add(Node("Split", (x, self._name(sizes)), len(sizes), (("axis", -1),)))
 
     def weight(self, parameter: Tensor, *, transposed: bool = False) -> str:
-        """Return a parameter, or its transpose.
+        """Return the name of a parameter, or of its transpose.
 
-        The transpose is stored; if the parameter itself is stored already (tied weights), it is an operator.
+        A transpose is stored as a tensor, unless the parameter itself is stored (tied weights): then it is an operator.
         """
         if id(parameter) not in self._names:
             raise HeedfulError("this model belongs to an engine, which changed its layers: export one of heedful.load")
@@ -89,11 +90,11 @@ class Graph:
 
     @property
     def size(self) -> int:
-        """The bytes of all tensors."""
+        """The size of all tensors in bytes."""
         return sum(array.nbytes for array in self.tensors.values())
 
     def model(self, notes: Mapping[str, str]) -> ModelProto:
-        """Return the graph as an ONNX model, with notes in its metadata."""
+        """Return the graph as an ONNX model with `notes` as its metadata."""
         from onnx import TensorProto, checker, helper, numpy_helper
 
         from heedful._version import __version__
@@ -125,15 +126,15 @@ class Graph:
         return model
 
     def _add(self, node: Node) -> tuple[str, ...]:
-        """Add an operator unless an equal one is there, and return the names of its outputs."""
+        """Add an operator unless the graph has an equal one, and return the names of its outputs."""
         if node not in self.nodes:
             name = f"{node.kind}_{len(self.nodes)}"
-            numbered = tuple(f"{name}_{number}" for number in range(node.outputs))
-            self.nodes[node] = (name,) if node.outputs == 1 else numbered
+            output_names = tuple(f"{name}_{number}" for number in range(node.outputs))
+            self.nodes[node] = (name,) if node.outputs == 1 else output_names
         return self.nodes[node]
 
     def _name(self, operand: Operand) -> str:
-        """Return the name of a value; a number or an array is added as a constant."""
+        """Return the name of an operand; a number or an array is added as a constant."""
         if isinstance(operand, str):
             return operand
         array = operand if isinstance(operand, np.ndarray) else _constant(operand)
@@ -158,7 +159,7 @@ def add_linear(g: Graph, layer: nn.Linear, x: str) -> str:
 
 
 def add_norm_layer(g: Graph, layer: nn.Module, x: str) -> str:
-    """Add a LayerNorm or an RMSNorm; an Identity returns x."""
+    """Add a LayerNorm or an RMSNorm; for an Identity, return x."""
     if isinstance(layer, nn.LayerNorm):
         affine = [g.weight(parameter) for parameter in (layer.weight, layer.bias) if parameter is not None]
         return g.op("LayerNormalization", x, *affine, axis=-1, epsilon=layer.eps)
@@ -179,7 +180,7 @@ def add_activation(g: Graph, name: str, x: str) -> str:
             return g.op("Tanh", x)
         case "silu":
             return g.op("Mul", x, g.op("Sigmoid", x))
-        case "gelu":  # operators in the order that runtimes recognize, and replace by one faster operator
+        case "gelu":  # runtimes recognize this order of operators, and replace them by one faster operator
             twice_phi = g.op("Add", g.op("Erf", g.op("Div", x, math.sqrt(2))), 1.0)
         case "gelu_tanh":
             cube = g.op("Mul", g.op("Mul", g.op("Mul", x, x), x), 0.044715)
@@ -190,7 +191,7 @@ def add_activation(g: Graph, name: str, x: str) -> str:
 
 
 def add_mlp(g: Graph, layer: Mlp, x: str, activation: str) -> str:
-    """Add an MLP, gated or not."""
+    """Add an MLP, with a gate if it has one."""
     inner = add_linear(g, layer.up, x)
     if layer.gated:
         gate, inner = g.split(inner, 2)

@@ -1,7 +1,8 @@
-"""An encoder or a decoder with its head as a graph of ONNX operators, on rows padded to [batch, sequence, width].
+"""The graph of an encoder or a decoder with its head, on padded rows [batch, sequence, width].
 
-It follows model/stack.py and model/heads.py part by part and takes their tensors. Padding may be at either end of a
-sequence: positions are counted among the tokens that the mask shows.
+The functions follow the modules of model/stack.py and model/heads.py, and use their tensors. Functions `add_...` add
+operators to a graph, and return the name of the output value. Padding may be at either end of a sequence: positions are
+counted over unmasked tokens.
 """
 
 from __future__ import annotations
@@ -44,38 +45,38 @@ from heedful.nn.positions import (
 )
 
 BATCH, CHOICES, SEQUENCE = "batch_size", "num_choices", "sequence_length"
-MASKED_SCORE = -3e4  # added to the scores of masked keys: its exp is 0, and it fits float16 if the graph is converted
+MASKED_SCORE = -3e4  # added to the scores of masked keys; its exp is 0, and float16 can represent it
 MIN_FLOAT = float(np.finfo(np.float32).min)
 GENERATIVE_HEADS = (c.NextToken, c.NextTokenAndChoice, c.PermutedTokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchInputs:
-    """A padded batch, as names of values in the graph."""
+    """The names of the values in the graph that represent a padded batch."""
 
     tokens: str  # token ids, [batch, sequence]
-    mask: str  # whether a position holds a token, [batch, sequence]
-    types: str | None  # token type ids, [batch, sequence]; None: all are 0
-    max_positions: int  # length of tables of positions
+    mask: str  # whether each position holds a token, [batch, sequence]
+    types: str | None  # token type ids, [batch, sequence], or None if all are 0
+    max_positions: int  # length of the graph's tables of positions
 
 
-def build_graph(loaded: ModelBundle, max_positions: int) -> Graph:
-    """Return the graph of a model.
+def build_graph(bundle: ModelBundle, max_positions: int) -> Graph:
+    """Build the graph of a model.
 
-    Its inputs are input_ids, attention_mask and, if the model has token types, token_type_ids; its outputs are those of
-    the head, see `add_head`.
+    The graph's inputs are input_ids, attention_mask and, if the model has token types, token_type_ids. Its outputs are
+    those of the head, see `add_head`.
 
     Args:
-        loaded: The model.
-        max_positions: Length of tables of positions, and so the maximum tokens of a text; 0: there are no tables.
+        bundle: The model.
+        max_positions: Length of tables of positions, which limits the tokens of a text. If 0, there are no tables.
 
     Raises:
         HeedfulError: If the model cannot be exported.
     """
-    _check_exportable(loaded)
-    g = Graph({id(parameter): name for name, parameter in loaded.named_tensors().items()})
-    has_choices = isinstance(loaded.config.head, c.Choice)
-    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (loaded.config.model.embedding.types > 1)
+    _check_exportable(bundle)
+    g = Graph({id(parameter): name for name, parameter in bundle.named_tensors().items()})
+    has_choices = isinstance(bundle.config.head, c.Choice)
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (bundle.config.model.embedding.types > 1)
     g.inputs = dict.fromkeys(names, (BATCH, CHOICES, SEQUENCE) if has_choices else (BATCH, SEQUENCE))
     inputs = [_flatten_choices(g, name) for name in names] if has_choices else names
     batch = BatchInputs(
@@ -84,20 +85,20 @@ def build_graph(loaded: ModelBundle, max_positions: int) -> Graph:
         types=inputs[2] if inputs[2:] else None,
         max_positions=max_positions,
     )
-    stack = loaded.model.encoder or loaded.model.decoder
+    stack = bundle.model.encoder or bundle.model.decoder
     assert stack is not None
-    rows = add_stack(g, stack, add_embedding(g, loaded.model.embedding, batch), batch)
-    g.outputs = add_head(g, loaded, rows, batch)
+    rows = add_stack(g, stack, add_embedding(g, bundle.model.embedding, batch), batch)
+    g.outputs = add_head(g, bundle, rows, batch)
     return g
 
 
-def _check_exportable(loaded: ModelBundle) -> None:
-    """Raise a HeedfulError if a model is more than one stack of blocks with a head that can be exported."""
-    model, head = loaded.config.model, loaded.config.head
-    entries = FAMILIES[loaded.config.family].heads.values()
+def _check_exportable(bundle: ModelBundle) -> None:
+    """Raise a HeedfulError unless a model is a single stack of blocks with a head that can be exported."""
+    model, head = bundle.config.model, bundle.config.head
+    entries = FAMILIES[bundle.config.family].heads.values()
     reason = ""
-    if type(loaded.model) is not Transformer:
-        reason = "is not a Transformer alone"
+    if type(bundle.model) is not Transformer:
+        reason = "is not a plain Transformer"
     elif model.encoder is not None and model.decoder is not None:
         reason = "has a decoder beside its encoder"
         if encoder_heads := [entry.kind for entry in entries if entry.encoder_only]:
@@ -105,18 +106,19 @@ def _check_exportable(loaded: ModelBundle) -> None:
                 f" (without it, if the folder holds the head: load it with head= one of {', '.join(encoder_heads)})"
             )
     elif isinstance((model.encoder or model.decoder).relation, c.TransformerXl):  # type: ignore[union-attr]
-        reason = "is made for two streams of rows"
+        reason = "has two-stream attention"
     elif isinstance(head, GENERATIVE_HEADS):
         reason = f'has a "{head.kind}" head'
     if reason:
         raise HeedfulError(
-            f"{loaded.source} ({loaded.config.family}) {reason}: what can be exported is one stack of blocks, alone or "
-            "with a head: classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
+            f"{bundle.source} ({bundle.config.family}) {reason}: Heedful exports one stack of blocks, alone or "
+            "with a head: sequence_classification, token_classification, question_answering, multiple_choice, "
+            "embedding, pooler, next_sentence, masked_lm, pretraining, replaced_token_detection"
         )
 
 
 def _flatten_choices(g: Graph, name: str) -> str:
-    """Reshape an input [batch, choices, sequence] to [batch * choices, sequence]."""
+    """Add a reshape of an input from [batch, choices, sequence] to [batch * choices, sequence]."""
     length = g.op("Gather", g.op("Shape", name), [2])
     return g.op("Reshape", name, g.op("Concat", [-1], length, axis=0))
 
@@ -125,7 +127,7 @@ def _flatten_choices(g: Graph, name: str) -> str:
 
 
 def add_position_ids(g: Graph, batch: BatchInputs) -> str:
-    """Add the positions of tokens, counted from 0 among the unmasked tokens of each sequence, [batch, sequence]."""
+    """Add the positions of tokens, counted from 0 over the unmasked tokens of each sequence, [batch, sequence]."""
     count = g.op("CumSum", g.op("Cast", batch.mask, to=INT64), 1)
     return g.op("Max", g.op("Sub", count, 1), 0)
 
@@ -137,12 +139,12 @@ def add_relative_positions(g: Graph, batch: BatchInputs) -> str:
 
 
 def add_distance_indices(g: Graph, batch: BatchInputs, reach: int) -> str:
-    """Add the relative positions as indices of a table for -reach to reach, [sequence, sequence]."""
+    """Add relative positions as indices into a table with rows for -reach to reach, [sequence, sequence]."""
     return g.op("Add", g.op("Clip", add_relative_positions(g, batch), -reach, reach), reach)
 
 
 def add_embedding(g: Graph, layer: EmbeddingLayer, batch: BatchInputs) -> str:
-    """Add the embeddings of tokens, positions and types, [batch, sequence, width], with norm and projection."""
+    """Add the sum of token, position and type embeddings with norm and projection, [batch, sequence, width]."""
     config = layer.config
     x = g.op("Gather", g.weight(layer.tokens.weight), batch.tokens)
     if config.scale != 1.0:
@@ -170,16 +172,17 @@ def add_embedding(g: Graph, layer: EmbeddingLayer, batch: BatchInputs) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionInputs:
-    """The values that depend on positions, for all layers with the same window."""
+    """The values that depend on positions, shared by all layers with the same window."""
 
-    bias: str  # added to the scores, [batch, heads or 1, sequence or 1, sequence]
-    rotations: tuple[str, ...]  # sines and cosines for q and k, [batch, 1, sequence, head width / 2]; (): no rotary
-    distance_indices: str  # indices of distances in a table, [sequence, sequence]; "": there is no table
-    distance_vectors: torch.Tensor | None = None  # table of disentangled attention, which each layer projects
+    bias: str  # bias of the attention scores, [batch, heads or 1, sequence or 1, sequence]
+    # (sines, cosines) for q and k, each [batch, 1, sequence, head width / 2], or () without rotation
+    rotations: tuple[str, ...]
+    distance_indices: str  # row of each distance in a table, [sequence, sequence], or "" without a table
+    distance_vectors: torch.Tensor | None = None  # table for disentangled attention, which each layer projects
 
 
 def add_stack(g: Graph, stack: Stack, x: str, batch: BatchInputs) -> str:
-    """Add all blocks, repeated as often as they are shared, and the final norm."""
+    """Add all layers and the final norm; a block that several layers share is added for each of them."""
     config = stack.config
     positions_by_window: dict[int | None, PositionInputs] = {}
     for layer in range(config.layers):
@@ -196,10 +199,10 @@ def add_stack(g: Graph, stack: Stack, x: str, batch: BatchInputs) -> str:
 
 
 def _position_inputs(g: Graph, stack: Stack, window: int | None, batch: BatchInputs) -> PositionInputs:
-    """Add the values that depend on positions, for layers with this window.
+    """Add the values that depend on positions, for the layers with this window.
 
     Raises:
-        HeedfulError: If the rotations depend on the length of the text.
+        HeedfulError: If rotations depend on the length of the text.
     """
     rotations: tuple[str, ...] = ()
     match stack.config.relation:
@@ -233,7 +236,7 @@ def _position_inputs(g: Graph, stack: Stack, window: int | None, batch: BatchInp
 
 
 def _add_bias(g: Graph, stack: Stack, window: int | None, batch: BatchInputs) -> str:
-    """Add what is added to attention scores: MASKED_SCORE for masked keys, and the bias of distance buckets."""
+    """Add the bias of the attention scores: MASKED_SCORE for masked keys, plus the bias of distance buckets."""
     config = stack.config
     visible = g.op("Unsqueeze", batch.mask, [1, 2])
     if config.causal:
@@ -255,7 +258,7 @@ def _add_bias(g: Graph, stack: Stack, window: int | None, batch: BatchInputs) ->
 def _add_block(
     g: Graph, block: Block, x: str, positions: PositionInputs, shaw: ShawPosition | None, config: c.StackConfig
 ) -> str:
-    """Add a block: attention and MLP, each with its norm before or after it and a residual connection."""
+    """Add a block: attention and MLP, each with a residual connection and with its norm before or after it."""
     layers: tuple[tuple[nn.Module, Callable[[str], str]], ...] = (
         (block.attention_norm, lambda y: add_attention(g, block.attention, y, positions, shaw, config)),
         (block.mlp_norm, lambda y: add_mlp(g, block.mlp, y, config.activation)),
@@ -269,9 +272,9 @@ def _add_block(
 def _add_disentangled_scores(
     g: Graph, attention: Attention, positions: PositionInputs, q: str, k: str, scores: str
 ) -> str:
-    """Add q K(p) + k Q(p) for the vectors p of distances (He et al. 2021); q is scaled already.
+    """Add q K(p) + k Q(p) for the vectors p of distances (He et al. 2021); q is already scaled.
 
-    Only the shape of `scores`, [batch, heads, sequence, sequence], is read.
+    Of `scores`, [batch, heads, sequence, sequence], only the shape is used.
     """
     assert positions.distance_vectors is not None
     projected = split_qkv(attention.qkv(positions.distance_vectors), attention.heads)
@@ -296,7 +299,7 @@ def add_attention(
     q, k, v = (g.op("Transpose", part, perm=(0, 2, 1, 3)) for part in parts)
     q, k = add_norm_layer(g, attention.q_norm, q), add_norm_layer(g, attention.k_norm, k)
     if attention.kv_heads < heads:
-        key_head = np.arange(heads) // (heads // attention.kv_heads)  # of each query head
+        key_head = np.arange(heads) // (heads // attention.kv_heads)  # key head of each query head
         k, v = g.op("Gather", k, key_head, axis=1), g.op("Gather", v, key_head, axis=1)
     if positions.rotations:
         q, k = _rotate(g, q, *positions.rotations), _rotate(g, k, *positions.rotations)
@@ -318,7 +321,7 @@ def add_attention(
 
 
 def _rotate(g: Graph, x: str, sin: str, cos: str) -> str:
-    """Rotate pairs of coordinates of x, [batch, heads, sequence, head width]: its two halves are the pairs."""
+    """Add the rotation of x, [batch, heads, sequence, head width]; a pair has a coordinate in each half of x."""
     first, second = g.split(x, 2)
     left = g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin))
     right = g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin))
@@ -328,10 +331,10 @@ def _rotate(g: Graph, x: str, sin: str, cos: str) -> str:
 # -- heads ----------------------------------------------------------------------------------------------------
 
 
-def add_head(g: Graph, loaded: ModelBundle, x: str, batch: BatchInputs) -> dict[str, Output]:
-    """Add the head of a model to its last hidden states; return the outputs by their names in transformers."""
-    config, width = loaded.config.head, loaded.config.model.width
-    head: Any = loaded.head
+def add_head(g: Graph, bundle: ModelBundle, x: str, batch: BatchInputs) -> dict[str, Output]:
+    """Add the head of a model on its last hidden states; return the outputs by their names in transformers."""
+    config, width = bundle.config.head, bundle.config.model.width
+    head: Any = bundle.head
     hidden_states = {"last_hidden_state": Output(x, (BATCH, SEQUENCE, width))}
     match config:
         case None:
@@ -341,7 +344,7 @@ def add_head(g: Graph, loaded: ModelBundle, x: str, batch: BatchInputs) -> dict[
             return hidden_states | {"pooler_output": Output(pooled, (BATCH, width))}
         case c.SentenceEmbedding():
             vectors = _add_sentence_vectors(g, head, x, batch)
-            return hidden_states | {"sentence_embedding": Output(vectors, (BATCH, config.width(loaded.config.model)))}
+            return hidden_states | {"sentence_embedding": Output(vectors, (BATCH, config.width(bundle.config.model)))}
         case c.MaskedTokens():
             return {"logits": _add_masked_tokens(g, head, config, x)}
         case c.NextSentenceScores():
@@ -368,7 +371,7 @@ def add_head(g: Graph, loaded: ModelBundle, x: str, batch: BatchInputs) -> dict[
 def _rowwise_outputs(
     g: Graph, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens, scores: str
 ) -> dict[str, Output]:
-    """Return the outputs of a head that scores each token, from its scores [batch, sequence, scores]."""
+    """Return the outputs of a head that scores each token, from its logits [batch, sequence, classes]."""
     if isinstance(config, c.TokenClasses):
         return {"logits": Output(scores, (BATCH, SEQUENCE, len(config.labels)))}
     logits_by_name = {"logits": scores}
@@ -378,7 +381,7 @@ def _rowwise_outputs(
 
 
 def _add_transform(g: Graph, transform: h.Transform, config: c.Summary | c.Rowwise, x: str) -> str:
-    """Add the layer before the output layer: linear, activation and norm; x itself if the head has none."""
+    """Add the hidden layer of a head: linear, activation and norm; return x if the head has no hidden layer."""
     if not isinstance(transform.dense, nn.Linear):
         return x
     x = add_linear(g, transform.dense, x)
@@ -386,21 +389,21 @@ def _add_transform(g: Graph, transform: h.Transform, config: c.Summary | c.Rowwi
 
 
 def _add_summary(g: Graph, head: Any, config: c.Summary, x: str, batch: BatchInputs) -> str:
-    """Add the vector of each sequence that a head scores, [batch, width]: pooling and transform in either order."""
+    """Add the pooled vector of each sequence, [batch, width]: pooling and hidden layer, in the order of the head."""
     if config.pools_last:
         return add_pooling(g, _add_transform(g, head.first, config, x), batch, config.pooling)
     return _add_transform(g, head.first, config, add_pooling(g, x, batch, config.pooling))
 
 
 def _add_masked_tokens(g: Graph, head: h.MaskedTokensHead, config: c.MaskedTokens | c.Pretraining, x: str) -> Output:
-    """Add the scores of a masked language model, [batch, sequence, vocabulary]."""
+    """Add the logits of a masked language model, [batch, sequence, vocabulary]."""
     if isinstance(head.dense, nn.Linear):
         x = add_norm_layer(g, head.norm, add_activation(g, config.activation, add_linear(g, head.dense, x)))
     return Output(add_linear(g, head.decoder, x), (BATCH, SEQUENCE, head.decoder.out_features))
 
 
 def _add_next_sentence(g: Graph, head: h.NextSentenceHead, x: str, batch: BatchInputs) -> Output:
-    """Add the scores of next-sentence prediction, [batch, 2]."""
+    """Add the logits of next-sentence prediction, [batch, 2]."""
     return Output(add_linear(g, head.out, _add_summary(g, head, c.Summary(), x, batch)), (BATCH, 2))
 
 
@@ -417,7 +420,7 @@ def _add_sentence_vectors(g: Graph, head: h.SentenceEmbeddingHead, x: str, batch
 
 
 def add_pooling(g: Graph, x: str, batch: BatchInputs, pooling: c.Pooling) -> str:
-    """Add one vector for each sequence, [batch, width], pooled from its unmasked tokens."""
+    """Add the pooling of the unmasked tokens of each sequence, [batch, width]."""
     mask = g.op("Cast", batch.mask, to=FLOAT)
     if pooling in ("first", "last"):
         position = g.op("ArgMax", mask, axis=1, keepdims=1, select_last_index=int(pooling == "last"))

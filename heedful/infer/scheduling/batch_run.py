@@ -1,4 +1,4 @@
-"""One batch on the engine thread: it runs in time slices, and in parts if an input makes it fail."""
+"""A batch on the engine thread: it runs in time slices, and again in parts if one of its inputs makes it fail."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from heedful.infer.scheduling.limits import QueueCounters, ScheduledEngine, toke
 from heedful.model.decode import Decoding
 from heedful.tasks.generation import GenerationConfig
 
-# Chunks -> their scores, or a text generation that the caller runs step by step
+# function of the chunks of a batch that returns their scores, or a text generation that the caller runs step by step
 ScoreBatch = Callable[[list[Any]], Sequence[object] | Decoding]
 
 
 @dataclass(kw_only=True, eq=False)
 class PendingRequest:
-    """A request whose chunks wait in a queue, run in a batch, or are scored."""
+    """A request, from its arrival in a queue until its future has the answer."""
 
-    model_queue: Any  # its ModelQueue, whose module imports this one
+    model_queue: Any  # its ModelQueue; Any, since that class's module imports this one
     engine: object
-    deadline: float  # time.monotonic() from which no answer is expected
+    deadline: float  # time.monotonic() after which nobody waits for the answer
     future: asyncio.Future[Any]
-    is_disconnected: Callable[[], bool]  # whether its client disconnected; may know before the event loop does
-    finish: Callable[[list[object]], object] = lambda scores: scores  # scores of all chunks, in order -> the answer
-    scores: list[object] = field(default_factory=list)  # by chunk; None: not scored yet
+    is_disconnected: Callable[[], bool]  # whether its client disconnected, which the event loop may not know yet
+    finish: Callable[[list[object]], object] = lambda scores: scores  # makes the answer from the scores of all chunks
+    scores: list[object] = field(default_factory=list)  # scores of each chunk, or None before it is scored
     unscored: int = 0  # chunks without scores
-    waiting_tokens: int = 0  # cost of its chunks that wait
-    discarded: bool = False  # no further chunk is to run: the client left, the request ended, or a chunk failed
-    error: Exception | None = None
+    waiting_tokens: int = 0  # cost of its waiting chunks, see `token_cost`
+    discarded: bool = False  # whether no further chunk runs: the client left, the request ended, or a chunk failed
+    error: Exception | None = None  # error of one of its chunks
 
     def cancel(self) -> None:
         """Discard the request and cancel its future; may be called from any thread."""
@@ -43,7 +43,7 @@ class PendingRequest:
             self.future.get_loop().call_soon_threadsafe(self.future.cancel)
 
     def is_abandoned(self, now: float) -> bool:
-        """Return whether nobody waits for the answer; cancel the request if its client disconnected."""
+        """Return whether nobody waits for the answer any more; cancel the request if its client disconnected."""
         if self.discarded or now >= self.deadline:
             return True
         if self.is_disconnected():
@@ -52,13 +52,13 @@ class PendingRequest:
 
 
 class QueuedChunk(NamedTuple):
-    """A chunk of a request that waits; chunks are ordered by `due`, then by `order`."""
+    """A waiting chunk of a request. Chunks are ordered by `due`, then by `order`."""
 
-    due: float  # time.monotonic()
-    order: int  # unique, so that no other field is compared
+    due: float  # time.monotonic() by which it should run; the earliest runs first
+    order: int  # unique number, so that comparisons need no further field
     cost: int  # tokens, see `token_cost`
     request: PendingRequest
-    position: int  # of the chunk in the scores of the request
+    position: int  # index of the chunk in `PendingRequest.scores`
     chunk: object
     key: object  # only chunks with the same key share a batch
     score_batch: ScoreBatch
@@ -66,7 +66,7 @@ class QueuedChunk(NamedTuple):
 
 
 class NewChunk(NamedTuple):
-    """A chunk that is to be queued; see `QueuedChunk` for its fields."""
+    """A chunk before it is queued; see `QueuedChunk` for the fields."""
 
     cost: int
     chunk: object
@@ -76,23 +76,23 @@ class NewChunk(NamedTuple):
 
 
 def new_chunk(engine: ScheduledEngine, chunk: Chunk, top_k: int, writing: GenerationConfig | None) -> NewChunk:
-    """Return a chunk to be queued; chunks of one engine, answer head and settings may share a batch."""
-    generates = chunk.answerer.generate is not None
+    """Return a chunk to queue; its key lets chunks of one engine, answer head and settings share a batch."""
+    generates = chunk.answer_head.generate is not None
     settings = (writing or engine.writing) if generates else writing
 
     def score_batch(batch: list[Chunk]) -> Sequence[object] | Decoding:
         return engine.decode(batch, settings) if generates else engine.score(batch, settings, top_k=top_k)
 
-    key = id(engine), top_k, settings, id(chunk.answerer)
+    key = id(engine), top_k, settings, id(chunk.answer_head)
     return NewChunk(token_cost(len(chunk.encoded), settings), chunk, key, score_batch, generates)
 
 
-FinishedRequest = tuple[PendingRequest, object, Exception | None]  # the answer, or the error
-ScoredChunk = tuple[QueuedChunk, object, Exception | None]  # the scores, or the error
+FinishedRequest = tuple[PendingRequest, object, Exception | None]  # (request, answer, error)
+ScoredChunk = tuple[QueuedChunk, object, Exception | None]  # (chunk, scores, error)
 
 
 class BatchRun:
-    """A batch that has left the queue. A text generation resumes after its last slice; anything else is one slice."""
+    """A batch that has left the queue. A text generation may take several slices; any other batch takes one."""
 
     def __init__(self, items: list[QueuedChunk], counts: QueueCounters) -> None:
         self.items = items
@@ -103,12 +103,12 @@ class BatchRun:
         self.seconds = 0.0  # time on the engine thread so far
         self._counts = counts
         self._decoding: Decoding | None = None  # the text generation that is running
-        self._slice_end = 0.0  # time.monotonic()
+        self._slice_end = 0.0  # time.monotonic() at which the current slice should end
         self._results = self._score_isolating_failures(items)
 
     @property
     def remaining_cost(self) -> float:
-        """The estimated cost, in tokens, of the steps that have not run yet."""
+        """The estimated cost in tokens of the steps that have not run yet."""
         if self._decoding is None or not self._decoding.max_new_tokens:
             return self.cost
         return self.cost * (1 - self._decoding.steps / self._decoding.max_new_tokens)
@@ -132,7 +132,7 @@ class BatchRun:
         return finished, True
 
     def _store_scores(self, item: QueuedChunk, scores: object, error: Exception | None) -> list[FinishedRequest]:
-        """Store the scores of a chunk, or its error; return its request if that is now finished."""
+        """Store the scores or the error of a chunk; return its request if the request is now finished."""
         request = item.request
         if request.error is not None:
             return []
@@ -141,7 +141,7 @@ class BatchRun:
         request.error = error
         if error is not None:
             self._counts.failed += isinstance(error, InferenceFailedError)  # clients can fix other errors
-            request.discarded = True  # its other chunks are useless
+            request.discarded = True  # the scores of its other chunks would not be used
             return [(request, None, error)]
         if request.unscored or request.discarded:
             return []
@@ -153,10 +153,10 @@ class BatchRun:
             return [(request, None, error)]
 
     def _score_isolating_failures(self, items: list[QueuedChunk]) -> Iterator[ScoredChunk | None]:
-        """Yield the scores or the error of each chunk, and None at the end of each slice.
+        """Yield the scores or the error of each chunk of a batch, and None at the end of each slice.
 
-        A group that fails is searched by halves for one chunk at fault, and the other chunks run again without it. So
-        a chunk that fails costs at most log2(n) + 1 further runs.
+        If a group of chunks fails, a binary search finds one chunk at fault, and the other chunks run again without it.
+        A chunk that fails costs at most log2(n) + 1 further runs.
         """
         groups, is_first = [items], True
         while groups:
@@ -166,7 +166,7 @@ class BatchRun:
             is_first = False
             if error is None:
                 continue
-            suspects, others = group, []  # one of the suspects makes the group fail
+            suspects, not_scored = group, []  # one of the suspects makes the group fail
             while len(suspects) > 1:
                 first_half, second_half = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
                 failed, half_error = yield from self._run_group(first_half, False)
@@ -174,18 +174,18 @@ class BatchRun:
                     suspects = second_half
                 else:
                     suspects, error = failed, half_error
-                    others += second_half
-            if others or is_single:
+                    not_scored += second_half
+            if not_scored or is_single:
                 yield suspects[0], None, error
             else:
-                groups.append(suspects)  # all others succeeded: alone it may succeed, too
-            if others:
-                groups.append(others)
+                groups.append(suspects)  # all other chunks succeeded: the suspect may succeed by itself
+            if not_scored:
+                groups.append(not_scored)
 
     def _run_group(
         self, group: list[QueuedChunk], is_first: bool
     ) -> Generator[ScoredChunk | None, None, tuple[list[QueuedChunk], Exception | None]]:
-        """Score a group of chunks; return those that failed together and the error, or ([], None)."""
+        """Score a group of chunks and yield its results; return (chunks that failed together, error) or ([], None)."""
         now = time.monotonic()
         if all(item.request.is_abandoned(now) for item in group):
             for item in group:
@@ -204,7 +204,7 @@ class BatchRun:
         self._decoding = outcome if isinstance(outcome, Decoding) else None
         while self._decoding is not None and not self._decoding.done:
             try:
-                scores_by_number = self._decoding.step()  # at least one step in each slice
+                scores_by_number = self._decoding.step()  # each slice has at least one step
             except BaseException as error:
                 return list(unscored.values()), public_error(error)
             for number, scores in scores_by_number.items():
@@ -220,7 +220,7 @@ class BatchRun:
 
 
 def _check_finite(item: QueuedChunk, scores: object) -> ScoredChunk:
-    """Return the scores of a chunk, with an error if they are not finite."""
+    """Return a chunk with its scores, and with an error if they are not finite."""
     return item, scores, None if scores_are_finite(scores) else InferenceFailedError("its scores are not finite")
 
 
@@ -229,7 +229,7 @@ def _deadline_error() -> DeadlineExceededError:
 
 
 def deliver(finished: list[FinishedRequest]) -> None:
-    """Complete the futures of finished requests, with one call for each event loop; for any thread."""
+    """Complete the futures of finished requests, with one call per event loop; may be called from any thread."""
     by_loop: dict[asyncio.AbstractEventLoop, list[FinishedRequest]] = {}
     for result in finished:
         by_loop.setdefault(result[0].future.get_loop(), []).append(result)

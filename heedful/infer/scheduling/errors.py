@@ -1,4 +1,4 @@
-"""Errors of requests, with messages for the client."""
+"""Errors of requests, with messages that may be shown to the client."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class RequestRefusedError(Exception):
-    """Base of the errors of requests that are not answered; the message may be shown to the client."""
+    """Base class: a request is not answered. The message may be shown to the client."""
 
 
 class QueueFullError(RequestRefusedError):
-    """The queue is full."""
+    """Too many requests, tokens or characters are waiting."""
 
     def __init__(self, message: str, retry: float = 1.0) -> None:
-        """`retry` is the number of seconds after which the client should try again."""
+        """`retry` is the time in seconds after which the client should try again."""
         super().__init__(message)
         self.retry = retry
 
@@ -28,7 +28,7 @@ class UnavailableError(RequestRefusedError):
 
 
 class DeadlineExceededError(RequestRefusedError):
-    """The deadline of the request passed; chunks that had not started are never run."""
+    """The deadline of the request passed; its chunks that have not started are never run."""
 
 
 class TooLongError(RequestRefusedError):
@@ -39,13 +39,13 @@ class InferenceFailedError(RequestRefusedError):
     """The model or its tokenizer failed on this request."""
 
     def __init__(self, reason: str) -> None:
-        """`reason` is for the log only; the client gets a general message."""
+        """`reason` is written to the log; the client gets a general message."""
         super().__init__("the model failed on this input; other requests are not affected")
         self.reason = reason
 
 
 def public_error(error: BaseException) -> Exception:
-    """Return the error for the client: its own if the client can fix it, else an InferenceFailedError."""
+    """Return the error for the client: the error itself if the client can fix it, else an InferenceFailedError."""
     if isinstance(error, RequestRefusedError):
         return error
     if isinstance(error, HeedfulError):
@@ -53,13 +53,13 @@ def public_error(error: BaseException) -> Exception:
             return error
         error = error.__cause__
     frame, location = error.__traceback__, ""
-    while frame is not None:  # the message is left out: it may quote the client's text
+    while frame is not None:  # only the location is reported: the message may quote the client's text
         location, frame = f"{frame.tb_frame.f_code.co_name}:{frame.tb_lineno}", frame.tb_next
     return InferenceFailedError(f"{type(error).__name__} in {location}")
 
 
 def with_public_errors(function: Callable[[], T]) -> T:
-    """Return function(); an error becomes the one that the client may see."""
+    """Return function(); convert its errors by `public_error`."""
     try:
         return function()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Limits and counters of a queue, and its interface to an engine."""
+"""Limits and counters of a scheduler, and the interface of the engines that it runs."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from heedful.tasks.generation import GenerationConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueLimits:
-    """Limits of the queue, which are never exceeded."""
+    """Limits of a scheduler. A request that would exceed a limit of requests or tokens is refused."""
 
-    max_concurrent_requests: int = 512  # requests that wait or run
-    max_queued_tokens: int = 262_144  # tokens of waiting requests
+    max_concurrent_requests: int = 512  # requests that are waiting or running
+    max_queued_tokens: int = 262_144  # tokens of all waiting requests
     max_request_tokens: int = 16_384  # tokens of one request, over all windows
-    max_queued_characters: int = 4_194_304  # characters of long requests that are not tokenised yet
-    # tokens of a batch; None: the token budget of the engine. A single window that has more is a batch by itself
+    max_queued_characters: int = 4_194_304  # characters of all long requests that wait to be tokenized
+    # tokens of a batch, or None for the token budget of the engine. A window with more tokens is a batch by itself
     max_batch_tokens: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
 class QueueCounters:
-    """Counts since the start."""
+    """Counts of batches and requests since the scheduler started."""
 
-    batches: int = 0
-    sequences: int = 0  # windows that reached the model
-    tokens: int = 0  # cost of the batches, see `token_cost`
-    retries: int = 0  # parts of batches that ran again because an input made the batch fail
+    batches: int = 0  # batches that have run
+    sequences: int = 0  # windows in these batches
+    tokens: int = 0  # cost of these batches, see `token_cost`
+    retries: int = 0  # runs of parts of a batch after an input made the batch fail
     failed: int = 0  # inputs on which the model failed
-    full: int = 0  # requests refused because too many waited
+    full: int = 0  # requests refused because the queue was full
     expired: int = 0  # requests whose deadline passed
     cancelled: int = 0  # requests whose client disconnected
 
 
 @runtime_checkable
 class ScheduledEngine(Protocol):
-    """The part of `Engine` that a queue uses."""
+    """The part of `Engine` that a scheduler uses."""
 
-    writing: GenerationConfig  # generation settings of requests that have none
-    token_budget: int  # maximum tokens of a batch, unless the limits of the queue have one
+    writing: GenerationConfig  # generation settings of requests that have no settings of their own
+    token_budget: int  # maximum tokens of a batch, unless `QueueLimits.max_batch_tokens` is set
 
     @property
     def stages(self) -> Sequence[tuple[ScheduledEngine, float]]:
-        """The stages of a cascade with their confidence thresholds; the engine alone if it is no cascade."""
+        """The stages of a cascade as (engine, confidence threshold); only this engine, with 0, if it is no cascade."""
 
     def tokenize(self, inputs: Sequence[object]) -> list[EncodedInput]:
         """Tokenize inputs into windows."""
@@ -55,17 +55,17 @@ class ScheduledEngine(Protocol):
     def score(
         self, chunks: Sequence[Chunk], writing: GenerationConfig | None = None, *, top_k: int | None = None
     ) -> list[object]:
-        """Return the scores of one batch."""
+        """Return the scores of each chunk of one batch."""
 
     def decode(self, chunks: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
-        """Start the text generation of one batch, which the caller runs step by step."""
+        """Start the generation of texts for one batch, which the caller then runs step by step."""
 
     def answer(self, encoded_input: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
         """Return the answer to an input from the scores of its chunks."""
 
 
 def token_cost(tokens: int, writing: GenerationConfig | None) -> int:
-    """Return the cost of a chunk: its tokens and those that may be generated for it, times the beams."""
+    """Return the cost of a chunk: (tokens + maximum of generated tokens) * beams; without `writing`, its tokens."""
     if writing is None:
         return tokens
     beams = writing.how.num_beams if isinstance(writing.how, BeamSearch) else 1

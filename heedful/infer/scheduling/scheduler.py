@@ -1,4 +1,4 @@
-"""Scheduler: it batches the requests of many clients for one engine thread, by deadline and length, within limits."""
+"""The scheduler: one engine thread for the requests of many clients, batched by deadline and length, within limits."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
 
 SECONDS_PER_TOKEN = 0.001  # a token is due this long after the token before it, so that short requests go first
-MAX_DUE_SHARE = 0.5  # share of its time after which any request is due, so that long ones are not starved
-MAX_SKIPPED = 64  # waiting chunks that are skipped to fill a batch
-BATCH_TIME_SHARE = 0.5  # share of the time left to the most urgent request of a batch that the batch may take
-WAIT_TIME_SHARE = 0.5  # a request is refused unless its answer is expected within this share of its time
-FIRST_BATCH_SHARE = 0.25  # share of the token budget from which a first batch measures the speed; small ones are slower
+MAX_DUE_SHARE = 0.5  # share of its time limit after which any request is due, so that long ones do not starve
+MAX_SKIPPED = 64  # maximum waiting chunks that may be skipped to fill a batch
+BATCH_TIME_SHARE = 0.5  # maximum duration of a batch, as a share of the time left to its most urgent request
+WAIT_TIME_SHARE = 0.5  # maximum expected wait for an answer, as a share of the time left; else the request is refused
+FIRST_BATCH_SHARE = 0.25  # minimum share of the token budget in a batch from which the first speed is measured
 SPEED_DECAY = 0.9  # weight of earlier batches in the measured speed, applied once for each new batch
-SLICE_SECONDS = 0.05  # seconds after which a text generation yields the engine thread to other batches
-MAX_DECODINGS = 2  # started text generations of a model, each with its KV cache; further ones wait
-SPECIAL_TOKENS = 2  # tokens around a text, in estimates
-DENSITY_DECAY = 0.99  # weight of earlier requests in the measured tokens per character, applied for each new request
-MIN_HEAP_CLEANUP = 256  # waiting chunks from which a heap is rebuilt if most of them are of discarded requests
+SLICE_SECONDS = 0.05  # seconds after which a text generation leaves the engine thread to other batches
+MAX_DECODINGS = 2  # text generations of a model that may have started, each with its KV cache; further ones wait
+SPECIAL_TOKENS = 2  # special tokens around a text, for estimates
+DENSITY_DECAY = 0.99  # weight of earlier requests in the tokens per character, applied once for each new request
+MIN_HEAP_CLEANUP = 256  # waiting chunks above which a heap is rebuilt if most of them belong to discarded requests
 
 
 T = TypeVar("T")
-Encoded = list[EncodedInput] | Generator[None, None, list[EncodedInput]]  # at once, or in several turns
+Encoded = list[EncodedInput] | Generator[None, None, list[EncodedInput]]  # tokenized in one turn, or in several
 EngineType = TypeVar("EngineType", bound=ScheduledEngine, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _AskOptions:
-    """Arguments of `ModelQueue.ask`, and the pending requests that it has made so far."""
+    """Arguments of `ModelQueue.ask`; `pending` collects the requests that it makes, one for each stage."""
 
     pending: list[PendingRequest]
     deadline: float
@@ -70,29 +70,29 @@ class _AskOptions:
 
 
 class ModelQueue(Generic[EngineType]):
-    """The queue of one model. `engine` may be replaced at any time: a request keeps the engine that it started with."""
+    """The queue of one model. `engine` may be replaced at any time; a request keeps the engine that it began with."""
 
     def __init__(self, scheduler: Scheduler, engine: EngineType | None) -> None:
         self.scheduler = scheduler
         self.engine = engine
-        self.heap: list[QueuedChunk] = []  # waiting chunks, the first due first
-        self.used_seconds = 0.0  # time on the engine thread; the model with the least comes next
-        self.waiting_tokens = 0  # of waiting requests; estimated for requests that are being tokenised
+        self.heap: list[QueuedChunk] = []  # heap of waiting chunks; the first is due first
+        self.used_seconds = 0.0  # time on the engine thread; the model with the least time runs next
+        self.waiting_tokens = 0  # tokens of waiting requests; estimated for requests that are being tokenized
         self.paused: list[BatchRun] = []  # text generations between two slices
         self.running: BatchRun | None = None
         self.recent_tokens = 0.0  # tokens of finished batches, decayed by SPEED_DECAY
-        self.recent_seconds = 0.0  # seconds of these batches, decayed in the same way
-        self._measured_characters = 1024.0  # characters of tokenised requests, decayed by DENSITY_DECAY
-        self._measured_tokens = 256.0  # tokens of these requests, decayed in the same way
+        self.recent_seconds = 0.0  # seconds of finished batches, decayed by SPEED_DECAY
+        self._measured_characters = 1024.0  # characters of tokenized requests, decayed by DENSITY_DECAY
+        self._measured_tokens = 256.0  # tokens of tokenized requests, decayed by DENSITY_DECAY
 
     @property
     def tokens_per_second(self) -> float:
-        """The measured speed; infinite until a batch was measured."""
+        """The measured speed; infinite before the first measurement."""
         return self.recent_tokens / self.recent_seconds if self.recent_seconds else math.inf
 
     @property
     def estimated_seconds(self) -> float:
-        """The estimated time for all waiting chunks and started text generations, without other models."""
+        """The estimated seconds for all waiting chunks and started text generations of this model."""
         decodings = list(self.paused)
         if self.running is not None and self.running.is_decoding:
             decodings.append(self.running)
@@ -101,7 +101,7 @@ class ModelQueue(Generic[EngineType]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the model uses the engine thread, or waits for it."""
+        """Whether the model uses the engine thread or waits for it."""
         return bool(self.heap or self.paused or self.running)
 
     async def ask(
@@ -120,18 +120,18 @@ class ModelQueue(Generic[EngineType]):
 
         Args:
             inputs: The inputs.
-            deadline: time.monotonic() at which the call ends with a DeadlineExceededError.
-            is_disconnected: Whether the client disconnected; any thread may call it. Then no batch takes the request,
-                and this call is cancelled.
-            encode: Tokenizes inputs, or refuses them; None: the engine does.
-            top_k: Number of candidates that fill-mask lists.
-            writing: Generation settings; None: the engine's.
-            sizes: Characters of each text that is to be tokenised. A request that does not fit by them is refused
-                before it is tokenised. For a cascade in stages: of each input.
-            in_stages: Whether the stages of a cascade answer in turn; otherwise the last stage alone does.
+            deadline: time.monotonic() after which the call raises a DeadlineExceededError.
+            is_disconnected: Returns whether the client disconnected; any thread may call it. If so, no batch takes the
+                request, and this call is cancelled.
+            encode: Function of engine and inputs that tokenizes or refuses the inputs. If None, the engine tokenizes.
+            top_k: Number of candidates that are listed for each mask.
+            writing: Generation settings. If None, the engine's.
+            sizes: Characters of each text to tokenize; for a cascade in stages, of each input. A request that does not
+                fit according to these numbers is refused before it is tokenized.
+            in_stages: Whether all stages of a cascade answer in turn; if false, only the last stage answers.
 
         Raises:
-            RequestRefusedError: If the request is too long, too late, or one too many.
+            RequestRefusedError: If the request is too long, its deadline too early, or the queue full.
             InputError: If an input is invalid.
         """
         async with self._entered(deadline) as (engine, pending):
@@ -163,7 +163,7 @@ class ModelQueue(Generic[EngineType]):
     async def _ask_engine(
         self, engine: ScheduledEngine, options: _AskOptions, inputs: Sequence[object], sizes: Sequence[int]
     ) -> tuple[list[Answer], int]:
-        """Return the answers of one engine, and the number of tokens read."""
+        """Return the answers of one engine to inputs, and the number of tokens read."""
         encode, top_k, writing = options.encode, options.top_k, options.writing
 
         def tokenize() -> Encoded:
@@ -180,9 +180,9 @@ class ModelQueue(Generic[EngineType]):
             self._measure_density(sizes, tokens)
 
         def finish(scores: list[object]) -> list[Answer]:
-            in_order = iter(scores)
+            scores_in_order = iter(scores)
             return [
-                engine.answer(encoded_input, [next(in_order) for _ in encoded_input.chunks], top_k=top_k)
+                engine.answer(encoded_input, [next(scores_in_order) for _ in encoded_input.chunks], top_k=top_k)
                 for encoded_input in encoded_inputs
             ]
 
@@ -191,17 +191,17 @@ class ModelQueue(Generic[EngineType]):
             return answers, 0
         request.finish = finish
         new_chunks = [new_chunk(engine, chunk, top_k, writing) for chunk in chunks]
-        addition = ", with all that may be written after them" if new_chunks[0].is_decoding else ""
+        addition = ", with the tokens that may be generated" if new_chunks[0].is_decoding else ""
         self.scheduler._add(request, new_chunks, addition)
         return await request.future, tokens
 
     def _estimate_cost(self, sizes: Sequence[int], writing: GenerationConfig | None) -> int:
-        """Estimate the cost of texts from their characters, see `token_cost`."""
+        """Estimate the cost of texts from their numbers of characters, see `token_cost`."""
         tokens_per_character = self._measured_tokens / self._measured_characters
         return sum(token_cost(SPECIAL_TOKENS + math.ceil(tokens_per_character * size), writing) for size in sizes)
 
     def _measure_density(self, sizes: Sequence[int], tokens: int) -> None:
-        """Update the measured tokens per character by those of a tokenised request."""
+        """Update the measured tokens per character with the numbers of a tokenized request."""
         self._measured_characters = DENSITY_DECAY * self._measured_characters + sum(sizes)
         self._measured_tokens = DENSITY_DECAY * self._measured_tokens + max(0, tokens - SPECIAL_TOKENS * len(sizes))
 
@@ -213,7 +213,7 @@ class ModelQueue(Generic[EngineType]):
         deadline: float,
         is_disconnected: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Return function(engine), run by the engine thread; it is queued like a chunk with this number of tokens."""
+        """Return function(engine), which the engine thread runs; it is queued like a chunk with `tokens` tokens."""
         async with self._entered(deadline) as (engine, pending):
             request = self._pending_request(engine, deadline, is_disconnected)
             request.finish = lambda scores: scores[0]
@@ -234,16 +234,16 @@ class ModelQueue(Generic[EngineType]):
         is_disconnected: Callable[[], bool] = lambda: False,
         sizes: Sequence[int] = (),
     ) -> T:
-        """Return function(engine), run by a tokenizing thread; `sizes` are the characters of texts, as in `ask`."""
+        """Return function(engine), which a tokenizing thread runs; `sizes` are the characters of each text."""
         async with self._entered(deadline) as (engine, _):
             return await self._run_in_tokenizer_pool(lambda: function(engine), deadline, is_disconnected, sizes)
 
     @contextlib.asynccontextmanager
     async def _entered(self, deadline: float) -> AsyncIterator[tuple[EngineType, list[PendingRequest]]]:
-        """Count a request while it is active, and end it at its deadline, whatever it waits for.
+        """Count a request as active, and end it at its deadline whatever it waits for.
 
         Yields:
-            The engine, and a list for the pending requests that are made for the request.
+            The engine, and a list to which the caller appends the `PendingRequest`s that it makes.
         """
         engine = self.scheduler._enter(self, deadline)
         pending: list[PendingRequest] = []
@@ -266,7 +266,7 @@ class ModelQueue(Generic[EngineType]):
         is_disconnected: Callable[[], bool],
         sizes: Sequence[int],
     ) -> T:
-        """Return the result of a function that a tokenizing thread runs; see `TokenizerPool.submit`."""
+        """Run a function in a tokenizing thread, and return its result; see `TokenizerPool.submit`."""
         now, characters = time.monotonic(), sum(sizes)
         estimated_tokens = characters / 4
         due = min(now + SECONDS_PER_TOKEN * estimated_tokens, now + MAX_DUE_SHARE * (deadline - now))
@@ -301,7 +301,7 @@ class ModelQueue(Generic[EngineType]):
         return self.scheduler.limits.max_batch_tokens or (1 if self.engine is None else self.engine.token_budget)
 
     def _next_run(self, now: float, counts: QueueCounters) -> BatchRun | None:
-        """Return the run that is due first: a paused text generation, or a new batch.
+        """Return the run that is due first: a paused text generation or a new batch; None if nothing waits.
 
         No new batch starts while MAX_DECODINGS text generations are paused.
         """
@@ -318,8 +318,8 @@ class ModelQueue(Generic[EngineType]):
     def _pop_batch(self, now: float) -> list[QueuedChunk]:
         """Remove and return the chunks of the next batch.
 
-        It has the chunk that is due first and, in order, further chunks with the same key that fit into the budget and
-        let every request of the batch be answered in time.
+        The batch has the chunk that is due first and further chunks with the same key, in order of their due times, if
+        they fit into the token budget and leave enough time to every request in the batch.
         """
         batch: list[QueuedChunk] = []
         skipped: list[QueuedChunk] = []
@@ -353,17 +353,17 @@ class Scheduler:
         """Start the threads.
 
         Args:
-            limits: Limits of the queue.
-            tokenizer_threads: Number of threads that tokenise.
-            on_batch: Called by the engine thread after each batch with its sequences, tokens and seconds.
+            limits: Limits of the scheduler. If None, the defaults of `QueueLimits`.
+            tokenizer_threads: Number of threads that tokenize.
+            on_batch: Called by the engine thread after each batch, with the batch's sequences, tokens and seconds.
         """
         self.limits = limits or QueueLimits()
         self.counts = QueueCounters()
         self.model_queues: list[ModelQueue[ScheduledEngine]] = []
-        self.active_requests = 0  # requests that wait or run now
-        self.waiting_tokens = 0  # of waiting requests, over all models
+        self.active_requests = 0  # requests that are waiting or running
+        self.waiting_tokens = 0  # tokens of waiting requests, over all models
         self.draining = False
-        self._run_end = 0.0  # time.monotonic() at which the current slice or batch is expected to end; 0: none runs
+        self._run_end = 0.0  # time.monotonic() when the current slice or batch should end, or 0 if none runs
         self._closed = False
         self._on_batch = on_batch
         self._order = itertools.count()
@@ -373,35 +373,36 @@ class Scheduler:
         self._thread.start()
 
     def add_model(self, engine: EngineType | None = None) -> ModelQueue[EngineType]:
-        """Add the queue of a model and return it; without an engine the model counts as loading."""
+        """Add a queue for a model, and return it; without an engine, the model counts as loading."""
         model_queue = ModelQueue(self, engine)
         with self._changed:
             self.model_queues.append(model_queue)
         return model_queue
 
     def estimated_wait(self, model_queue: ModelQueue[ScheduledEngine] | None = None, new_tokens: int = 0) -> float:
-        """Estimate the seconds until the requests that run and wait now are answered.
+        """Estimate the seconds until all requests that run or wait now are answered.
 
         Args:
-            model_queue: Only the requests of this model; None: of all. Models take turns, so each of the others takes
-                at most as much time as this one, however much waits in it.
-            new_tokens: Tokens that are added to this model's queue.
+            model_queue: Count only the requests of this model. If None, of all models. Models take turns, so each other
+                model adds at most as much time as this one needs.
+            new_tokens: Tokens to be added to this model's queue.
         """
         run_seconds = max(0.0, self._run_end - time.monotonic())
         if model_queue is None:
             return run_seconds + math.fsum(model_queue.estimated_seconds for model_queue in self.model_queues)
-        own = model_queue.estimated_seconds + new_tokens / model_queue.tokens_per_second
-        others = [model for model in self.model_queues if model is not model_queue]
-        return run_seconds + own + math.fsum(min(own, model.estimated_seconds) for model in others)
+        own_seconds = model_queue.estimated_seconds + new_tokens / model_queue.tokens_per_second
+        other_queues = [queue for queue in self.model_queues if queue is not model_queue]
+        other_seconds = math.fsum(min(own_seconds, queue.estimated_seconds) for queue in other_queues)
+        return run_seconds + own_seconds + other_seconds
 
     @property
     def queued_characters(self) -> int:
-        """The characters of long requests that wait to be tokenised or are being tokenised."""
+        """The characters of long requests that wait to be tokenized or are being tokenized."""
         return self._tokenizer_pool.queued_characters
 
     @property
     def decodings(self) -> int:
-        """The number of batches of text generation that have started, including those between two slices."""
+        """The number of text generations that have started, including those that are paused between slices."""
         paused = sum(len(model_queue.paused) for model_queue in self.model_queues)
         running = [model_queue.running for model_queue in self.model_queues]
         return paused + sum(run is not None and run.is_decoding for run in running)
@@ -411,11 +412,11 @@ class Scheduler:
         return self.active_requests == 0
 
     def drain(self) -> None:
-        """Refuse new requests; accepted ones are still answered."""
+        """Refuse new requests from now on; requests that were accepted are still answered."""
         self.draining = True
 
     def close(self, seconds: float = 5.0) -> None:
-        """Stop the threads after the current batch; wait at most this many seconds for it."""
+        """Stop the threads after the current batch; wait at most `seconds` for its end."""
         self.draining = True
         with self._changed:
             self._closed = True
@@ -426,7 +427,7 @@ class Scheduler:
     # -- called by the event loop
 
     def _enter(self, model_queue: ModelQueue[EngineType], deadline: float) -> EngineType:
-        """Count a new request and return the engine for it, or raise a RequestRefusedError."""
+        """Count a new request, and return the engine for it; raises a RequestRefusedError if it is refused."""
         if self.draining or model_queue.engine is None:
             raise UnavailableError("this server is stopping" if self.draining else "the model is loading")
         if time.monotonic() >= deadline:
@@ -443,19 +444,19 @@ class Scheduler:
         return model_queue.engine
 
     def _queue_full(self, model_queue: ModelQueue[ScheduledEngine]) -> QueueFullError:
-        """Count a request that is refused, and return the error."""
+        """Count a refused request, and return the error for it."""
         self.counts.full += 1
         return QueueFullError("too many requests wait already; try again later", self.estimated_wait(model_queue))
 
     def _refuse_late(self, model_queue: ModelQueue[ScheduledEngine], tokens: int, deadline: float) -> None:
-        """Raise a QueueFullError if an answer is not expected within WAIT_TIME_SHARE of the time that is left."""
+        """Raise a QueueFullError if the expected wait exceeds WAIT_TIME_SHARE of the time until the deadline."""
         max_wait = WAIT_TIME_SHARE * (deadline - time.monotonic())
         if self.estimated_wait(model_queue) and self.estimated_wait(model_queue, tokens) > max_wait:
             raise self._queue_full(model_queue)
 
     def _reserve(self, request: PendingRequest, tokens: int) -> None:
-        """Count the estimated tokens of a request that is to be tokenised as waiting, or refuse it."""
-        # a request above the limits is refused for that later, with its exact number
+        """Count the estimated tokens of a request as waiting before it is tokenized, or refuse the request."""
+        # a request with more tokens than the limits is refused later, with the exact number in the message
         tokens = min(tokens, self.limits.max_request_tokens, self.limits.max_queued_tokens)
         with self._changed:
             self._refuse_late(request.model_queue, tokens, request.deadline)
@@ -468,8 +469,8 @@ class Scheduler:
 
         Args:
             request: The request.
-            chunks: Its chunks.
-            addition: Says in an error message what the number of tokens includes.
+            chunks: The request's chunks.
+            addition: Text for the error message about what the number of tokens includes.
         """
         total, model_queue, now = sum(chunk.cost for chunk in chunks), request.model_queue, time.monotonic()
         if total > (max_tokens := min(self.limits.max_request_tokens, self.limits.max_queued_tokens)):
@@ -483,13 +484,14 @@ class Scheduler:
         with self._changed:
             reserved = request.waiting_tokens
             self._change_waiting(request, -reserved)
-            if total > reserved:  # otherwise its time was checked when the tokens were reserved
+            if total > reserved:  # otherwise the wait was checked when the tokens were reserved
                 self._refuse_late(model_queue, total, request.deadline)
             if self.waiting_tokens + total > self.limits.max_queued_tokens:
                 raise self._queue_full(model_queue)
-            if not model_queue.is_busy:  # an idle model does not save up its turns
-                used = [busy.used_seconds for busy in self.model_queues if busy.is_busy]
-                model_queue.used_seconds = max(model_queue.used_seconds, min(used, default=model_queue.used_seconds))
+            if not model_queue.is_busy:  # a model that was idle gets no credit for it
+                busy_seconds = [queue.used_seconds for queue in self.model_queues if queue.is_busy]
+                used_seconds = model_queue.used_seconds
+                model_queue.used_seconds = max(used_seconds, min(busy_seconds, default=used_seconds))
             self._change_waiting(request, total)
             request.scores, request.unscored = [None] * len(chunks), len(chunks)
             tokens_so_far = 0
@@ -511,7 +513,7 @@ class Scheduler:
             self._changed.notify()
 
     def _leave(self, pending: Sequence[PendingRequest]) -> None:
-        """Stop counting a request; the chunks of its pending requests that still wait are discarded."""
+        """Stop counting a request as active, and discard those of its chunks that still wait."""
         with self._changed:
             self.active_requests -= 1
             for request in pending:
@@ -526,7 +528,7 @@ class Scheduler:
                     heapq.heapify(model_queue.heap)
 
     def _change_waiting(self, request: PendingRequest, tokens: int) -> None:
-        """Add tokens, perhaps a negative number, to the waiting tokens of a request. The caller holds the lock."""
+        """Add a number, which may be negative, to the waiting tokens of a request. The caller holds the lock."""
         request.waiting_tokens += tokens
         request.model_queue.waiting_tokens += tokens
         self.waiting_tokens += tokens
@@ -546,7 +548,7 @@ class Scheduler:
             finished: list[FinishedRequest]
             try:
                 finished, done = run.advance(start + SLICE_SECONDS)
-            except BaseException as error:  # a fault of ours; still, no request may wait for ever
+            except BaseException as error:  # a bug in the scheduler; still, no request may wait for ever
                 finished, done = [(item.request, None, public_error(error)) for item in run.items], True
             seconds = time.monotonic() - start
             run.seconds += seconds
@@ -573,7 +575,7 @@ class Scheduler:
             self._on_batch(len(run.items), run.cost, seconds)
 
     def _next_run(self) -> tuple[ModelQueue[ScheduledEngine], BatchRun] | None:
-        """Return the next run and its model, of the model that used the least time; None if nothing waits."""
+        """Return the next run with its queue, from the model that used the least time; None if nothing waits."""
         if self._closed:
             return None
         for model_queue in sorted(self.model_queues, key=lambda model_queue: model_queue.used_seconds):

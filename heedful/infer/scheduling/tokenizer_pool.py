@@ -1,4 +1,4 @@
-"""A pool of tokenizing threads: short texts overtake long ones, which take several turns; the queue is bounded."""
+"""A pool of tokenizing threads with a bounded queue, in which short texts overtake long ones."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from typing import Any, TypeVar
 
 from heedful.infer.scheduling.errors import DeadlineExceededError, QueueFullError, UnavailableError, public_error
 
-TURN_CHARACTERS = 16_384  # characters that are tokenized in one turn; a request of more counts as long
+TURN_CHARACTERS = 16_384  # maximum characters tokenized in one turn; a request with more is a long request
 SPEED_DECAY = 0.9  # weight of earlier tasks in the measured speed, applied once for each new task
 T = TypeVar("T")
 
 
 @dataclass(kw_only=True, eq=False)
 class _Task:
-    """A function that runs in one turn, or in several if it returns a generator, and the future of its result."""
+    """A function to run, in one turn or (if it returns a generator) in several, and the future of its result."""
 
     function: Callable[[], object]
     future: Future[Any]
-    characters: int
-    indivisible: bool  # whether a single turn may exceed TURN_CHARACTERS
-    due: float
-    deadline: float  # time.monotonic() from which it takes no further turn
+    characters: int  # characters of all its texts
+    indivisible: bool  # whether one of its turns has more than TURN_CHARACTERS
+    due: float  # time.monotonic() that orders the queue; the earliest runs first
+    deadline: float  # time.monotonic() after which it takes no further turn
     is_disconnected: Callable[[], bool]  # whether its client disconnected
-    generator: Generator[None, None, object] | None = None  # runs a turn with each step; None: not started
+    generator: Generator[None, None, object] | None = None  # each step is a turn; None before the first turn
     seconds: float = 0.0  # duration of its turns so far
-    order: int = 0  # tie-breaker: of tasks with the same due time the first one queued comes first
+    order: int = 0  # number in the order of queueing, which decides between tasks with equal due times
 
     def __lt__(self, task: _Task) -> bool:
-        """Return whether this task comes before another one."""
+        """Return whether this task runs before another one."""
         return (self.due, self.order) < (task.due, task.order)
 
 
 class TokenizerPool:
-    """Threads that run tokenizing functions, the one with the earliest due time first.
+    """Threads that run tokenizing functions, those with the earliest due time first.
 
-    If a function returns a generator, each of its steps is a turn, and functions that are due earlier run between them.
-    Functions with an indivisible text, longer than TURN_CHARACTERS, occupy all threads but one, so that short texts
-    overtake them.
+    If a function returns a generator, each step is a turn, and functions that are due earlier run between turns. A text
+    of more than TURN_CHARACTERS is indivisible: one turn tokenizes it. Functions with such texts occupy at most all
+    threads but one, so that short texts overtake them.
     """
 
     def __init__(self, threads: int, max_characters: int) -> None:
@@ -53,19 +53,19 @@ class TokenizerPool:
 
         Args:
             threads: Number of threads.
-            max_characters: Maximum `queued_characters`; a single request may have more.
+            max_characters: Maximum of `queued_characters`, except that a single request may have more.
         """
         self.max_characters = max_characters
-        self.queued_characters = 0  # of long requests (above TURN_CHARACTERS) that wait or are being tokenized
+        self.queued_characters = 0  # characters of long requests that wait or are being tokenized
         self._divisible: list[_Task] = []  # heap of waiting tasks whose turns have at most TURN_CHARACTERS
-        self._indivisible: list[_Task] = []  # heap of the other waiting tasks
-        self._running_indivisible = 0
-        self._max_indivisible = max(1, threads - 1)  # tasks that run at once
+        self._indivisible: list[_Task] = []  # heap of waiting tasks with a larger turn
+        self._running_indivisible = 0  # indivisible tasks that run now
+        self._max_indivisible = max(1, threads - 1)  # indivisible tasks that may run at once
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
         self._measured_characters = 0.0  # characters of finished long requests, decayed by SPEED_DECAY
-        self._measured_seconds = 0.0  # seconds that threads took for them, decayed in the same way
+        self._measured_seconds = 0.0  # seconds that threads needed for them, decayed by SPEED_DECAY
         self._threads = [
             threading.Thread(target=self._work, name=f"heedful-tokens_{number}", daemon=True)
             for number in range(threads)
@@ -86,15 +86,15 @@ class TokenizerPool:
         """Queue a function and return the future of its result.
 
         Args:
-            function: Returns the result, or a generator that returns it and yields after each turn.
+            function: Returns the result, or a generator that yields after each turn and returns the result.
             characters: Characters of all texts that it tokenizes.
-            longest: Characters of the longest text, which is tokenized in one turn.
-            due: Time that orders the queue; the earliest comes first.
+            longest: Characters of the longest of these texts, since one turn tokenizes a whole text.
+            due: time.monotonic() that orders the queue; the earliest runs first.
             deadline: time.monotonic() after which the function takes no further turn.
-            is_disconnected: Whether the client disconnected; then the function takes no further turn.
+            is_disconnected: Whether the client disconnected, after which the function takes no further turn.
 
         Raises:
-            QueueFullError: If too many characters of long requests are queued.
+            QueueFullError: If the request is long and too many characters of long requests are queued.
         """
         is_long = characters > TURN_CHARACTERS
         future: Future[T] = Future()
@@ -117,12 +117,12 @@ class TokenizerPool:
         return future
 
     def estimated_wait(self) -> float:
-        """Return the estimated seconds until all long requests that are queued now are tokenized."""
+        """Estimate the seconds until all long requests that are queued now are tokenized."""
         seconds_per_character = self._measured_seconds / max(self._measured_characters, 1.0)
         return self.queued_characters * seconds_per_character / self._max_indivisible
 
     def close(self) -> None:
-        """Stop the threads after their current turns. Waiting tasks are cancelled; started ones fail."""
+        """Stop the threads after their current turns. Tasks that have not started are cancelled; started ones fail."""
         with self._changed:
             self._closed = True
             tasks = [*self._divisible, *self._indivisible]
@@ -133,12 +133,12 @@ class TokenizerPool:
             self._abandon(task)
 
     def _abandon(self, task: _Task) -> None:
-        """Complete the future of a task that will take no further turn because the pool is closed."""
-        if not task.future.cancel():  # it is running: a turn was taken
+        """Cancel or fail the future of a task that takes no further turn because the pool is closed."""
+        if not task.future.cancel():  # the task has started
             task.future.set_exception(UnavailableError("this server is stopping"))
 
     def _release(self, characters: int) -> None:
-        """No longer count the characters of a long request."""
+        """Stop counting the characters of a long request as queued."""
         with self._changed:
             self.queued_characters -= characters
 
@@ -152,7 +152,7 @@ class TokenizerPool:
         self._changed.notify()
 
     def _pop(self) -> _Task | None:
-        """Remove and return the next task that may run now, or None. The caller holds the lock."""
+        """Remove and return the next task that may run now; None if there is none. The caller holds the lock."""
         heaps = [self._divisible]
         if self._running_indivisible < self._max_indivisible:
             heaps.append(self._indivisible)
@@ -183,7 +183,7 @@ class TokenizerPool:
             del task  # frees its texts while the thread waits
 
     def _run_turn(self, task: _Task) -> bool:
-        """Run one turn of a task and return whether the task is done; its future then is, too."""
+        """Run one turn of a task; return whether the task is done, and with it its future."""
         is_first = task.generator is None
         if is_first:
             if task.is_disconnected():

@@ -1,4 +1,4 @@
-"""The fastest execution plan for a model on this machine, measured or read from the tuning cache."""
+"""The fastest execution plan of a model on this machine, from the tuning cache or measured."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ from heedful.nn.layers import Mlp
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import RelativePosition
 
-# "off": nothing is measured, and every machine uses the same kernels, which is reproducible but slower
+# environment variable; if it is "off", plans are not measured but the same on every machine: reproducible, but slower
 AUTOTUNE_VARIABLE = "HEEDFUL_AUTOTUNE"
-LINEAR_ROWS = (16, 1024)  # rows of input at which linear layers, or blocks, are timed: a short text, and a batch
-LINEAR_TEXT = 64  # tokens of each text in that batch, if whole blocks are timed
+LINEAR_ROWS = (16, 1024)  # rows of the inputs for which linear layers or blocks are timed: a short text, and a batch
+LINEAR_TEXT = 64  # tokens of each text in the batch, if blocks are timed
 TEXT_LENGTHS = (256, 128, *[64] * 6, *[24] * 10)  # tokens of the texts whose attention is timed
 ROUNDS = 7  # timed runs of each kernel
-MAX_TIME_RATIO = 0.97  # a linear kernel replaces the plain one if the geometric mean of its time ratios is at most this
+# maximum geometric mean of a linear kernel's times / the plain kernel's times, for which it replaces the plain kernel
+MAX_TIME_RATIO = 0.97
 
 
 def autotune(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
-    """Apply the fastest plan to a model, and return it; the model can no longer be trained.
+    """Apply the fastest plan to a model, which then cannot be trained any more; return the plan.
 
     Args:
-        bundle: A model that was loaded in the activation dtype of the precision.
+        bundle: The model, loaded in the activation dtype of the precision.
         precision: The precision.
     """
     plan = tuned_plan(bundle, precision)
@@ -59,7 +60,7 @@ def autotune(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
 
 
 def tuned_plan(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
-    """Return the fastest plan for a model and this machine, from the tuning cache or measured now.
+    """Return the fastest plan of a model on this machine, from the tuning cache or measured now.
 
     Raises:
         HeedfulError: If the model cannot be computed in the precision on its device.
@@ -70,14 +71,14 @@ def tuned_plan(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
 
 
 def autotune_enabled() -> bool:
-    """Return whether plans are measured; not if the environment variable HEEDFUL_AUTOTUNE is "off"."""
+    """Return whether plans may be measured: the environment variable HEEDFUL_AUTOTUNE is not "off"."""
     return os.environ.get(AUTOTUNE_VARIABLE) != "off"
 
 
-def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
-    """Return the fastest plan for a model on its device; see `tuned_plan`, which checks the precision before."""
-    stack = loaded.config.model.encoder or loaded.config.model.decoder
-    parameter = next(loaded.parameters())
+def fastest_plan(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
+    """Return the fastest plan of a model on its device. The precision is not checked, unlike in `tuned_plan`."""
+    stack = bundle.config.model.encoder or bundle.config.model.decoder
+    parameter = next(bundle.parameters())
     if stack is None:
         return ExecutionPlan(precision=precision, why=("a model without blocks has one plan",))
     if parameter.device.type != "cpu":
@@ -90,13 +91,13 @@ def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
     facts = {"machine": tuning_cache.machine_facts(), "precision": precision, "stack": repr(stack)}
     plan = tuning_cache.read_entry(facts, _plan_from_record)
     if plan is None:
-        plan = _measure_plan(loaded, stack, precision)
+        plan = _measure_plan(bundle, stack, precision)
         tuning_cache.write_entry(facts, asdict(plan))
     return plan
 
 
 def _plan_from_record(record: Any) -> ExecutionPlan:
-    """Return a plan from plain data; raises a TypeError, KeyError or ValueError for damaged data."""
+    """Return a plan from plain data; raises a TypeError, KeyError or ValueError if the data is damaged."""
     plan = ExecutionPlan(**{**record, "why": tuple(record["why"])})
     kernels = ("", *(kernel.name for kernel in KERNELS))
     if plan.precision not in get_args(Precision) or plan.linears not in get_args(LinearKernel):
@@ -106,24 +107,24 @@ def _plan_from_record(record: Any) -> ExecutionPlan:
     return plan
 
 
-def _measure_plan(loaded: ModelBundle, config: StackConfig, precision: Precision) -> ExecutionPlan:
-    """Time the kernels of attention and of linear layers, and return the plan with the fastest."""
+def _measure_plan(bundle: ModelBundle, config: StackConfig, precision: Precision) -> ExecutionPlan:
+    """Time the kernels for attention and for linear layers, and return the plan with the fastest ones."""
     plan = ExecutionPlan(precision=precision)
-    dtype = next(loaded.parameters()).dtype
+    dtype = next(bundle.parameters()).dtype
     with torch.inference_mode():
-        # these relations have a bias for each row, which takes most of the time whatever the kernel
+        # computing the biases of each row takes most of the time of these relations, with any kernel
         has_row_bias = isinstance(config.relation, Shaw | TransformerXl)
-        if loaded.model.encoder is not None and not has_row_bias:
+        if bundle.model.encoder is not None and not has_row_bias:
             plan = _with_attention(plan, config, dtype)
         if precision == "int8":
             return replace(plan, linears="int8", why=(*plan.why, "linear layers: int8 products"))
-        linear = next(module for module in loaded.modules() if isinstance(module, Mlp)).up
-        block = None if loaded.model.encoder is None else loaded.model.encoder.blocks[0]
+        linear = next(module for module in bundle.modules() if isinstance(module, Mlp)).up
+        block = None if bundle.model.encoder is None else bundle.model.encoder.blocks[0]
         return _with_linears(plan, config, linear, block if isinstance(block, Block) else None)
 
 
 def _with_attention(plan: ExecutionPlan, config: StackConfig, dtype: torch.dtype) -> ExecutionPlan:
-    """Return the plan with the attention kernel that is fastest for texts of TEXT_LENGTHS."""
+    """Return the plan with the attention kernel that is fastest for texts with TEXT_LENGTHS tokens."""
     bounds = [sum(TEXT_LENGTHS[:number]) for number in range(len(TEXT_LENGTHS) + 1)]
     q, k, v = _random_rows(3 * bounds[-1], config.heads * config.head_width, dtype).view(
         3, bounds[-1], config.heads, config.head_width
@@ -132,54 +133,54 @@ def _with_attention(plan: ExecutionPlan, config: StackConfig, dtype: torch.dtype
     bias = example_bias(config, bounds[-1], max(TEXT_LENGTHS), dtype, CPU)
     args = AttentionArgs(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
     names = [kernel.name for kernel in KERNELS if not kernel.cannot(q, k, v, args)]
-
     times = median_times({name: partial(attend_with, q, k, v, replace(args, preferred=name)) for name in names})
-    best = min(times, key=times.__getitem__)
-    reason = f"attention: {best} ({_format_times(times)} for {bounds[-1]} tokens)"
-    return replace(plan, attention=best, why=(*plan.why, reason))
+    fastest = min(times, key=times.__getitem__)
+    reason = f"attention: {fastest} ({_format_times(times)} for {bounds[-1]} tokens)"
+    return replace(plan, attention=fastest, why=(*plan.why, reason))
 
 
-def _with_linears(plan: ExecutionPlan, config: StackConfig, plain: nn.Linear, block: Block | None) -> ExecutionPlan:
-    """Return the plan with the fastest kernel of linear layers.
+def _with_linears(plan: ExecutionPlan, config: StackConfig, linear: nn.Linear, block: Block | None) -> ExecutionPlan:
+    """Return the plan with the fastest kernel for linear layers.
 
-    If native layers allow a whole block to be computed in one call, whole blocks are timed, otherwise single layers.
+    Whole blocks are timed if `FusedBlock` can compute them with native layers; otherwise single layers are timed.
 
     Args:
         plan: The plan so far, with its attention kernel.
         config: The stack.
-        plain: A linear layer of the stack.
-        block: A block of the encoder; None: the model has no encoder.
+        linear: A linear layer of the stack, as it was loaded.
+        block: A block of the encoder; None if the model has no encoder.
     """
     reasons: dict[LinearKernel, str] = {
-        name: kernel.cannot(plain) for name, kernel in LINEAR_KERNELS.items() if name != "int8"
+        name: kernel.cannot(linear) for name, kernel in LINEAR_KERNELS.items() if name != "int8"
     }
     usable: list[LinearKernel] = [name for name, reason in reasons.items() if not reason]
     functions: dict[LinearKernel, Callable[[Tensor], object]] = {
-        "plain": plain,
-        **{name: LINEAR_KERNELS[name].make(plain, None) for name in usable},
+        "plain": linear,
+        **{name: LINEAR_KERNELS[name].make(linear, None) for name in usable},
     }
-    timed = "a layer"
+    timed_module = "a layer"
     if "native" in usable and block is not None and config.relation is None and plan.attention in ("", "native"):
         blocks = {name: _with_kernel(block, name) for name in functions}
         if can_fuse(blocks["native"]):
-            timed = "a block"
+            timed_module = "a block"
             functions = {name: _block_function(blocks[name], config, plan.attention) for name in blocks}
-    ratios: dict[LinearKernel, float] = dict.fromkeys(functions, 1.0)  # products of time / plain time over LINEAR_ROWS
+    # product over LINEAR_ROWS of (time / time of the plain layer)
+    ratios: dict[LinearKernel, float] = dict.fromkeys(functions, 1.0)
     notes = []
     for rows in LINEAR_ROWS if usable else ():
-        x = _random_rows(rows, plain.in_features, plain.weight.dtype)
+        x = _random_rows(rows, linear.in_features, linear.weight.dtype)
         times = median_times({name: partial(function, x) for name, function in functions.items()})
         ratios = {name: ratio * times[name] / times["plain"] for name, ratio in ratios.items()}
-        notes.append(f"{_format_times(times)} for {rows} rows of {timed}")
-    best = min(ratios, key=ratios.__getitem__)
-    if ratios[best] > MAX_TIME_RATIO ** len(LINEAR_ROWS):
-        best = "plain"
+        notes.append(f"{_format_times(times)} for {rows} rows of {timed_module}")
+    fastest = min(ratios, key=ratios.__getitem__)
+    if ratios[fastest] > MAX_TIME_RATIO ** len(LINEAR_ROWS):
+        fastest = "plain"
     notes += [f"no {name}: {reason}" for name, reason in reasons.items() if reason]
-    return replace(plan, linears=best, why=(*plan.why, f"linear layers: {best} ({'; '.join(notes)})"))
+    return replace(plan, linears=fastest, why=(*plan.why, f"linear layers: {fastest} ({'; '.join(notes)})"))
 
 
 def _with_kernel(block: Block, linears: LinearKernel) -> Block:
-    """Return a copy of a block whose linear layers use another kernel."""
+    """Return a copy of a block whose linear layers use this kernel."""
     blocks = nn.ModuleList([copy.deepcopy(block)])
     if linears != "plain":
         exchange_linears(blocks, linears)
@@ -189,7 +190,7 @@ def _with_kernel(block: Block, linears: LinearKernel) -> Block:
 
 
 def _block_function(block: Block, config: StackConfig, attention: str) -> Callable[[Tensor], object]:
-    """Return a function that computes a block for rows [rows, width], which are texts of up to LINEAR_TEXT tokens."""
+    """Return a function that computes a block for inputs [rows, width], as texts of up to LINEAR_TEXT tokens."""
     execution = ExecutionOptions(encoder_kernel=attention, fused_block=FusedBlock() if can_fuse(block) else None)
     layer = LayerContext(
         part="encoder", layer=0, window=config.window_of(0), relation=RelativePosition(), prepared=None
@@ -204,21 +205,21 @@ def _block_function(block: Block, config: StackConfig, attention: str) -> Callab
 
 
 def _random_rows(count: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return normally distributed numbers, [count, width], the same in each call."""
+    """Return normally distributed numbers, [count, width], from a fixed seed."""
     return torch.randn(count, width, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def median_times(runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the median seconds of each function.
+def median_times(functions: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the median duration of each function in seconds.
 
-    In each round all functions run in turn, so that changes of the machine affect all alike; the first round is not
-    timed.
+    In each round, all functions run in turn, so that changes of the machine's speed affect all of them. The first round
+    is not timed.
     """
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(rounds + 1):
-        for name, run in runs.items():
+        for name, function in functions.items():
             start = time.perf_counter()
-            run()
+            function()
             if number:
                 times[name].append(time.perf_counter() - start)
     return {name: median(seconds) for name, seconds in times.items()}

@@ -1,4 +1,4 @@
-"""Execution plans: precision, linear kernel and attention kernel of a model, and how they are applied."""
+"""Execution plans: a model's precision, linear kernel and attention kernel; and how plans are applied."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ LinearKernel = Literal["plain", "onednn", "native", "int8"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionPlan:
-    """How a model is computed, and why."""
+    """The precision and the kernels that compute a model, and why they were chosen."""
 
     precision: Precision
     linears: LinearKernel = "plain"
-    attention: str = ""  # attention kernel that is tried first; "": the order of the kernel table
+    attention: str = ""  # attention kernel to try first, or "" for the order of the kernel table
     why: tuple[str, ...] = ()  # one reason for each choice
 
 
 class _LinearKernelSpec(NamedTuple):
-    make: Callable[[nn.Linear, str | None], nn.Module]  # a linear layer, an activation to fuse -> the layer for it
+    # returns a layer that replaces a linear layer, with an activation fused into it if one is given
+    make: Callable[[nn.Linear, str | None], nn.Module]
     activations: tuple[str, ...]  # activations that can be fused
-    cannot: Callable[[nn.Linear], str]  # why a layer cannot be replaced, or ""
+    cannot: Callable[[nn.Linear], str]  # returns why a layer cannot be replaced, or ""
 
 
 LINEAR_KERNELS: dict[LinearKernel, _LinearKernelSpec] = {
@@ -56,9 +57,9 @@ LINEAR_KERNELS: dict[LinearKernel, _LinearKernelSpec] = {
 
 
 def default_precision(device: torch.device) -> Precision:
-    """Return the precision of an engine that is given none: float32 on a CPU, that of a GPU's tensor cores.
+    """Return the default precision of engines on a device: float32 on a CPU, the one of tensor cores on a GPU.
 
-    They compute bfloat16 from compute capability 8.0 (A100, RTX 30), and float16 from 7.0 (V100, T4).
+    Tensor cores support bfloat16 from compute capability 8.0 (A100, RTX 30), and float16 from 7.0 (V100, T4).
     """
     if device.type != "cuda":
         return "float32"
@@ -69,14 +70,14 @@ def default_precision(device: torch.device) -> Precision:
 
 
 def activation_dtype(precision: Precision) -> torch.dtype:
-    """Return the activation dtype of a precision; for int8 it is bfloat16 if the processor has it, else float32."""
+    """Return the activation dtype of a precision; of int8, bfloat16 if the processor supports it, else float32."""
     if precision == "float16":
         return torch.float16
     return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16()) else torch.float32
 
 
 def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
-    """Return why a model cannot be computed in a precision on a device, or ""."""
+    """Return the reason why a model cannot be computed in a precision on a device, or ""."""
     if precision == "float16" and device.type != "cuda":
         return f"float16 is for GPUs: on {device.type} use float32, bfloat16 or auto"
     if precision == "int8" and device.type != "cpu":
@@ -86,9 +87,9 @@ def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.d
     return ""
 
 
-def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
-    """Replace linear layers of a model and set its execution options; the model can no longer be trained."""
-    model = loaded.model
+def apply_plan(bundle: ModelBundle, plan: ExecutionPlan) -> None:
+    """Replace linear layers of a model, and set its execution options. The model cannot be trained any more."""
+    model = bundle.model
     for stack in (model.encoder, model.decoder):
         if stack is not None:
             _project_distances(stack)
@@ -107,9 +108,9 @@ def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
 
 
 def _project_distances(stack: nn.Module) -> None:
-    """Append to the relations of a stack with disentangled attention its distance vectors, projected by each block.
+    """Precompute the projected distance vectors of each block in a stack with disentangled attention.
 
-    The original relation is kept with its parameters.
+    They are appended to the relations of the stack, after the original relation with its parameters.
     """
     if isinstance(stack, Stack) and isinstance(position := stack.relations[-1], DisentangledPosition):
         for block in stack.blocks:
@@ -118,7 +119,7 @@ def _project_distances(stack: nn.Module) -> None:
 
 
 def exchange_linears(blocks: nn.ModuleList, linears: LinearKernel) -> None:
-    """Replace the linear layers of blocks in place where the kernel can compute them."""
+    """Replace those linear layers of blocks, in place, that the kernel can compute."""
     kernel = LINEAR_KERNELS[linears]
     for module in list(blocks.modules()):
         if isinstance(module, Mlp):
@@ -134,7 +135,7 @@ def exchange_linears(blocks: nn.ModuleList, linears: LinearKernel) -> None:
 
 
 def _fusible_activation(mlp: Mlp) -> str:
-    """Return the name of the activation if the linear layer before it can apply it, or ""."""
+    """Return the name of an MLP's activation if it can be fused into the linear layer before it, or ""."""
     return next((name for name in FUSED if mlp.activation is ACTIVATIONS[name] and not mlp.gated), "")
 
 
@@ -143,17 +144,17 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, device: torch.device) -> Bias | None:
-    """Return a bias of zeros, with the kind and shape of the bias that a stack adds to attention scores.
+    """Return a zero bias with the type and the shape of the bias that a stack adds to attention scores.
 
     Args:
         config: The stack.
-        rows: Tokens of all texts.
-        longest: Tokens of the longest text.
+        rows: Number of tokens in all texts.
+        longest: Number of tokens in the longest text.
         dtype: Dtype of the bias.
-        device: Its device.
+        device: Device of the bias.
 
     Returns:
-        The bias; None if the stack adds none.
+        The bias; None if the stack adds no bias.
     """
     match config.relation:
         case Buckets(reach=reach):

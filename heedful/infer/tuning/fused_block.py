@@ -1,4 +1,4 @@
-"""An encoder block that the C++ kernels compute in one call."""
+"""`FusedBlock`: a Transformer encoder block that the C++ kernels compute in a single call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from heedful.nn.positions import RelativePosition
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
-# The structures of csrc that describe a block; their fields are in the order of the C++ structs.
+# Structures that describe a block to the C++ kernels, with the fields of the structs in csrc in the same order.
 
 
 class _Linear(ctypes.Structure):
@@ -46,28 +46,28 @@ class _Block(ctypes.Structure):
 
 
 class _Descriptor(NamedTuple):
-    """The C++ description of a block, and what keeps its addresses valid."""
+    """The C++ description of a block, and the tensors whose addresses it contains."""
 
     block: _Block
-    norms: list[dict[str, nn.Parameter | None]]  # parameters of the norms by name: quicker to read than the modules
-    addresses: list[int]  # of these parameters; they change with another dtype or in shared memory
-    tensors: list[Tensor]  # all tensors that the description points to, so that their memory is not reused
-    dtype: torch.dtype | None  # dtype of the rows that native layers multiply; None: int8 layers take any
+    norms: list[dict[str, nn.Parameter | None]]  # parameters of each norm; faster to read than attributes of modules
+    addresses: list[int]  # addresses of the norms' parameters, which change with the dtype or in shared memory
+    tensors: list[Tensor]  # all tensors at these addresses, referenced so that their memory is not reused
+    dtype: torch.dtype | None  # dtype of the rows that native layers accept, or None for int8 layers, which accept any
 
 
 class FusedBlock:
-    """Computes a block of a model in one call; keeps a description with the addresses of the weights of each block."""
+    """Computes blocks of a model, each in one call; caches the C++ description of each block."""
 
     def __init__(self) -> None:
-        self._descriptors: dict[int, _Descriptor] = {}  # by id() of the block
+        self._descriptors: dict[int, _Descriptor] = {}  # descriptions by id() of the block
 
     def __reduce__(self) -> tuple[type[FusedBlock], tuple[()]]:
-        """Forget the descriptions: the weights of a copied or pickled block have other addresses."""
+        """Copy and pickle without the descriptions: the weights of a copied block have other addresses."""
         self._descriptors.clear()
         return FusedBlock, ()
 
     def __call__(self, block: Block, x: Tensor, context: AttentionContext, layer: LayerContext) -> Tensor | None:
-        """Return the output of a block, [rows, width]; None if it must be computed layer by layer."""
+        """Return the output of a block, [rows, width]; None if the block must be computed layer by layer."""
         if torch.is_grad_enabled() or block.training:
             return None
         if context.cache is not None or context.memory is not None or context.trace is not None:
@@ -110,11 +110,11 @@ class FusedBlock:
 
 
 def can_fuse(block: Block) -> bool:
-    """Return whether the C++ kernels can compute a block in one call.
+    """Return whether the C++ kernels can compute a block in a single call.
 
-    It must be a post-norm encoder block with LayerNorms in float32, native layers of one dtype or int8 layers, a GELU
-    that its linear layer applies, as many key heads as query heads, a head width that is a multiple of the processor's
-    vector length, and no cross-attention.
+    They need a post-norm encoder block with LayerNorms in float32, native layers of one dtype or int8 layers, a GELU
+    that is fused into its linear layer, as many key heads as query heads, a head width that is a multiple of the
+    processor's vector length, and no cross-attention.
     """
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
@@ -140,7 +140,7 @@ def _addresses(norms: list[dict[str, nn.Parameter | None]]) -> list[int]:
 
 
 def _describe(block: Block) -> _Descriptor:
-    """Return the C++ description of a block for which `can_fuse` holds."""
+    """Return the C++ description of a block for which `can_fuse` returns True."""
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms: list[Any] = [block.attention_norm, block.mlp_norm]

@@ -1,7 +1,7 @@
-"""The choice of a precision: bfloat16 or int8 is accepted if it is faster on this machine and changes scores little.
+"""The choice of a precision: one is accepted if it is faster on this machine and changes the scores little.
 
-Precisions are measured on a calibration sample: inputs that the run of the model was evaluated on, or texts that ship
-with Heedful. The measurements of a machine and a model are kept in the tuning cache.
+Precisions are measured on a calibration sample: inputs on which the model's run was evaluated, or texts that ship with
+Heedful. The scores are the outputs of the head. Measurements are cached for each machine and model.
 """
 
 from __future__ import annotations
@@ -45,34 +45,35 @@ from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.metrics import format_difference, format_metric
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-SAMPLE_INPUTS = 64  # maximum inputs of the calibration sample, where it is made of predictions of the run
-SAMPLE_TOKENS = 4096  # maximum tokens of the calibration sample
+SAMPLE_INPUTS = 64  # maximum inputs in a calibration sample from a run's predictions
+SAMPLE_TOKENS = 4096  # maximum tokens of a calibration sample
 ROUNDS = 3  # timed runs of each precision
-BRIEF_TOKENS = 256  # tokens of the part of the sample that is timed first
-HOPELESS_RATIO = 3  # a precision that takes this many times as long as float32 for that part is measured no further
-NamedMetric = tuple[str, float]  # name and value; larger is better
+BRIEF_TOKENS = 256  # tokens of the first part of the sample, which is timed before the rest
+# a precision that takes more than this many times as long as float32 for that part is measured no further
+SLOW_RATIO = 3
+NamedMetric = tuple[str, float]  # (name, value) of a metric; larger is better
 TIMED_GENERATION = GenerationConfig(max_new_tokens=16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """Largest changes with which a precision is accepted."""
+    """The largest changes from float32 with which a precision is accepted."""
 
-    scores: float = 0.05  # root mean square of the change over the standard deviation of float32's scores
-    metric: float = 0.005  # drop of the task's metric, if it is measured
+    scores: float = 0.05  # root mean square change of the scores / standard deviation of the scores in float32
+    metric: float = 0.005  # drop of the task's metric, if the metric is measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """Speed and changes of one precision."""
+    """The speed of one precision, and its changes from float32."""
 
     precision: Precision
-    speed: float  # tokens per second for the calibration sample
-    scores: float  # change of the scores from float32's, see `Tolerance`
-    metric_name: str = ""  # metric of the task; "": not measured
-    metric_value: float | None = None
-    refused: str = ""  # why the precision is refused; "": it is accepted
-    brief: bool = False  # whether only BRIEF_TOKENS were measured
+    speed: float  # tokens per second on the calibration sample
+    scores: float  # relative change of the scores, see `Tolerance.scores`
+    metric_name: str = ""  # name of the task's metric, or "" if it was not measured
+    metric_value: float | None = None  # value of the metric, or None if it was not measured
+    refused: str = ""  # reason why the precision is refused, or "" if it is accepted
+    brief: bool = False  # whether only the first BRIEF_TOKENS of the sample were measured
 
     def line(self) -> str:
         """Describe the measurement in one line."""
@@ -85,10 +86,10 @@ class Measurement:
 def precision_for(
     name: str | Path, *, revision: str | None = None, head: str | None = None, device: torch.device = CPU
 ) -> Precision:
-    """Return the precision of an engine that is given none: the default of its device.
+    """Return the default precision of a model on a device.
 
-    It is float32 for a model without blocks, since rounding the state of a recurrent layer in each step adds up, and
-    for a model that overflows in float16.
+    It is the default of the device, except for two kinds of models, which use float32: models without blocks, since
+    rounding errors of a recurrent state add up over the steps; and models that overflow in float16.
     """
     precision = default_precision(device)
     if precision == "float32":
@@ -106,18 +107,18 @@ def choose_precision(
     head: str | None = None,
     device: torch.device = CPU,
 ) -> tuple[Precision, tuple[Measurement, ...]]:
-    """Return the precision for a model on this machine, and the measurements by which it was chosen.
+    """Return the precision for a model on this machine, and the measurements on which the choice depends.
 
     Args:
         name: A run, a folder, or a model on the hub.
-        requested: A precision, or "auto": the fastest that is accepted. float32 and the device's default are accepted
+        requested: A precision, or "auto" for the fastest accepted one. float32 and the device's default are accepted
             without a measurement.
         revision: Commit or branch on the hub.
-        head: Kind of the head; None: the model's own.
+        head: Kind of the head. If None, the head in config.json.
         device: Device that runs the model.
 
     Raises:
-        HeedfulError: If the requested precision is not supported, or is refused by its measurement.
+        HeedfulError: If the requested precision is not supported, or is refused because of its measurement.
     """
     if requested == "float32":
         return "float32", ()
@@ -140,7 +141,7 @@ def choose_precision(
 
 
 def fastest_accepted(measurements: Sequence[Measurement]) -> Precision:
-    """Return the fastest precision that is not refused; float32 never is."""
+    """Return the fastest precision that is not refused; float32 is never refused."""
     accepted = (measurement for measurement in measurements if not measurement.refused)
     return max(accepted, key=lambda measurement: measurement.speed).precision
 
@@ -160,20 +161,20 @@ def measure_precisions(
     Args:
         name: A run, a folder, or a model on the hub.
         revision: Commit or branch on the hub.
-        head: Kind of the head; None: the model's own.
+        head: Kind of the head. If None, the head in config.json.
         device: Device that runs the model.
-        tolerance: Changes with which a precision is accepted; None: the defaults of `Tolerance`.
-        measure_metric: Returns the metric of an engine on the task. With it, the cache is not read. Without it, metrics
-            of earlier measurements of the same weights are used again.
-        ignore_cache: Measure even if the cache has the measurements.
+        tolerance: Largest changes with which a precision is accepted. If None, the defaults of `Tolerance`.
+        measure_metric: Function that measures the task's metric with an engine; then the cache is not read. If None,
+            metrics come from cached measurements of the same weights, if there are any.
+        ignore_cache: Whether to measure even if the cache has measurements.
     """
-    accepted_changes = tolerance or Tolerance()
+    tolerance = tolerance or Tolerance()
     facts: dict[str, object] = {
         "machine": tuning_cache.machine_facts(device),
         "weights": _file_stamps(weight_files(name, revision=revision)),
         "sample": _file_stamps(_prediction_files(name)),
         "head": head,
-        "bounds": asdict(accepted_changes),
+        "bounds": asdict(tolerance),
         "measured": autotune_enabled(),
     }
 
@@ -182,7 +183,7 @@ def measure_precisions(
 
     if not ignore_cache and (cached := read_cached()) is not None:
         return cached
-    # processes that start together would disturb each other's measurements
+    # without the lock, processes that start together would disturb each other's measurements
     with tuning_cache.measuring_lock(facts) as can_keep:
         cached = read_cached()
         if cached is not None and not ignore_cache:
@@ -200,14 +201,14 @@ def measure_precisions(
                 metrics[measurement.precision] = measurement.metric_name, measurement.metric_value
         if measure_metric is not None:
             metrics = {precision: partial(measure_metric, engine) for precision, engine in engines.items()}
-        measurements = tuple(_measure_engines(engines, inputs, accepted_changes, metrics))
+        measurements = tuple(_measure_engines(engines, inputs, tolerance, metrics))
         if can_keep:
             tuning_cache.write_entry(facts, {"trials": [asdict(measurement) for measurement in measurements]})
         return measurements
 
 
 def _measurements_from_record(record: Any) -> tuple[Measurement, ...]:
-    """Return measurements from plain data; raises a TypeError, KeyError or ValueError for damaged data."""
+    """Return measurements from plain data; raises a TypeError, KeyError or ValueError if the data is damaged."""
     measurements = tuple(Measurement(**fields) for fields in record["trials"])
     names = [measurement.precision for measurement in measurements]
     if names.count("float32") != 1 or len({*names}) != len(names) or not {*names} <= {*PRECISIONS}:
@@ -222,7 +223,7 @@ def _measurements_from_record(record: Any) -> tuple[Measurement, ...]:
             numbers.append(measurement.metric_value)
         if any(isinstance(number, bool) for number in (measurement.speed, *numbers)):
             raise ValueError(f"{measurement} has no numbers")
-        # only a precision that is refused may have changes that are not finite
+        # infinite or NaN changes occur only with refused precisions
         if not 0 < measurement.speed < math.inf or not (measurement.refused or all(map(math.isfinite, numbers))):
             raise ValueError(f"{measurement} has numbers that cannot be measured")
     return measurements
@@ -236,7 +237,7 @@ def open_in_precision(
     head: str | None = None,
     device: torch.device = CPU,
 ) -> BundleEngine:
-    """Return an engine in a precision, without comparing it with float32."""
+    """Return an engine in a precision, without a comparison with float32."""
     bundle, plan = load_with_plan(name, precision, revision=revision, head=head, device=device)
     return BundleEngine(bundle, plan=plan)
 
@@ -249,10 +250,10 @@ def load_with_plan(
     head: str | None = None,
     device: torch.device = CPU,
 ) -> tuple[ModelBundle, ExecutionPlan]:
-    """Load a model for a precision, and return it with its fastest plan, which is not applied yet.
+    """Load a model for a precision; return the model, and its fastest plan, which is not applied yet.
 
-    The early stages of a cascade use the same precision, or float32 if that is faster or the precision is refused for
-    them; their plans are applied.
+    In a cascade, the plans of early stages are applied. An early stage uses the same precision, or float32 if that is
+    faster for this stage or the precision is refused for it.
     """
     bundle = load(name, revision=revision, head=head, dtype=activation_dtype(precision), device=device)
     stages = []
@@ -266,9 +267,9 @@ def load_with_plan(
 
 
 def early_stage_precision(name: str | Path, precision: Precision, device: torch.device = CPU) -> Precision:
-    """Return the precision for an early stage of a cascade: this one or float32, the faster that is not refused.
+    """Return the precision of an early stage of a cascade: `precision` if accepted and faster than float32, or float32.
 
-    The device's default precision is not measured.
+    The default precision of the device is used without a measurement.
     """
     if precision in ("float32", default_precision(device)):
         return precision
@@ -279,7 +280,7 @@ def early_stage_precision(name: str | Path, precision: Precision, device: torch.
 
 
 def _file_stamps(files: Iterable[Path]) -> list[list[str | int]]:
-    """Return path, size and modification time of files."""
+    """Return the path, size and modification time of each file."""
     return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
@@ -289,13 +290,13 @@ def _measure_engines(
     tolerance: Tolerance,
     metrics: Mapping[Precision, NamedMetric | Callable[[], NamedMetric] | None],
 ) -> list[Measurement]:
-    """Return a measurement of each engine.
+    """Measure each engine, and compare it with the engine in float32.
 
     Args:
-        engines: The model in each precision, float32 among them.
+        engines: Engines of the model by precision, including float32.
         inputs: The calibration sample.
-        tolerance: Changes with which a precision is accepted.
-        metrics: The metric of each engine, known, to be measured, or None.
+        tolerance: Largest changes with which a precision is accepted.
+        metrics: For each precision: the metric, a function that measures it, or None.
 
     Raises:
         HeedfulError: If the scores or the metric of float32 are not finite.
@@ -305,15 +306,15 @@ def _measure_engines(
     brief_times = median_times(
         {name: partial(engine.score, brief_chunks, TIMED_GENERATION) for name, engine in engines.items()}, ROUNDS
     )
-    hopeless = {name for name in engines if brief_times[name] > HOPELESS_RATIO * brief_times["float32"]}
-    promising = {name: engine for name, engine in engines.items() if name not in hopeless}
+    too_slow = {name for name in engines if brief_times[name] > SLOW_RATIO * brief_times["float32"]}
+    fast_engines = {name: engine for name, engine in engines.items() if name not in too_slow}
     scores = {
-        name: _sample_scores(engine, brief_chunks if name in hopeless else chunks) for name, engine in engines.items()
+        name: _sample_scores(engine, brief_chunks if name in too_slow else chunks) for name, engine in engines.items()
     }
     times = median_times(
-        {name: partial(engine.score, chunks, TIMED_GENERATION) for name, engine in promising.items()}, ROUNDS
+        {name: partial(engine.score, chunks, TIMED_GENERATION) for name, engine in fast_engines.items()}, ROUNDS
     )
-    named_metrics = {name: _metric_value(metric) for name, metric in metrics.items() if name in promising}
+    named_metrics = {name: _metric_value(metric) for name, metric in metrics.items() if name in fast_engines}
     values = {name: metric[1] for name, metric in named_metrics.items() if metric is not None}
     metric_name = named_metrics["float32"][0] if named_metrics["float32"] is not None else ""
     reference_value = values.get("float32")
@@ -325,7 +326,7 @@ def _measure_engines(
     measurements = []
     for name, engine in engines.items():
         change = _relative_change(scores["float32"], scores[name])
-        timed_chunks, seconds = (brief_chunks, brief_times) if name in hopeless else (chunks, times)
+        timed_chunks, seconds = (brief_chunks, brief_times) if name in too_slow else (chunks, times)
         speed = _count_tokens(engine, timed_chunks) / seconds[name]
         reference_speed = _count_tokens(engines["float32"], timed_chunks) / seconds["float32"]
         value = values.get(name)
@@ -340,32 +341,32 @@ def _measure_engines(
                 metric_name="" if value is None else metric_name,
                 metric_value=value,
                 refused=refused,
-                brief=name in hopeless,
+                brief=name in too_slow,
             )
         )
     return measurements
 
 
 def _relative_change(scores: Tensor, changed: Tensor) -> float:
-    """Return the root mean square of the change over the standard deviation of the scores.
+    """Return the root mean square of (changed - scores) / the standard deviation of the scores.
 
-    `changed` may have fewer scores than `scores`: it is compared with the first ones.
+    If `changed` has fewer scores than `scores`, it is compared with the first ones.
     """
-    deviation = scores.std(correction=0).clamp(min=1e-6)
-    return float((changed - scores[: len(changed)]).square().mean().sqrt() / deviation)
+    std = scores.std(correction=0).clamp(min=1e-6)
+    return float((changed - scores[: len(changed)]).square().mean().sqrt() / std)
 
 
 def score_change(engine: BundleEngine, changed: BundleEngine) -> float:
     """Return the relative change of a changed model's scores on the calibration sample.
 
-    It is the root mean square of the change over the standard deviation of the original scores.
+    It is the root mean square change / the standard deviation of the original scores.
     """
     chunks = calibration_chunks(engine, calibration_inputs(engine))
     return _relative_change(_sample_scores(engine, chunks), _sample_scores(changed, chunks))
 
 
 def _metric_value(metric: NamedMetric | Callable[[], NamedMetric] | None) -> NamedMetric | None:
-    """Return the metric, measured now if it is a callable; its value is NaN if the engine's scores are not finite."""
+    """Return a metric, measured now if it is a function; its value is NaN if the engine's scores are not finite."""
     if not callable(metric):
         return metric
     try:
@@ -383,14 +384,14 @@ def _refusal(
     speeds: tuple[float, float],
     tolerance: Tolerance,
 ) -> str:
-    """Return why a precision is refused, or "".
+    """Return the reason why a precision is refused, or "" if it is accepted.
 
     Args:
-        change: Change of its scores.
+        change: Relative change of its scores.
         metric_name: Name of the metric.
-        metric_values: The metric in float32 and in this precision.
+        metric_values: Values of the metric in float32 and in this precision, or None if it was not measured.
         speeds: Tokens per second in float32 and in this precision.
-        tolerance: Changes with which a precision is accepted.
+        tolerance: Largest changes with which a precision is accepted.
     """
     (reference_value, value), (reference_speed, speed) = metric_values, speeds
     if not change <= tolerance.scores:
@@ -405,9 +406,9 @@ def _refusal(
 
 
 def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], max_tokens: int = SAMPLE_TOKENS) -> list[Chunk]:
-    """Return windows of inputs for one answer head, up to `max_tokens`; up to BRIEF_TOKENS if it generates text.
+    """Return windows of inputs for one answer head, up to `max_tokens`, or BRIEF_TOKENS if the head generates text.
 
-    Only the beginning of an input that is too long is used; an input that the model cannot read is skipped.
+    An input that is too long for the head is truncated; an input that the model cannot read is skipped.
 
     Raises:
         HeedfulError: If the model can read none of the inputs.
@@ -424,29 +425,29 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], max_token
             chunks += (chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks)
     if not chunks:
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: use float32")
-    answerer = chunks[0].answerer
-    own_chunks = [chunk for chunk in chunks if chunk.answerer is answerer]
-    return _first_chunks(own_chunks, max_tokens if answerer.generate is None else min(max_tokens, BRIEF_TOKENS))
+    answer_head = chunks[0].answer_head
+    own_chunks = [chunk for chunk in chunks if chunk.answer_head is answer_head]
+    return _first_chunks(own_chunks, max_tokens if answer_head.generate is None else min(max_tokens, BRIEF_TOKENS))
 
 
 def _first_chunks(chunks: list[Chunk], max_tokens: int) -> list[Chunk]:
-    """Return the first chunks, up to `max_tokens`, and at least one chunk."""
+    """Return the first chunks with at most `max_tokens` in total, but at least one chunk."""
     totals = accumulate(len(chunk.encoded) for chunk in chunks)
     return [chunk for chunk, total in zip(chunks, totals, strict=True) if total <= max_tokens] or chunks[:1]
 
 
 def _count_tokens(engine: BundleEngine, chunks: Sequence[Chunk]) -> int:
-    """Return the number of tokens that an engine reads and generates for chunks."""
+    """Return the number of tokens that an engine reads, and generates, for these chunks."""
     tokens_read = sum(len(chunk.encoded) for chunk in chunks)
-    if chunks[0].answerer.generate is None:
+    if chunks[0].answer_head.generate is None:
         return tokens_read
     generated = engine.score(chunks, TIMED_GENERATION)
     return tokens_read + sum(len(texts[0].tokens) for texts in generated if isinstance(texts, list))
 
 
 def _sample_scores(engine: BundleEngine, chunks: Sequence[Chunk]) -> Tensor:
-    """Return all scores of chunks in one vector; of a model that generates text, those of each next token."""
-    if chunks[0].answerer.generate is None:
+    """Return all scores of chunks in one vector; if the model generates text, the logits of each next token."""
+    if chunks[0].answer_head.generate is None:
         return torch.cat([scores.flatten() for scores in engine.score(chunks) if isinstance(scores, Tensor)])
     device = next(engine.loaded.parameters()).device
     batch = Packed.of([chunk.encoded.ids for chunk in chunks]).to(device)
@@ -461,20 +462,20 @@ def _sample_scores(engine: BundleEngine, chunks: Sequence[Chunk]) -> Tensor:
 def calibration_inputs(engine: BundleEngine, count: int = SAMPLE_INPUTS) -> list[object]:
     """Return the calibration sample of a model.
 
-    It is up to `count` evenly spaced inputs that the run of the model was evaluated on, or else the texts that ship
-    with Heedful, all of them.
+    It consists of up to `count` evenly spaced inputs on which the model's run was evaluated, or else of all texts that
+    ship with Heedful.
     """
     for path in _prediction_files(engine.loaded.source):
         if inputs := _evenly_spaced_inputs(path, count):
-            if engine.kind == "token_classification":  # a list is a list of words
+            if engine.kind == "token_classification":  # each input is a list of words
                 return inputs
-            # JSON has no tuples: a list is a pair of texts
+            # JSON has no tuples: each list is a pair of texts
             return [tuple(value) if isinstance(value, list) else value for value in inputs]
     return _shipped_inputs(engine)
 
 
 def _prediction_files(name: str | Path) -> list[Path]:
-    """Return the prediction files of the run that trained a model; none if it is no run."""
+    """Return the prediction files of the run that trained a model; none if the model is not from a run."""
     folder = Path(name).absolute()
     folders = [folder, folder.parent] if folder.name == RUN_MODEL else [folder]
     files = [parent / f"predictions-{split}.jsonl" for parent in folders for split in ("dev", "test")]
@@ -486,10 +487,10 @@ def _evenly_spaced_inputs(path: Path, max_count: int) -> list[object]:
     with path.open("rb") as file:
         num_lines = sum(1 for _ in file)
     num_inputs = min(max_count, num_lines)
-    wanted = {index * num_lines // num_inputs for index in range(num_inputs)}
+    line_numbers = {index * num_lines // num_inputs for index in range(num_inputs)}
     with path.open("rb") as file:
         try:
-            return [json.loads(line)["input"] for index, line in enumerate(file) if index in wanted]
+            return [json.loads(line)["input"] for number, line in enumerate(file) if number in line_numbers]
         except (ValueError, KeyError, TypeError) as error:
             raise HeedfulError(
                 f"{path} is no file of predictions ({type(error).__name__}: {error}): evaluate the run again, or move "
@@ -498,7 +499,7 @@ def _evenly_spaced_inputs(path: Path, max_count: int) -> list[object]:
 
 
 def _shipped_inputs(engine: BundleEngine) -> list[object]:
-    """Return inputs for an engine, made of sample data that ships with Heedful."""
+    """Return inputs for an engine, made from the sample data that ships with Heedful."""
     assets = files("heedful") / "assets"
     texts = [row["text"] for row in csv.DictReader((assets / "intents" / "dev.csv").read_text("utf-8").splitlines())]
     words_of_texts = [text.split() for text in texts]

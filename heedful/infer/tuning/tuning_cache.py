@@ -1,4 +1,4 @@
-"""The tuning cache: measurements of this machine in small files, in HEEDFUL_CACHE or the user's cache folder."""
+"""The tuning cache: measurements of this machine, in small files in HEEDFUL_CACHE or the cache folder of the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Record = TypeVar("Record")
 
 
 def machine_facts(device: torch.device = CPU) -> dict[str, object]:
-    """Return the facts that a measurement depends on: processor, threads, versions, and the GPU if it is used."""
+    """Return what a measurement depends on: processor, threads, versions, C++ kernels, and the GPU if it is used."""
     gpu = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return gpu | {
         "processor": dict(sorted(torch.cpu.get_capabilities().items())),
@@ -35,14 +35,14 @@ def machine_facts(device: torch.device = CPU) -> dict[str, object]:
 
 
 def read_entry(facts: Mapping[str, object], read: Callable[[Any], Record]) -> Record | None:
-    """Return the cached record for exactly these facts.
+    """Return the record that is cached for these facts.
 
     Args:
-        facts: What the measurement depends on.
-        read: Converts plain data to the record; raises a KeyError, TypeError or ValueError for damaged data.
+        facts: All facts that the measurement depends on.
+        read: Converts plain data to a record; raises a KeyError, TypeError or ValueError if the data is damaged.
 
     Returns:
-        The record; None if it is missing or damaged, or if others than this user and root may have written the file.
+        The record; None if it is missing or damaged, or if users other than this one and root may have written it.
     """
     try:
         path = _path(facts)
@@ -55,9 +55,9 @@ def read_entry(facts: Mapping[str, object], read: Callable[[Any], Record]) -> Re
 
 
 def write_entry(facts: Mapping[str, object], record: Mapping[str, object]) -> None:
-    """Write a record for these facts; if the disk cannot be written, the next process measures again.
+    """Write a record for these facts; without effect if the disk cannot be written.
 
-    Warns if the cache cannot be trusted.
+    Warns if the cache folder cannot be trusted.
     """
     text = json.dumps({"facts": _plain(facts), "found": record}, indent=1) + "\n"
     try:
@@ -67,16 +67,16 @@ def write_entry(facts: Mapping[str, object], record: Mapping[str, object]) -> No
     except OSError:
         return
     except cache.CacheError as error:
-        warnings.warn(f"the measurement is not kept: {error}", HeedfulWarning, stacklevel=2)
+        warnings.warn(f"the measurement is not cached: {error}", HeedfulWarning, stacklevel=2)
 
 
 @contextmanager
 def measuring_lock(facts: Mapping[str, object]) -> Iterator[bool]:
-    """Hold a lock, so that other processes do not measure for the same facts; they wait, a minute at most.
+    """Hold a lock for these facts, so that other processes wait for the measurement, for a minute at most.
 
     Yields:
-        Whether the measurement may be kept; not without a lock, since another process may be measuring at the same
-        time.
+        Whether the measurement may be cached: only under the lock, since another process that measures at the same time
+        disturbs it.
     """
     with ExitStack() as stack:
         try:
@@ -86,18 +86,18 @@ def measuring_lock(facts: Mapping[str, object]) -> Iterator[bool]:
         except OSError:
             path = None
         except cache.CacheError as error:
-            warnings.warn(f"the measurement is not kept: {error}", HeedfulWarning, stacklevel=3)
+            warnings.warn(f"the measurement is not cached: {error}", HeedfulWarning, stacklevel=3)
             path = None
         yield path is not None
 
 
 def _plain(facts: Mapping[str, object]) -> object:
-    """Return facts as they are after reading them from JSON: tuples become lists."""
+    """Return facts as JSON preserves them: tuples become lists."""
     return json.loads(json.dumps(facts))
 
 
 def _path(facts: Mapping[str, object]) -> Path | None:
-    """Return the path of the file for these facts; None without a cache folder."""
+    """Return the path of the file for these facts; None if HEEDFUL_CACHE is empty."""
     folder = cache.folder()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return folder / f"measured-{digest[:32]}.json" if folder else None

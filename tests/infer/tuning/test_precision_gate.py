@@ -1,4 +1,4 @@
-"""The gate: a precision is taken only where it is faster here and changes little; refusals carry their figures."""
+"""The precision gate: a precision is accepted only if it is faster here and changes scores and metric little."""
 
 from __future__ import annotations
 
@@ -32,69 +32,77 @@ from tests.support.model_folders import HEADS, long_text, make, make_writer
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny classifier."""
     return make(tmp_path_factory.mktemp("gated"), "single")
 
 
-def clock(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
-    """Each precision takes so long."""
-    monkeypatch.setattr(module, "median_times", lambda runs, rounds: {name: seconds[name] for name in runs})
+def set_times(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Make each precision take this time."""
+    monkeypatch.setattr(module, "median_times", lambda functions, rounds: {name: seconds[name] for name in functions})
 
 
-def verdicts(trials: tuple[Measurement, ...]) -> dict[str, str]:
-    return {trial.precision: trial.refused for trial in trials}
+def refusals(measurements: tuple[Measurement, ...]) -> dict[str, str]:
+    """Return the reason why each precision is refused, or ""."""
+    return {measurement.precision: measurement.refused for measurement in measurements}
 
 
-def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    trials = measure_precisions(folder, tolerance=Tolerance(scores=0.5))
-    assert verdicts(trials)["bfloat16"] == "" and "it is not faster: " in verdicts(trials)["int8"]
-    assert trials[0].scores == 0 and 0 < trials[1].scores < 0.05 and 0 < trials[2].scores < 0.5
-    assert fastest_accepted(trials) == "bfloat16"
+def test_a_precision_must_be_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    measurements = measure_precisions(folder, tolerance=Tolerance(scores=0.5))
+    assert refusals(measurements)["bfloat16"] == "" and "it is not faster: " in refusals(measurements)["int8"]
+    assert measurements[0].scores == 0 and 0 < measurements[1].scores < 0.05 and 0 < measurements[2].scores < 0.5
+    assert fastest_accepted(measurements) == "bfloat16"
 
 
-def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
-    usual = module._sample_scores
+def test_a_much_slower_precision_is_measured_only_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_chunks: list[tuple[str, int]] = []
+    sample_scores = module._sample_scores
     monkeypatch.setattr(
         module,
         "_sample_scores",
-        lambda engine, chunks: asked.append((engine.plan.precision, len(chunks))) or usual(engine, chunks),
+        lambda engine, chunks: (
+            scored_chunks.append((engine.plan.precision, len(chunks))) or sample_scores(engine, chunks)
+        ),
     )
-    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
-    trials = measure_precisions(
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
+    measurements = measure_precisions(
         folder, measure_metric=lambda engine: ("f1", {"float32": 0.5, "bfloat16": 0.5}[engine.plan.precision])
     )  # type: ignore[union-attr]
-    assert [trial.brief for trial in trials] == [False, False, True] and trials[2].metric_value is None
-    assert "it is not faster: " in trials[2].refused and 0 < trials[2].scores < 0.5
-    sizes = dict(asked)
+    assert [measurement.brief for measurement in measurements] == [False, False, True]
+    assert measurements[2].metric_value is None
+    assert "it is not faster: " in measurements[2].refused and 0 < measurements[2].scores < 0.5
+    sizes = dict(scored_chunks)
     assert 0 < sizes["int8"] < sizes["float32"] == sizes["bfloat16"]
 
 
 def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    trials = measure_precisions(folder, tolerance=Tolerance(scores=1e-9))
-    assert "of their spread, and 1e-09 is allowed" in verdicts(trials)["int8"]
-    assert fastest_accepted(trials) == "float32" and verdicts(trials)["float32"] == ""
+    set_times(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    measurements = measure_precisions(folder, tolerance=Tolerance(scores=1e-9))
+    assert "of their spread, and 1e-09 is allowed" in refusals(measurements)["int8"]
+    assert fastest_accepted(measurements) == "float32" and refusals(measurements)["float32"] == ""
 
 
-def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
-    trials = measure_precisions(
-        folder, tolerance=Tolerance(scores=9.0), measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
+def test_a_precision_must_not_lower_the_metric(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_times(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    accuracies = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
+    measurements = measure_precisions(
+        folder,
+        tolerance=Tolerance(scores=9.0),
+        measure_metric=lambda engine: ("accuracy", accuracies[engine.plan.precision]),
     )  # type: ignore[union-attr]
-    assert verdicts(trials) == {
+    assert refusals(measurements) == {
         "float32": "",
         "bfloat16": "",
         "int8": "accuracy falls from 90.0 % to 88.0 %, and 0.5 points is allowed",
     }
-    assert [trial.metric_value for trial in trials] == [0.90, 0.896, 0.88] and "accuracy 89.6 %" in trials[1].line()
+    assert [measurement.metric_value for measurement in measurements] == [0.90, 0.896, 0.88]
+    assert "accuracy 89.6 %" in measurements[1].line()
 
 
-def test_what_is_refused_is_an_error_with_its_measurement(
+def test_a_refused_precision_is_an_error_with_its_measurement(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     with pytest.raises(HeedfulError, match=r"not answered in int8 on this machine: it is not faster: [\d,]+ tokens/s"):
         Engine(folder, precision="int8")
     engine = Engine(folder, precision="auto")
@@ -108,72 +116,72 @@ def test_what_is_refused_is_an_error_with_its_measurement(
         Engine(folder, precision="int8", dtype=module.torch.float32)
 
 
-def test_what_was_found_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_are_cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    trials = measure_precisions(folder)
-    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it was measured again"))
-    assert measure_precisions(folder) == trials
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    measurements = measure_precisions(folder)
+    monkeypatch.setattr(module, "_measure_engines", lambda *args: pytest.fail("it was measured again"))
+    assert measure_precisions(folder) == measurements
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(folder, ignore_cache=True)
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(make(tmp_path / "another", "single"))
 
 
-def test_it_is_measured_anew_on_another_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_sample_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
-    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     folder = make(tmp_path / "model", "single")
     assert measure_precisions(folder) == measure_precisions(folder)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": "the cat"}\n')
-    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it is measured anew"))
+    monkeypatch.setattr(module, "_measure_engines", lambda *args: pytest.fail("it was measured again"))
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(folder)
 
 
-def test_of_those_that_begin_at_once_one_measures(
+def test_only_one_of_several_simultaneous_calls_measures(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = []
+    calls = []
 
-    def slowly(*arguments: Any) -> list[Measurement]:
-        measured.append(arguments)
+    def slow_measurement(*args: Any) -> list[Measurement]:
+        calls.append(args)
         time.sleep(0.3)
         return [Measurement(precision="float32", speed=1.0, scores=0.0)]
 
-    monkeypatch.setattr(module, "_measure_engines", slowly)
+    monkeypatch.setattr(module, "_measure_engines", slow_measurement)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(measure_precisions, [folder, folder])
-    assert first == second and len(measured) == 1
+    assert first == second and len(calls) == 1
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "file"))  # nothing can be kept, or waited for, there
-    assert measure_precisions(folder) == first and len(measured) == 2
+    monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "file"))  # no cache and no lock are possible there
+    assert measure_precisions(folder) == first and len(calls) == 2
 
 
-def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
+def test_waiting_for_the_measurement_of_another_process_is_limited(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "WARN_AFTER", 0.05)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.2)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        module, "_measure_engines", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)]
+        module, "_measure_engines", lambda *args: [Measurement(precision="float32", speed=1.0, scores=0.0)]
     )
     measure_precisions(folder)
     (lock,) = tmp_path.glob("*.lock")
     (file,) = tmp_path.glob("*.json")
     file.unlink()
-    with cache.lock(lock, "measuring"), pytest.warns(HeedfulWarning) as warned:
-        assert [trial.speed for trial in measure_precisions(folder)] == [1.0]
-    first, second = (str(warning.message) for warning in warned)
+    with cache.lock(lock, "measuring"), pytest.warns(HeedfulWarning) as caught_warnings:
+        assert [measurement.speed for measurement in measure_precisions(folder)] == [1.0]
+    first, second = (str(warning.message) for warning in caught_warnings)
     assert first.startswith("waiting for process ") and "which is measuring and holds" in first
-    assert second.startswith("the measurement is not kept: process ") and not file.exists()
+    assert second.startswith("the measurement is not cached: process ") and not file.exists()
     measure_precisions(folder)
     assert file.exists()
 
 
-BAD_TRIALS: list[Any] = [
+DAMAGES: list[Any] = [
     *(
         [],
         "x",
@@ -197,58 +205,62 @@ BAD_TRIALS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("damage", BAD_TRIALS, ids=str)
-def test_a_damaged_measurement_counts_as_none(
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_damaged_cache_entry_is_measured_again(
     folder: Path, tmp_path: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        module, "_measure_engines", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)]
+        module, "_measure_engines", lambda *args: [Measurement(precision="float32", speed=1.0, scores=0.0)]
     )
     expected = measure_precisions(folder)
     (file,) = tmp_path.glob("*.json")
-    held = json.loads(file.read_text())
-    (trial,) = held["found"]["trials"]
-    in_trial = isinstance(damage, dict) and not damage.keys() & {"trials", "a"}
-    held["found"] = {"trials": [trial | damage]} if in_trial else damage
-    file.write_text(json.dumps(held))
-    assert measure_precisions(folder) == expected and json.loads(file.read_text())["found"] == {"trials": [trial]}
+    entry = json.loads(file.read_text())
+    (measurement,) = entry["found"]["trials"]
+    damages_measurement = isinstance(damage, dict) and not damage.keys() & {"trials", "a"}
+    entry["found"] = {"trials": [measurement | damage]} if damages_measurement else damage
+    file.write_text(json.dumps(entry))
+    assert measure_precisions(folder) == expected and json.loads(file.read_text())["found"] == {"trials": [measurement]}
 
 
-def test_a_precision_whose_scores_are_not_finite_is_kept_as_refused(
+def test_a_refusal_of_scores_that_are_not_finite_is_cached(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    trials = [
+    measurements = [
         Measurement(precision="float32", speed=1.0, scores=0.0),
         Measurement(precision="int8", speed=2.0, scores=float("inf"), refused="its scores differ"),
     ]
-    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: trials)
+    monkeypatch.setattr(module, "_measure_engines", lambda *args: measurements)
     measure_precisions(folder)
-    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it was measured again"))
-    assert list(measure_precisions(folder)) == trials
+    monkeypatch.setattr(module, "_measure_engines", lambda *args: pytest.fail("it was measured again"))
+    assert list(measure_precisions(folder)) == measurements
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])
-def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
+def test_every_head_has_a_shipped_calibration_sample(name: str, tmp_path: Path) -> None:
     engine = open_in_precision(make(tmp_path, name), "int8")
     chunks = calibration_chunks(engine, calibration_inputs(engine))
     assert len(chunks) >= 9 and len(engine.score(chunks)) == len(chunks)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "expected"),
+    ("name", "engine_input", "expected"),
     [("single", ["a", "b"], ("a", "b")), ("tag", ["a", "b"], ["a", "b"]), ("single", "a", "a")],
 )
-def test_a_run_is_tried_on_what_it_was_measured_on(name: str, settings: Any, expected: Any, tmp_path: Path) -> None:
+def test_the_sample_of_a_run_is_its_evaluated_inputs(
+    name: str, engine_input: Any, expected: Any, tmp_path: Path
+) -> None:
     folder = make(tmp_path / "model", name)
-    (tmp_path / "predictions-dev.jsonl").write_text("".join(json.dumps({"input": settings}) + "\n" for _ in range(200)))
+    (tmp_path / "predictions-dev.jsonl").write_text(
+        "".join(json.dumps({"input": engine_input}) + "\n" for _ in range(200))
+    )
     inputs = calibration_inputs(Engine(folder))
     assert inputs == [expected] * len(inputs) and 60 <= len(inputs) <= 80
 
 
 @pytest.mark.parametrize("count", [3, 64, 127, 191])
-def test_the_sample_reaches_from_the_first_prediction_to_the_last(count: int, tmp_path: Path) -> None:
+def test_the_sample_is_spread_over_all_predictions(count: int, tmp_path: Path) -> None:
     folder = make(tmp_path / "model", "single")
     (tmp_path / "predictions-dev.jsonl").write_text("".join(f'{{"input": "{n}"}}\n' for n in range(count)))
     numbers = [int(str(text)) for text in calibration_inputs(Engine(folder))]
@@ -256,30 +268,30 @@ def test_the_sample_reaches_from_the_first_prediction_to_the_last(count: int, tm
     assert numbers[0] == 0 and numbers[-1] >= count - 1 - count // 64
 
 
-def test_what_lies_beside_another_folder_is_of_another_model(tmp_path: Path) -> None:
-    engine = Engine(make(tmp_path / "mine", "single"))
+def test_predictions_beside_a_folder_that_is_no_run_are_ignored(tmp_path: Path) -> None:
+    engine = Engine(make(tmp_path / "folder", "single"))
     expected = calibration_inputs(engine)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": ["a", "b"]}\n')
     assert calibration_inputs(engine) == expected
 
 
-# -- models that write ------------------------------------------------------------------------------------------
+# -- models that generate text ------------------------------------------------------------------------------------
 
 
-def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Any] = []
+def test_the_generation_of_texts_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generated: list[Any] = []
 
-    def timing(runs: Any, rounds: int) -> dict[str, float]:
-        written.extend(text for run in runs.values() for text in run())
+    def fake_times(functions: Any, rounds: int) -> dict[str, float]:
+        generated.extend(text for function in functions.values() for text in function())
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
-    monkeypatch.setattr(module, "median_times", timing)
-    trials = measure_precisions(make_writer(tmp_path), tolerance=Tolerance(scores=0.5))
-    assert fastest_accepted(trials) == "bfloat16" and 0 < trials[1].scores < 0.5
-    assert written and all(len(best.tokens) <= 16 for best, *_ in written)
+    monkeypatch.setattr(module, "median_times", fake_times)
+    measurements = measure_precisions(make_writer(tmp_path), tolerance=Tolerance(scores=0.5))
+    assert fastest_accepted(measurements) == "bfloat16" and 0 < measurements[1].scores < 0.5
+    assert generated and all(len(best.tokens) <= 16 for best, *_ in generated)
 
 
-def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
+def test_the_sample_of_a_model_that_generates_text_is_short(tmp_path: Path) -> None:
     engine = Engine(make_writer(tmp_path))
     chunks = calibration_chunks(engine, ["a b c d"] * 1000)
     assert (
@@ -289,7 +301,7 @@ def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
     )
 
 
-def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
+def test_texts_that_are_too_long_for_the_model_are_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_writer(tmp_path / "model")
@@ -299,74 +311,76 @@ def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
         engine(calibration_inputs(engine))
     assert [len(chunk.encoded) for chunk in calibration_chunks(engine, calibration_inputs(engine))] == [24] * 9
     assert engine.max_length is None
-    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     assert len(measure_precisions(folder)) == 3
     options = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}
     exec(RESIDENT_CODE.format(path=sys.path, name=str(folder), **options), {})
     assert int(capsys.readouterr().out) > 1e7
 
 
-def test_a_file_of_predictions_may_be_empty_but_not_wrong(tmp_path: Path) -> None:
+def test_a_predictions_file_may_be_empty_but_not_damaged(tmp_path: Path) -> None:
     folder = make(tmp_path / "model", "single")
     engine, file = Engine(folder), tmp_path / "predictions-dev.jsonl"
     expected = calibration_inputs(engine)
     file.write_text("")
     assert calibration_inputs(engine) == expected
-    for bad in ('{"text": "a"}\n', "[]\n", "nothing\n", '{"input": "a"\n'):
-        file.write_text(bad)
+    for damaged in ('{"text": "a"}\n', "[]\n", "nothing\n", '{"input": "a"\n'):
+        file.write_text(damaged)
         with pytest.raises(HeedfulError, match=r"predictions-dev.jsonl is no file of predictions .*: evaluate the run"):
             calibration_inputs(engine)
 
 
-def test_a_bench_without_data_keeps_what_one_with_data_refused(
+def test_cached_metrics_are_used_when_no_metric_is_measured(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
-    wide = Tolerance(scores=9.0)
+    set_times(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    accuracies = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
+    tolerance = Tolerance(scores=9.0)
     first = measure_precisions(
-        folder, tolerance=wide, measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
+        folder, tolerance=tolerance, measure_metric=lambda engine: ("accuracy", accuracies[engine.plan.precision])
     )  # type: ignore[union-attr]
     assert (
-        fastest_accepted(measure_precisions(folder, tolerance=wide, ignore_cache=True))
+        fastest_accepted(measure_precisions(folder, tolerance=tolerance, ignore_cache=True))
         == fastest_accepted(first)
         == "bfloat16"
     )
-    assert fastest_accepted(measure_precisions(folder, tolerance=wide)) == "bfloat16"
-    assert (
-        verdicts(measure_precisions(folder, tolerance=Tolerance(scores=9.0, metric=0.1)))["int8"] == ""
-    )  # other bounds, another verdict
+    assert fastest_accepted(measure_precisions(folder, tolerance=tolerance)) == "bfloat16"
+    other_tolerance = Tolerance(scores=9.0, metric=0.1)
+    assert refusals(measure_precisions(folder, tolerance=other_tolerance))["int8"] == ""
 
 
-def test_one_number_is_something_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    usual = module._sample_scores
-    monkeypatch.setattr(module, "_sample_scores", lambda engine, chunks: usual(engine, chunks)[:1])
-    trials = measure_precisions(folder)
-    assert verdicts(trials)["float32"] == "" and all(trial.scores == trial.scores for trial in trials)
-    assert fastest_accepted(trials) in verdicts(trials)
+def test_a_sample_with_a_single_score_can_be_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_times(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    sample_scores = module._sample_scores
+    monkeypatch.setattr(module, "_sample_scores", lambda engine, chunks: sample_scores(engine, chunks)[:1])
+    measurements = measure_precisions(folder)
+    assert refusals(measurements)["float32"] == ""
+    assert all(measurement.scores == measurement.scores for measurement in measurements), "no score is NaN"
+    assert fastest_accepted(measurements) in refusals(measurements)
 
 
-@pytest.mark.parametrize("main", [None, float("nan")])
-def test_float32_that_is_not_finite_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, main: float | None
+@pytest.mark.parametrize("metric", [None, float("nan")])
+def test_float32_scores_that_are_not_finite_are_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, metric: float | None
 ) -> None:
-    clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    if main is None:
-        usual = module._sample_scores
-        monkeypatch.setattr(module, "_sample_scores", lambda engine, chunks: usual(engine, chunks) * float("nan"))
+    set_times(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
+    if metric is None:
+        sample_scores = module._sample_scores
+        monkeypatch.setattr(
+            module, "_sample_scores", lambda engine, chunks: sample_scores(engine, chunks) * float("nan")
+        )
     with pytest.raises(HeedfulError, match=r"in float32 its scores, or its metric \(.*\), are not finite"):
-        measure_precisions(folder, measure_metric=None if main is None else lambda engine: ("accuracy", main))
+        measure_precisions(folder, measure_metric=None if metric is None else lambda engine: ("accuracy", metric))
 
 
-def test_what_was_found_without_measuring_ways_is_kept_apart(
+def test_measurements_with_and_without_autotuning_are_cached_separately(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     measure_precisions(folder)
-    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it is measured anew"))
+    monkeypatch.setattr(module, "_measure_engines", lambda *args: pytest.fail("it was measured again"))
     measure_precisions(folder)
     monkeypatch.setattr(module, "autotune_enabled", lambda: True)
     with pytest.raises(pytest.fail.Exception):
