@@ -44,7 +44,7 @@ class CompiledBlocks:
         self._disable()
 
     def _disable(self) -> None:
-        """Let blocks run as they were before."""
+        """Restore the forward passes that are not compiled."""
         for attention, _ in self._attentions:
             attention.__dict__.pop("forward", None)
         for block in self.blocks:
