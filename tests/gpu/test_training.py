@@ -29,7 +29,7 @@ from heedful.train.optim import AdamW, Constant
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.generated_data import data, tune
 from tests.support.tiny_models import save_tiny, sequences, target
-from tests.support.tiny_runs import everything, records, same, tokenizer, trainer, weights
+from tests.support.tiny_runs import copy_state, copy_weights, make_trainer, records, tensors_equal, tokenizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,8 +86,8 @@ def test_batches_made_ahead_give_the_same_weights(workers: int) -> None:
         training = encoder(max_steps=12, deterministic=True, num_workers=workers if prefetches else 0)
         assert training._prefetches
         training._prefetches = prefetches
-        outcomes.append((records(list(training)), weights(training)))
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+        outcomes.append((records(list(training)), copy_weights(training)))
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
 
 
 def test_batches_made_ahead_are_pinned() -> None:
@@ -105,15 +105,15 @@ def test_deterministic_runs_from_one_checkpoint_have_the_same_bits() -> None:
     training = encoder(deterministic=True)
     for _ in range(5):
         training.train_step()
-    state = everything(training)
+    state = copy_state(training)
     training.close()
     outcomes = []
     for _ in range(2):
         again = encoder(deterministic=True)
         again.load_state(*state)
-        outcomes.append((records(list(again)), everything(again)[0]))
+        outcomes.append((records(list(again)), copy_state(again)[0]))
         assert again.step == 25
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -156,8 +156,8 @@ def test_families_have_deterministic_algorithms(family: str, tmp_path: Path) -> 
     outcomes = []
     for number in range(2):
         training = of_family(family, tmp_path / str(number), 0.1, deterministic=True)
-        outcomes.append((records(list(training)), weights(training)))
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+        outcomes.append((records(list(training)), copy_weights(training)))
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_a_step_of_each_family_waits_at_most_twice(family: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "packed"])
 def test_a_step_of_each_task_waits_at_most_twice(task: str) -> None:
-    waits = waits_of_a_step(trainer(task, device="cuda", precision="bfloat16"))
+    waits = waits_of_a_step(make_trainer(task, device="cuda", precision="bfloat16"))
     assert len(waits) <= 2, waits
 
 
@@ -234,7 +234,7 @@ def test_float16_learns_with_a_scaled_loss() -> None:
         training = encoder(precision=precision, max_steps=60, max_tokens_per_microbatch=10**6)
         steps = list(training)
         losses[precision] = [step.loss for step in steps]
-        assert all(tensor.isfinite().all() for tensor in weights(training).values())
+        assert all(tensor.isfinite().all() for tensor in copy_weights(training).values())
         assert training.overflows == sum(not step.updated for step in steps) <= 15
         assert (steps[-1].loss_scale is not None) == (precision == "float16")
     first, last = (sum(losses["float16"][part]) / 5 for part in (slice(5), slice(-5, None)))
@@ -283,7 +283,7 @@ def test_a_checkpoint_holds_nothing_of_batches_made_ahead() -> None:
     for one in (training, plain):
         for _ in range(3):
             one.train_step()
-    (tensors, values), (expected, expected_values) = everything(training), everything(plain)
+    (tensors, values), (expected, expected_values) = copy_state(training), copy_state(plain)
     training.close()
-    assert same(tensors, expected)
+    assert tensors_equal(tensors, expected)
     assert values | {"seconds": 0} == expected_values | {"seconds": 0}

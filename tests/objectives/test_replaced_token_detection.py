@@ -31,7 +31,7 @@ from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.task_parity import same_gradients
 from tests.support.tiny_models import Exact, eager, randomise, save_tiny
-from tests.support.tiny_runs import LINES, distance, tokenizer
+from tests.support.tiny_runs import LINES, relative_error, tokenizer
 
 special = tokenizer().special
 FIRST, END, PAD, MASK = special.bos_or_cls, special.eos_or_sep, special.pad, special.mask
@@ -268,7 +268,7 @@ def test_an_update_does_not_depend_on_micro_batches() -> None:
         )
         runs.append((trainer.parameters, losses))
     (one, few), (two, many) = runs
-    assert distance(one, two) < 1e-6 and few == pytest.approx(many, rel=1e-6)
+    assert relative_error(one, two) < 1e-6 and few == pytest.approx(many, rel=1e-6)
     assert any(name.startswith("beside.") for name in one)
     assert len({id(each) for each in one.values()}) == len(one)
 

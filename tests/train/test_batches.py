@@ -19,11 +19,19 @@ from heedful.objectives import Batch, Sample
 from heedful.train import batches
 from heedful.train.batches import StepDataset, StepLoader, pin_batch
 from heedful.train.trainer import Stage, Trainer
-from tests.support.tiny_runs import MADE, Spy, everything, records, same, settings, trainer
+from tests.support.tiny_runs import (
+    TASKS,
+    RecordingObjective,
+    copy_state,
+    make_settings,
+    make_trainer,
+    records,
+    tensors_equal,
+)
 
 
 def dataset(task: str = "classify") -> StepDataset:
-    training = trainer(task)
+    training = make_trainer(task)
     return StepDataset(
         samples=training.samples, objective=training.objective, order=training.order, rank=0, ranks=1, max_tokens=30
     )
@@ -66,19 +74,19 @@ def test_signals_to_the_process_group_do_not_reach_workers() -> None:
 
 def made_ahead(task: str = "classify", **train: Any) -> Trainer:
     """A trainer on the CPU with the thread that is used for GPUs."""
-    training = trainer(task, **train)
+    training = make_trainer(task, **train)
     training._prefetches = True
     return training
 
 
-class Watched(Spy):
+class Watched(RecordingObjective):
     """An objective that notes the thread of each batch, and may do something before it makes one."""
 
     def __init__(self, trainer: Trainer, before: Any = lambda: None) -> None:
         super().__init__(trainer)
         self.threads: list[str] = []
         self.before_batch = before
-        self.term_weights, self.num_static_masks = self.task.term_weights, self.task.num_static_masks
+        self.term_weights, self.num_static_masks = self.objective.term_weights, self.objective.num_static_masks
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         self.threads.append(threading.current_thread().name)
@@ -99,44 +107,44 @@ def _no_thread_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("task", ["classify", "tag", "packed"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_with_the_thread_has_the_same_bits(task: str, workers: int) -> None:
-    plain, ahead = trainer(task), made_ahead(task, num_workers=workers)
-    spy = Watched(ahead)
+    plain, ahead = make_trainer(task), made_ahead(task, num_workers=workers)
+    recorder = Watched(ahead)
     steps = list(ahead)
     assert records(steps) == records(list(plain))
-    assert same(everything(ahead)[0], everything(plain)[0])
+    assert tensors_equal(copy_state(ahead)[0], copy_state(plain)[0])
     if not workers:  # only the first step was waited for, and no step after the last one was made
-        first = len([name for name in spy.threads if name == "MainThread"])
-        assert {*spy.threads[:first]} == {"MainThread"} and {*spy.threads[first:]} == {"batches_0"}
-        expected = Watched(plain_again := trainer(task))
+        first = len([name for name in recorder.threads if name == "MainThread"])
+        assert {*recorder.threads[:first]} == {"MainThread"} and {*recorder.threads[first:]} == {"batches_0"}
+        expected = Watched(plain_again := make_trainer(task))
         list(plain_again)
-        assert spy.seen == expected.seen and spy.keys == expected.keys
+        assert recorder.batches == expected.batches and recorder.keys == expected.keys
     assert ahead._loader is None and not batch_threads()
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_resumed_run_takes_the_steps_after_the_last_one(stop: int) -> None:
     """A checkpoint knows nothing of the batches that were made ahead of time."""
-    whole, ahead = trainer("packed"), made_ahead("packed")
+    whole, ahead = make_trainer("packed"), made_ahead("packed")
     expected = records(list(whole))
     steps = iter(ahead)
     first = list(islice(steps, stop))
-    state = everything(ahead)
+    state = copy_state(ahead)
     steps.close()  # type: ignore[attr-defined]
-    for again in (made_ahead("packed"), trainer("packed")):
+    for again in (made_ahead("packed"), make_trainer("packed")):
         again.load_state(*state)
         assert records(first) + records(list(again)) == expected
-        assert same(everything(again)[0], everything(whole)[0])
+        assert tensors_equal(copy_state(again)[0], copy_state(whole)[0])
 
 
 def test_stages_change_as_without_the_thread() -> None:
     outcomes = []
     for prefetches in (False, True):
-        loaded, objective, samples = MADE["classify"](0.1)
+        loaded, objective, samples = TASKS["classify"](0.1)
         later = [Stage(0.3, samples[:7], 3), Stage(0.7, samples[4:], 2)]
-        training = Trainer(loaded, objective, samples, settings({}, {})[0], later_stages=later)
+        training = Trainer(loaded, objective, samples, make_settings({}, {})[0], later_stages=later)
         training._prefetches = prefetches
-        outcomes.append((records(list(training)), everything(training)[0]))
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+        outcomes.append((records(list(training)), copy_state(training)[0]))
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
 
 
 class UnreadableError(ValueError):
@@ -162,9 +170,9 @@ def test_an_error_in_the_thread_is_raised_in_its_step() -> None:
     assert training.step == 2 and training._loader is None
     faulty = False
     list(training)  # the fault is over
-    whole = trainer()
+    whole = make_trainer()
     list(whole)
-    assert same(everything(training)[0], everything(whole)[0])
+    assert tensors_equal(copy_state(training)[0], copy_state(whole)[0])
 
 
 def test_ctrl_c_while_a_batch_is_waited_for() -> None:
@@ -186,28 +194,30 @@ def test_ctrl_c_while_a_batch_is_waited_for() -> None:
     timer.join()
     assert not batch_threads() and training._loader is None
     is_slow.clear()
-    state = everything(training)
-    again, whole = trainer(), trainer()
+    state = copy_state(training)
+    again, whole = make_trainer(), make_trainer()
     again.load_state(*state)
     for one in (training, again, whole):
         list(one)
-    assert same(everything(training)[0], everything(whole)[0]) and same(everything(again)[0], everything(whole)[0])
+    assert tensors_equal(copy_state(training)[0], copy_state(whole)[0]) and tensors_equal(
+        copy_state(again)[0], copy_state(whole)[0]
+    )
 
 
 def test_smaller_micro_batches_after_oom_with_the_thread() -> None:
     outcomes = []
-    for make in (trainer, made_ahead):
+    for make in (make_trainer, made_ahead):
         training: Trainer = make("tag", max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
 
         def fail(batch: Batch, training: Trainer = training) -> None:
             if training.step == 1 and len(batch.packed.tokens) > 40:
                 raise MemoryError
 
-        Spy(training, fail)
+        RecordingObjective(training, fail)
         with pytest.warns(HeedfulWarning, match="step 2: memory was not enough"):
             steps = list(training)
-        outcomes.append((records(steps), everything(training)[0]))
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+        outcomes.append((records(steps), copy_state(training)[0]))
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
 
 
 def test_a_loop_that_is_left_early_ends_the_thread() -> None:

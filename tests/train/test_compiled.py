@@ -95,7 +95,7 @@ def pieces(module, inputs):
 torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=pieces)
 steps = []
 for compile in (False, True):
-    kept = tiny_runs.trainer("tag", 0.1)
+    kept = tiny_runs.make_trainer("tag", 0.1)
     trainer = Trainer(kept.loaded, kept.objective, kept.samples, replace(kept.settings, compile=compile))
     steps.append([trainer.train_step().record for _ in range(3)])
     count = len(made)

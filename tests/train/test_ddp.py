@@ -14,8 +14,8 @@ from torch import Tensor
 from heedful.train import ddp
 from heedful.train.ddp import Replicated
 from heedful.train.ranks import Ranks
-from tests.support.processes import ForkServer, Job, fork_server, weights
-from tests.support.tiny_runs import CALM, MADE, distance
+from tests.support.processes import ForkServer, Job, final_weights, fork_server
+from tests.support.tiny_runs import LARGE_EPS, TASKS, relative_error
 
 TABLE = "embedding.tokens.weight"
 
@@ -47,10 +47,10 @@ class Echo(Ranks):
         return [list(values)] * 2
 
 
-@pytest.mark.parametrize(("half", "least"), [(False, 1e-5), (True, 1e-2)])
+@pytest.mark.parametrize(("partial head", "least"), [(False, 1e-5), (True, 1e-2)])
 def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch, half: bool, least: float) -> None:
     monkeypatch.setattr(ddp, "BUCKET_NUMEL", 3000)
-    loaded, objective, samples = MADE["packed"](0.0)
+    loaded, objective, samples = TASKS["packed"](0.0)
     events: list[Any] = []
     loaded.named_tensors()[TABLE].register_post_accumulate_grad_hook(lambda _: events.append("table"))
     made = Replicated(
@@ -68,7 +68,7 @@ def test_the_tied_table_goes_off_alone_and_last(monkeypatch: pytest.MonkeyPatch,
     other = Replicated(loaded, None, Ranks(), reduce_bf16=False, overlap=True)
     for _ in range(2):
         other.backward(objective, batch, precision=torch.float32, weight=1.0, last=False)
-    assert distance(found, other.reduce_gradients()) < least
+    assert relative_error(found, other.reduce_gradients()) < least
 
 
 @dataclass
@@ -83,12 +83,12 @@ class Both:
         for sums in ("float32", "bfloat16"):
             how: dict[str, Any] = {
                 "max_steps": 4,
-                "optimizer": CALM,
+                "optimizer": LARGE_EPS,
                 "grad_reduce_dtype": sums,
             } | more
-            job = Job(out=str(self.folder / sums), what="updates", task="packed", dropout=0.0, train=how)
+            job = Job(output_dir=str(self.folder / sums), kind="updates", task="packed", dropout=0.0, train=how)
             assert self.server.run(job, 2) == [0, 0]
-            found.append(weights(job))
+            found.append(final_weights(job))
         return found
 
 
@@ -96,6 +96,6 @@ class Both:
 @pytest.mark.parametrize("shard", [1, 2])
 def test_sums_in_bfloat16(server: ForkServer, tmp_path: Path, shard: int) -> None:
     exact, rough = Both(server, tmp_path)(shard=shard)
-    start = MADE["packed"](0.0)[0].named_tensors()
-    assert 1e-6 < distance(exact, rough) < 0.02
-    assert distance(exact, start) > 0.05
+    start = TASKS["packed"](0.0)[0].named_tensors()
+    assert 1e-6 < relative_error(exact, rough) < 0.02
+    assert relative_error(exact, start) > 0.05

@@ -11,7 +11,7 @@ import torch
 from heedful.errors import HeedfulError
 from heedful.train import determinism
 from heedful.train.determinism import WORKSPACE, deterministic_algorithms, prepare_determinism
-from tests.support.tiny_runs import records, trainer
+from tests.support.tiny_runs import make_trainer, records
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_the_context_is_undone() -> None:
 
 
 def test_on_a_cpu_nothing_changes() -> None:
-    training = trainer(deterministic=True, device="cpu")
+    training = make_trainer(deterministic=True, device="cpu")
     with training.algorithms():
         assert not torch.are_deterministic_algorithms_enabled()
-    assert records(list(training)) == records(list(trainer())) and WORKSPACE not in os.environ
+    assert records(list(training)) == records(list(make_trainer())) and WORKSPACE not in os.environ

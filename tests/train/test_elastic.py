@@ -14,8 +14,8 @@ from heedful.checkpoint import save
 from heedful.train.trainer import Trainer
 from tests.support.corpora import corpus_of, documents, trained
 from tests.support.generated_data import as_csv, classified
-from tests.support.processes import ForkServer, Job, fork_server, told, weights
-from tests.support.tiny_runs import CALM, MADE, distance, same, settings
+from tests.support.processes import ForkServer, Job, final_weights, fork_server, read_outcome
+from tests.support.tiny_runs import LARGE_EPS, TASKS, make_settings, relative_error, tensors_equal
 
 NAMES = ("heedful.runs.pretrain.run", "heedful.runs.finetune.run")  # modules
 CALMLY = {"train.optimizer.lr": 2e-2, "train.optimizer.eps": 1e-2, "train.precision": "float32"}
@@ -47,39 +47,43 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", ["packed", pytest.param("partial head", marks=pytest.mark.slow)])
 def test_one_two_and_four_ranks_agree_in_float64(server: ForkServer, tmp_path: Path, task: str) -> None:
     """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
-    how = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
-    loaded, objective, samples = MADE[task](0.0)
-    alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
+    how = {"max_steps": 6, "optimizer": LARGE_EPS, "max_tokens_per_microbatch": 45}
+    loaded, objective, samples = TASKS[task](0.0)
+    alone = Trainer(loaded.double(), objective, samples, make_settings(how, {})[0])
     steps = list(alone)
     for size in (2, 4):
-        job = Job(out=str(tmp_path / str(size)), what="updates", task=task, dropout=0.0, train=how, double=True)
+        job = Job(output_dir=str(tmp_path / str(size)), kind="updates", task=task, dropout=0.0, train=how, float64=True)
         assert server.run(job, size) == [0] * size
-        assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
-        assert next(iter(weights(job).values())).dtype == torch.float64
-        assert distance(weights(job), alone.loaded.named_tensors()) < 1e-10
-        assert told(job)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
-        assert told(job)["tokens"] == [step.tokens for step in steps]
+        assert all(tensors_equal(final_weights(job), final_weights(job, rank)) for rank in range(1, size))
+        assert next(iter(final_weights(job).values())).dtype == torch.float64
+        assert relative_error(final_weights(job), alone.loaded.named_tensors()) < 1e-10
+        assert read_outcome(job)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
+        assert read_outcome(job)["tokens"] == [step.tokens for step in steps]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
-def test_a_run_of_two_ranks_resumes_on_one_and_on_four(server: ForkServer, tmp_path: Path, what: str) -> None:
-    if what == "pretrain":
+@pytest.mark.parametrize("kind", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
+def test_a_run_of_two_ranks_resumes_on_one_and_on_four(server: ForkServer, tmp_path: Path, kind: str) -> None:
+    if kind == "pretrain":
         found = documents(90)
         data, sets = corpus_of(tmp_path, found, trained(found)).folder, PRETRAINED
     else:
         data = as_csv(tmp_path / "a.csv", classified(28))
-        save(MADE["classify"](0.0)[0], tmp_path / "base")
+        save(TASKS["classify"](0.0)[0], tmp_path / "base")
         sets = FINETUNED | {"init.model": tmp_path / "base"}
     given = tuple(f"{name}={value}" for name, value in (sets | CALMLY).items())
-    job = Job(out=str(tmp_path / "out"), what=what, folder=str(tmp_path / "run"), data=str(data), sets=given)
-    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0], told(job)
+    job = Job(
+        output_dir=str(tmp_path / "out"), kind=kind, folder=str(tmp_path / "run"), data=str(data), assignments=given
+    )
+    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0], read_outcome(job)
     for size, stop in ((2, 17), (1, 31), (4, 0)):
-        assert server.run(replace(job, stop=stop), size) == [0] * size
-        assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
+        assert server.run(replace(job, stop_step=stop), size) == [0] * size
+        assert {read_outcome(job, rank)["stop_reason"] for rank in range(size)} == {
+            "interrupted" if stop else "completed"
+        }
     lines, expected = (
         [json.loads(line) for line in (tmp_path / name / "journal.jsonl").read_text().splitlines()]
         for name in ("run", "whole")

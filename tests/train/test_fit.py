@@ -24,8 +24,17 @@ from heedful.train.checkpoint import CheckpointManager
 from heedful.train.fit import EvalResult, FitResult, FitSettings, Reporter, fit
 from heedful.train.journal import Journal, read_journal
 from heedful.train.trainer import DivergedError, Step, Trainer
-from tests.support.processes import left
-from tests.support.tiny_runs import FAULTS, LINES, Faulty, same, settings, trainer, wave, weights
+from tests.support.processes import reproducible_files
+from tests.support.tiny_runs import (
+    FAULTS,
+    LINES,
+    FaultyObjective,
+    copy_weights,
+    evaluate_with_peak,
+    make_settings,
+    make_trainer,
+    tensors_equal,
+)
 
 
 class Told(Reporter):
@@ -53,9 +62,11 @@ class Told(Reporter):
 class Run:
     """One process of a run in a folder; the next one is another."""
 
-    def __init__(self, folder: Path, scores: Callable[[Trainer], EvalResult] | None = wave, **train: Any) -> None:
+    def __init__(
+        self, folder: Path, scores: Callable[[Trainer], EvalResult] | None = evaluate_with_peak, **train: Any
+    ) -> None:
         self.folder = folder
-        self.trainer = trainer(**train)
+        self.trainer = make_trainer(**train)
         self.scores = scores
         self.weights: dict[int, dict[str, Tensor]] = {}  # at each evaluation
 
@@ -66,11 +77,11 @@ class Run:
         return self.scores(self.trainer)
 
     def now(self) -> dict[str, Tensor]:
-        return weights(self.trainer)
+        return copy_weights(self.trainer)
 
     def fit(self, reporter: Reporter | None = None, **how: Any) -> FitResult:
         evaluate = None if self.scores is None else self._scored
-        return fit(self.trainer, self.folder, settings({}, how)[1], evaluate=evaluate, reporter=reporter)
+        return fit(self.trainer, self.folder, make_settings({}, how)[1], evaluate=evaluate, reporter=reporter)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -116,11 +127,11 @@ def test_what_a_run_leaves(whole: tuple[Run, FitResult]) -> None:
 
 def test_the_best_weights_are_kept_or_the_last(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
     run, end = whole
-    assert same(run.now(), run.weights[end.best_step])
-    assert not same(run.now(), run.weights[12])
+    assert tensors_equal(run.now(), run.weights[end.best_step])
+    assert not tensors_equal(run.now(), run.weights[12])
     last = Run(tmp_path)
     found = last.fit(load_best_at_end=False)
-    assert same(last.now(), run.weights[12]) and same(last.now(), last.weights[12])
+    assert tensors_equal(last.now(), run.weights[12]) and tensors_equal(last.now(), last.weights[12])
     assert found == end
     assert not [name for name in tensors(tmp_path) if name.startswith("best/")]
     assert not last.trainer.loaded.training
@@ -138,7 +149,9 @@ def test_without_an_evaluation_the_last_weights_stay(tmp_path: Path) -> None:
         stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0
     )
     assert not [record for record in lines(tmp_path) if "dev" in record]
-    assert same({f"model/{name}": each for name, each in run.now().items()} | tensors(tmp_path), tensors(tmp_path))
+    assert tensors_equal(
+        {f"model/{name}": each for name, each in run.now().items()} | tensors(tmp_path), tensors(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,13 +182,13 @@ def test_patience_ends_it(tmp_path: Path) -> None:
         stop_reason="early_stopping", best_step=8, best_metric=0.3, last_metric=0.2, resumed_from=0
     )  # 8 is as good
     assert run.trainer.step == 10 and steps(tmp_path)[-1] == "step-00000010"
-    assert same(run.now(), run.weights[8])
+    assert tensors_equal(run.now(), run.weights[8])
     again = Run(tmp_path, lambda trainer: EvalResult(metric_value=1.0, metrics={}))
     told = Told()
     assert again.fit(told, patience=3) == FitResult(
         stop_reason="early_stopping", best_step=8, best_metric=0.3, last_metric=0.2, resumed_from=10
     )
-    assert told.steps == [] and same(again.now(), run.now())
+    assert told.steps == [] and tensors_equal(again.now(), run.now())
     more = Run(tmp_path, lambda trainer: EvalResult(metric_value=next(scores), metrics={}))
     assert more.fit(patience=0) == FitResult(
         stop_reason="completed", best_step=12, best_metric=0.9, last_metric=0.9, resumed_from=10
@@ -207,7 +220,7 @@ def test_equal_evaluations_are_ranked_by_the_tie_and_then_the_later_step(
     end = run.fit()
     assert (end.best_step, end.best_metric, end.last_metric) == (best, scores[best // 2 - 1][0], scores[-1][0])
     if not stopped:
-        assert same(run.now(), run.weights[best])
+        assert tensors_equal(run.now(), run.weights[best])
 
 
 def test_a_better_tie_does_not_reset_patience(tmp_path: Path) -> None:
@@ -220,7 +233,7 @@ def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path
     for name, steps, load_best in (("early", [3, 2, 1], True), ("late", [1, 2, 3], True), ("last", [3, 2, 1], False)):
         scores, seen = iter(steps), []
         run = Run(tmp_path / name, lambda trainer, scores=scores: EvalResult(metric_value=next(scores), metrics={}))
-        how = settings({}, {"load_best_at_end": load_best, "eval_every_epochs": 1.0})[1]
+        how = make_settings({}, {"load_best_at_end": load_best, "eval_every_epochs": 1.0})[1]
         fit(
             run.trainer,
             run.folder,
@@ -230,7 +243,7 @@ def test_the_last_weights_are_handed_over_where_others_become_the_model(tmp_path
         )
         assert len(seen) == (name == "early")
         if seen:
-            assert same(seen[0], run.weights[12]) and same(run.now(), run.weights[4])
+            assert tensors_equal(seen[0], run.weights[12]) and tensors_equal(run.now(), run.weights[4])
 
 
 def test_an_evaluation_that_says_nothing_is_refused(tmp_path: Path) -> None:
@@ -313,11 +326,13 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
         whole[1].best_step,
     )
     assert told.steps == list(range(stop + 1, 13)) and told.texts == [f"resuming after step {stop}"]
-    assert left(tmp_path) == left(whole[0].folder)
-    assert same(second.now(), whole[0].now())
+    assert reproducible_files(tmp_path) == reproducible_files(whole[0].folder)
+    assert tensors_equal(second.now(), whole[0].now())
     third = Run(tmp_path)
     assert third.fit(told).resumed_from == 12  # it was over
-    assert same(third.now(), whole[0].now()) and left(tmp_path) == left(whole[0].folder)
+    assert tensors_equal(third.now(), whole[0].now()) and reproducible_files(tmp_path) == reproducible_files(
+        whole[0].folder
+    )
 
 
 def test_a_run_that_ended_badly_goes_on_from_its_last_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
@@ -335,7 +350,7 @@ def test_a_run_that_ended_badly_goes_on_from_its_last_checkpoint(tmp_path: Path,
     assert run.fit(eval_every_epochs=1.0, checkpoint_every_minutes=60.0).resumed_from == 8
     steady = Run(tmp_path / "steady")
     steady.fit(eval_every_epochs=1.0, checkpoint_every_minutes=60.0)
-    assert left(tmp_path) == left(tmp_path / "steady")
+    assert reproducible_files(tmp_path) == reproducible_files(tmp_path / "steady")
 
 
 def test_a_damaged_checkpoint_costs_one_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
@@ -344,16 +359,16 @@ def test_a_damaged_checkpoint_costs_one_checkpoint(tmp_path: Path, whole: tuple[
     run = Run(tmp_path)
     with pytest.warns(HeedfulWarning, match="step-00000007 is damaged"):
         assert run.fit().resumed_from == 6
-    assert left(tmp_path)["tensors"] == left(whole[0].folder)["tensors"]
-    assert left(tmp_path)["journal"] == left(whole[0].folder)["journal"]
+    assert reproducible_files(tmp_path)["tensors"] == reproducible_files(whole[0].folder)["tensors"]
+    assert reproducible_files(tmp_path)["journal"] == reproducible_files(whole[0].folder)["journal"]
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     Run(tmp_path).fit(Told(stop=3))
-    before = left(tmp_path)
+    before = reproducible_files(tmp_path)
     with pytest.raises(HeedfulError, match=r"batch_size = 5, .* 6"):
         Run(tmp_path, batch_size=6).fit()
-    assert left(tmp_path) == before
+    assert reproducible_files(tmp_path) == before
     (tmp_path / "journal.jsonl").write_bytes(b"")
     with pytest.raises(HeedfulError, match=r"journal.jsonl has 0 bytes"):
         Run(tmp_path).fit()
@@ -364,7 +379,7 @@ def test_best_weights_are_forgotten_where_the_last_are_asked_for(tmp_path: Path,
     assert [name for name in tensors(tmp_path) if name.startswith("best/")]
     run = Run(tmp_path)
     run.fit(load_best_at_end=False)
-    assert same(run.now(), whole[0].weights[12])
+    assert tensors_equal(run.now(), whole[0].weights[12])
 
 
 def test_room_is_asked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +399,7 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(
     tmp_path: Path, whole: tuple[Run, FitResult], fault: str
 ) -> None:
     run = Run(tmp_path)
-    run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[fault], at=7)
+    run.trainer.objective = FaultyObjective(run.trainer.objective, run.trainer, FAULTS[fault], step=7)
     with pytest.raises(DivergedError, match=r"^step 7: "):
         run.fit()
     last = lines(tmp_path)[-1]
@@ -393,12 +408,12 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(
     assert steps(tmp_path)[-1] == "step-00000006"
     assert all(tensor.isfinite().all() for tensor in tensors(tmp_path).values())
     Run(tmp_path).fit()  # the fault is over
-    assert left(tmp_path) == left(whole[0].folder)
+    assert reproducible_files(tmp_path) == reproducible_files(whole[0].folder)
 
 
 def test_skipped_steps_are_in_the_journal(tmp_path: Path) -> None:
     run = Run(tmp_path, max_nonfinite_steps=1)
-    run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["nan loss"], at=7)
+    run.trainer.objective = FaultyObjective(run.trainer.objective, run.trainer, FAULTS["nan loss"], step=7)
     assert run.fit().stop_reason == "completed"
     found = [record for record in lines(tmp_path) if "loss" in record]
     assert [record["step"] for record in found if "skipped" in record] == [7]
@@ -412,12 +427,12 @@ def test_skipped_steps_are_in_the_journal(tmp_path: Path) -> None:
 def test_a_signal_makes_a_checkpoint(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
     before = {each: signal.getsignal(each) for each in fit_module.SIGNALS}
     run = Run(tmp_path)
-    run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS[name], at=6)
+    run.trainer.objective = FaultyObjective(run.trainer.objective, run.trainer, FAULTS[name], step=6)
     assert run.fit().stop_reason == "interrupted"
     assert {each: signal.getsignal(each) for each in fit_module.SIGNALS} == before
     assert run.trainer.step == 5  # the step in which it came is left
     assert Run(tmp_path).fit().stop_reason == "completed"
-    assert left(tmp_path) == left(whole[0].folder)
+    assert reproducible_files(tmp_path) == reproducible_files(whole[0].folder)
 
 
 def test_a_second_sigint_stops_at_once(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
@@ -431,7 +446,7 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path, whole: tuple[Run, FitResu
         Run(tmp_path).fit(Told(after=twice))
     assert signal.getsignal(signal.SIGINT) == before and steps(tmp_path)[-1] == "step-00000004"
     assert Run(tmp_path).fit().resumed_from == 4
-    assert left(tmp_path) == left(whole[0].folder)
+    assert reproducible_files(tmp_path) == reproducible_files(whole[0].folder)
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
@@ -439,7 +454,7 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         run = Run(tmp_path, scores=None)
-        run.trainer.objective = Faulty(run.trainer.objective, run.trainer, FAULTS["SIGINT"], at=3)
+        run.trainer.objective = FaultyObjective(run.trainer.objective, run.trainer, FAULTS["SIGINT"], step=3)
         assert run.fit(
             Told(after=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step.number == 5 else None)
         ).stop_reason
@@ -454,7 +469,7 @@ def test_a_signal_stops_an_evaluation(tmp_path: Path, whole: tuple[Run, FitResul
         if trainer.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
-        return wave(trainer)
+        return evaluate_with_peak(trainer)
 
     started = time.monotonic()
     run = Run(tmp_path, interrupted)
@@ -466,7 +481,7 @@ def test_a_signal_stops_an_evaluation(tmp_path: Path, whole: tuple[Run, FitResul
     end = Run(tmp_path).fit(told)
     assert told.scores[0][0] == step  # it is made good before anything else
     assert (end.stop_reason, end.best_step, end.resumed_from) == ("completed", whole[1].best_step, step)
-    assert left(tmp_path) == left(whole[0].folder)
+    assert reproducible_files(tmp_path) == reproducible_files(whole[0].folder)
 
 
 def test_a_signal_before_an_evaluation_skips_it(tmp_path: Path, whole: tuple[Run, FitResult]) -> None:
@@ -474,7 +489,7 @@ def test_a_signal_before_an_evaluation_skips_it(tmp_path: Path, whole: tuple[Run
     assert run.fit(Told(stop=6)).stop_reason == "interrupted"
     assert 6 not in run.weights
     assert Run(tmp_path).fit().stop_reason == "completed"
-    assert left(tmp_path) == left(whole[0].folder)
+    assert reproducible_files(tmp_path) == reproducible_files(whole[0].folder)
 
 
 def test_a_signal_at_the_last_step_is_handled(tmp_path: Path) -> None:
@@ -506,7 +521,7 @@ def test_a_signal_before_the_first_step(tmp_path: Path, whole: tuple[Run, FitRes
     )
     assert not (tmp_path / "state").exists()
     assert Run(tmp_path).fit().stop_reason == "completed"
-    assert left(tmp_path) == left(whole[0].folder)
+    assert reproducible_files(tmp_path) == reproducible_files(whole[0].folder)
 
 
 def test_another_thread_is_not_told_of_signals(tmp_path: Path) -> None:
@@ -524,7 +539,7 @@ def test_another_thread_is_not_told_of_signals(tmp_path: Path) -> None:
 def test_odd_folder_names(tmp_path: Path, whole: tuple[Run, FitResult], name: str) -> None:
     Run(tmp_path / name / name).fit(Told(stop=5))
     Run(tmp_path / name / name).fit()
-    assert left(tmp_path / name / name) == left(whole[0].folder)
+    assert reproducible_files(tmp_path / name / name) == reproducible_files(whole[0].folder)
 
 
 def test_a_folder_behind_a_link(tmp_path: Path, whole: tuple[Run, FitResult], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,7 +548,7 @@ def test_a_folder_behind_a_link(tmp_path: Path, whole: tuple[Run, FitResult], mo
     monkeypatch.chdir(tmp_path)
     Run(Path("link")).fit(Told(stop=5, after=lambda step: monkeypatch.chdir("/")))
     Run(tmp_path / "real").fit()
-    assert left(tmp_path / "link") == left(whole[0].folder)
+    assert reproducible_files(tmp_path / "link") == reproducible_files(whole[0].folder)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

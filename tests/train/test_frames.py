@@ -12,7 +12,7 @@ import pytest
 import heedful
 from heedful.csrc import Kernels, library
 from heedful.train.trainer import Trainer
-from tests.support.tiny_runs import classify, settings
+from tests.support.tiny_runs import classify, make_settings
 
 PACKAGE = str(Path(heedful.__file__).parent)
 MAX_FRAMES = 14  # 6 of them in train and tasks, 8 in checkpoint, model and nn
@@ -40,7 +40,7 @@ def test_a_training_step_reaches_the_attention_kernel_in_few_frames(
     counting = replace(native, attention=attention)
     monkeypatch.setattr(library, "_library_or_reason", lambda: counting)
     model, task, samples = classify(width=64)  # heads as wide as the kernel needs them on any processor
-    for step in Trainer(model, task, samples, settings({"max_steps": 1}, {})[0]):
+    for step in Trainer(model, task, samples, make_settings({"max_steps": 1}, {})[0]):
         assert step.loss > 0
     assert seen, "attention was computed by the kernel"
     assert max(map(len, seen)) <= MAX_FRAMES, max(seen, key=len)

@@ -18,7 +18,7 @@ from heedful.train.optim import AdamW, Constant
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support import tiny_runs
 from tests.support.tiny_models import sequences, tiny
-from tests.support.tiny_runs import distance, trainer, weights
+from tests.support.tiny_runs import copy_weights, make_trainer, relative_error
 
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
 BASES = {
@@ -80,10 +80,10 @@ def test_an_update_is_that_of_transformers_with_frozen_parameters(tmp_path: Path
 
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"ema_decay": 0.9}])
 def test_frozen_weights_stay_and_have_no_dropout(more: dict[str, Any]) -> None:
-    frozen_trainer = trainer(dropout=0.3, freeze_layers=1, **more)
-    before = weights(frozen_trainer)
+    frozen_trainer = make_trainer(dropout=0.3, freeze_layers=1, **more)
+    before = copy_weights(frozen_trainer)
     list(frozen_trainer)
-    after = weights(frozen_trainer)
+    after = copy_weights(frozen_trainer)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == set(frozen_trainer.parameters)
     assert not any(name.startswith(("embedding.", "encoder.blocks.0.")) for name in changed)
@@ -101,20 +101,20 @@ def test_frozen_weights_stay_and_have_no_dropout(more: dict[str, Any]) -> None:
 
 def test_layer_decay_counts_frozen_layers() -> None:
     optimizer = {"kind": "adamw", "lr": 1e-2, "layer_decay": 0.5}
-    frozen, all_trained = (trainer(freeze_layers=count, optimizer=optimizer) for count in (1, 0))
+    frozen, all_trained = (make_trainer(freeze_layers=count, optimizer=optimizer) for count in (1, 0))
     expected = all_trained._optimizer.peak_lrs
     assert frozen._optimizer.peak_lrs == {name: expected[name] for name in frozen.parameters}
 
 
 def test_a_run_resumes_with_frozen_layers() -> None:
-    whole, first, second = (trainer(freeze_layers=1) for _ in range(3))
+    whole, first, second = (make_trainer(freeze_layers=1) for _ in range(3))
     list(whole)
     for _ in range(5):
         first.train_step()
-    second.load_state(*tiny_runs.everything(first))
+    second.load_state(*tiny_runs.copy_state(first))
     list(second)
-    assert tiny_runs.same(weights(second), weights(whole))
-    assert distance(weights(whole), weights(trainer())) > 0
+    assert tiny_runs.tensors_equal(copy_weights(second), copy_weights(whole))
+    assert relative_error(copy_weights(whole), copy_weights(make_trainer())) > 0
 
 
 def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
     with pytest.raises(SettingError, match="is no Transformer"):
         check_freezing(object(), 1)
     with pytest.raises(SettingError, match="the model has 2 layers"):
-        trainer(freeze_layers=3)
+        make_trainer(freeze_layers=3)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from heedful.train import frozen_outputs, output_cache
 from heedful.train.frozen_outputs import SamplesWithFrozenOutputs, cache_frozen_outputs
 from heedful.train.trainer import Trainer
-from tests.support.tiny_runs import distance, records, same, trainer, weights
+from tests.support.tiny_runs import copy_weights, make_trainer, records, relative_error, tensors_equal
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cached(folder: Path, log: list[str] | None = None, task: str = "classify", **more: Any) -> Trainer:
-    frozen_trainer = trainer(task, **{"freeze_layers": 1, **more})
+    frozen_trainer = make_trainer(task, **{"freeze_layers": 1, **more})
     cache_frozen_outputs(frozen_trainer, folder, (log if log is not None else []).append)
     return frozen_trainer
 
@@ -32,12 +32,12 @@ def cached(folder: Path, log: list[str] | None = None, task: str = "classify", *
 @pytest.mark.parametrize("more", [{}, {"num_workers": 1}, {"precision": "bfloat16"}])
 def test_training_is_the_same_with_and_without_a_cache(task: str, more: dict[str, Any], tmp_path: Path) -> None:
     log: list[str] = []
-    read, computed = cached(tmp_path / "frozen", log, task, **more), trainer(task, freeze_layers=1, **more)
+    read, computed = cached(tmp_path / "frozen", log, task, **more), make_trainer(task, freeze_layers=1, **more)
     assert isinstance(read.samples, SamplesWithFrozenOutputs)
     steps, expected = list(read), list(computed)
     near = 2e-2 if more.get("precision") else 1e-5  # rows are computed in other batches, which may round otherwise
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=near)
-    assert distance(weights(read), weights(computed)) < (0.2 if more.get("precision") else 1e-3)
+    assert relative_error(copy_weights(read), copy_weights(computed)) < (0.2 if more.get("precision") else 1e-3)
     (told,) = log
     assert told.startswith("the embeddings and the lowest layer are frozen, without dropout; their outputs for 16")
 
@@ -60,21 +60,23 @@ def test_a_part_that_is_missing_is_made_again_with_the_same_bytes(tmp_path: Path
     second = cached(folder)
     assert [path.read_bytes() for path in parts] == before
     assert {path: path.stat().st_ino for path in changed} == changed, "the others stay"
-    assert records(list(second)) == records(list(cached(folder))) and same(weights(first), weights(second))
+    assert records(list(second)) == records(list(cached(folder))) and tensors_equal(
+        copy_weights(first), copy_weights(second)
+    )
 
 
 def test_a_cache_of_other_weights_samples_or_layers_is_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "frozen"
     cached(folder)
     before = (folder / "part-000000.safetensors").read_bytes()
-    other = trainer(freeze_layers=1)
+    other = make_trainer(freeze_layers=1)
     with torch.no_grad():
         other.loaded.model.embedding.tokens.weight[5] += 1
     cache_frozen_outputs(other, folder, print)
     assert (folder / "part-000000.safetensors").read_bytes() != before
     cached(folder)
     assert (folder / "part-000000.safetensors").read_bytes() == before
-    reordered = trainer(freeze_layers=1)
+    reordered = make_trainer(freeze_layers=1)
     reordered.stages = (reordered.stages[0]._replace(samples=list(reordered.samples)[::-1]),)
     cache_frozen_outputs(reordered, folder, print)
     assert (folder / "part-000000.safetensors").read_bytes() != before
@@ -90,9 +92,11 @@ def test_what_does_not_fit_is_computed_in_every_step(tmp_path: Path, monkeypatch
         ]
     ):
         log: list[str] = []
-        frozen_trainer, plain = cached(tmp_path / str(number), log, **more), trainer(freeze_layers=1, **more)
+        frozen_trainer, plain = cached(tmp_path / str(number), log, **more), make_trainer(freeze_layers=1, **more)
         assert log[0].endswith(expected)
-        assert records(list(frozen_trainer)) == records(list(plain)) and same(weights(frozen_trainer), weights(plain))
+        assert records(list(frozen_trainer)) == records(list(plain)) and tensors_equal(
+            copy_weights(frozen_trainer), copy_weights(plain)
+        )
         assert not (tmp_path / str(number)).exists()
     log = []
     full = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=10))
@@ -103,7 +107,7 @@ def test_what_does_not_fit_is_computed_in_every_step(tmp_path: Path, monkeypatch
 
 def test_samples_are_those_of_the_data_with_states(tmp_path: Path) -> None:
     frozen_trainer = cached(tmp_path / "frozen")
-    plain = trainer(freeze_layers=1).samples
+    plain = make_trainer(freeze_layers=1).samples
     sample = frozen_trainer.samples[-1]
     assert sample.states is not None and sample.states.shape == (len(sample), 16)
     assert (replace(sample, states=None).tokens == plain[-1].tokens).all() and sample.target == plain[-1].target

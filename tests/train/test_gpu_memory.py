@@ -12,7 +12,7 @@ from heedful.checkpoint import BundleConfig, ModelBundle
 from heedful.model.config import EmbeddingConfig, MaskedTokens, ModelConfig, StackConfig
 from heedful.train.gpu_memory import bytes_per_token, initial_max_tokens
 from heedful.train.settings import TrainSettings
-from tests.support.tiny_runs import trainer
+from tests.support.tiny_runs import make_trainer
 
 GPU = torch.device("cuda", 0)
 GIB = 2**30
@@ -59,5 +59,5 @@ def test_micro_batches_grow_with_memory(monkeypatch: pytest.MonkeyPatch) -> None
 def test_settings_and_other_devices_keep_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(monkeypatch, 78 * GIB, max_tokens_per_microbatch=777) == 777
     assert chosen(monkeypatch, 78 * GIB, deterministic=True) == 8192
-    training = trainer(max_tokens_per_microbatch="auto", device="cpu")
+    training = make_trainer(max_tokens_per_microbatch="auto", device="cpu")
     assert training.max_tokens_per_microbatch == training.state()[1]["tokens"] == 8192

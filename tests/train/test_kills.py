@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from heedful.train.journal import read_journal
-from tests.support.processes import ForkServer, Job, fork_server, left, told, weights
-from tests.support.tiny_runs import same
+from tests.support.processes import ForkServer, Job, final_weights, fork_server, read_outcome, reproducible_files
+from tests.support.tiny_runs import tensors_equal
 
 # kills at any moment, and kills before an operation of a commit: of one rank, and of two
 QUICK, FULL = {1: (3, 3), 2: (3, 3)}, {1: (50, 50), 2: (50, 20)}
@@ -41,14 +41,14 @@ class Whole:
     def __getitem__(self, ranks: int) -> tuple[dict[str, Any], float, int]:
         if ranks not in self.found:  # twice, since one of them may have to wait for the machine
             job = job_in(self.folder / str(ranks))
-            counted = replace(job, folder=f"{job.folder}-counted", kill=10**9)
+            counted = replace(job, folder=f"{job.folder}-counted", kill_before=10**9)
             seconds = []
             for each in (job, counted):
                 started = time.monotonic()
                 assert self.server.run(each, ranks) == [0] * ranks
                 seconds.append(time.monotonic() - started)
-            assert left(counted.folder) == left(job.folder)
-            self.found[ranks] = left(job.folder), min(seconds), told(counted)["operations"]
+            assert reproducible_files(counted.folder) == reproducible_files(job.folder)
+            self.found[ranks] = reproducible_files(job.folder), min(seconds), read_outcome(counted)["operations"]
         return self.found[ranks]
 
 
@@ -59,7 +59,7 @@ def whole(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Whole
 
 
 def job_in(folder: Path, **more: Any) -> Job:
-    return Job(out=str(folder / "out"), folder=str(folder / "run"), evaluate="wave", **more)
+    return Job(output_dir=str(folder / "out"), folder=str(folder / "run"), evaluate="peak", **more)
 
 
 def ended(server: ForkServer, job: Job, ranks: int) -> None:
@@ -67,9 +67,9 @@ def ended(server: ForkServer, job: Job, ranks: int) -> None:
     journal = Path(job.folder) / "journal.jsonl"
     done = [line["step"] for line in read_journal(journal) if "loss" in line] if journal.exists() else []
     assert server.run(job, ranks) == [0] * ranks
-    assert {told(job, rank)["stop_reason"] for rank in range(ranks)} == {"completed"}
-    assert told(job)["resumed_from"] >= max(done, default=1) - 1
-    assert all(same(weights(job), weights(job, rank)) for rank in range(1, ranks))
+    assert {read_outcome(job, rank)["stop_reason"] for rank in range(ranks)} == {"completed"}
+    assert read_outcome(job)["resumed_from"] >= max(done, default=1) - 1
+    assert all(tensors_equal(final_weights(job), final_weights(job, rank)) for rank in range(1, ranks))
     assert not list(Path(job.folder).rglob("*.part"))
 
 
@@ -92,7 +92,7 @@ def test_a_run_killed_at_any_moment_resumes_exactly(
                 os.kill(pid, signal.SIGKILL)
             killed += -9 in server.wait(pids)
         ended(server, job, ranks)
-        assert left(job.folder) == expected
+        assert reproducible_files(job.folder) == expected
     print(f"{ranks} ranks: {runs} runs of {seconds:.1f} s, killed {killed} times in {starts} starts, all the same")
 
 
@@ -122,7 +122,7 @@ def test_a_run_killed_200_times_resumes_exactly(server: ForkServer, tmp_path: Pa
             begin *= 0.9 if done > before else 1.1  # about half of these starts come to a step
     assert killed >= 0.9 * kills, f"at its end after {killed} kills"  # a busy machine is not met at every moment
     ended(server, job, ranks)
-    assert left(job.folder) == left(steady.folder)
+    assert reproducible_files(job.folder) == reproducible_files(steady.folder)
     print(f"{ranks} ranks: killed {killed} times in {starts} starts, the last time after step {done} of {steps}")
 
 
@@ -145,11 +145,11 @@ def test_a_run_killed_inside_a_commit_resumes_exactly(
             operation,
             chance.randrange(1, operations - operation + 100),
         ):  # the second one soon after a resume
-            codes = server.run(replace(job, kill=kill), ranks)
+            codes = server.run(replace(job, kill_before=kill), ranks)
             assert set(codes) <= {-9, 3} or (codes == [0] * ranks and kill != operation)
             killed += -9 in codes
         ended(server, job, ranks)
-        assert left(job.folder) == expected
+        assert reproducible_files(job.folder) == expected
     print(f"{ranks} ranks: {counts[ranks][1]} runs of {operations} operations, killed before {killed}, all the same")
 
 
@@ -159,7 +159,7 @@ def test_a_killed_run_with_rare_checkpoints_resumes_exactly(server: ForkServer, 
     rare = {"checkpoint_every_minutes": 60.0, "eval_every_epochs": 1.25}
     job, steady = job_in(tmp_path / "killed", fit=rare), job_in(tmp_path / "steady", fit=rare)
     for at in (4, 9, 12):
-        assert -9 in server.run(replace(job, fault="SIGKILL", at=at, rank=0), ranks)
+        assert -9 in server.run(replace(job, fault="SIGKILL", fault_step=at, faulty_rank=0), ranks)
     assert server.run(job, ranks) == server.run(steady, ranks) == [0] * ranks
-    assert told(job)["resumed_from"] == 10
-    assert left(job.folder) == left(steady.folder)
+    assert read_outcome(job)["resumed_from"] == 10
+    assert reproducible_files(job.folder) == reproducible_files(steady.folder)

@@ -45,7 +45,7 @@ def made(dropout: float = 0.0, head: Any = None) -> ModelBundle:
     return create(BundleConfig(family="heedful", model=model, head=head), tokenizer(), seed=1)
 
 
-def trainer(loaded: ModelBundle | None = None, *, dropout: float = 0.0, steps: int = 12, **more: Any) -> Trainer:
+def make_trainer(loaded: ModelBundle | None = None, *, dropout: float = 0.0, steps: int = 12, **more: Any) -> Trainer:
     loaded = loaded or made(dropout)
     task = Classify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS)
     parts = [line.rpartition(" ") for line in LINES]
@@ -177,10 +177,10 @@ def test_the_kernel_writes_no_number_outside_of_the_chosen_rows(
 
 
 def test_updates_are_those_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = trainer()
+    mine = make_trainer()
     steps = list(mine)
     monkeypatch.setattr(library, "_library_or_reason", lambda: "off")
-    plain = trainer()
+    plain = make_trainer()
     for one, other in zip(steps, plain, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=2e-5)
         assert one.grad_norm == pytest.approx(other.grad_norm, rel=2e-4)
@@ -194,7 +194,7 @@ def test_resumed_at_any_step_with_the_same_bits(precision: Any, native: library.
         pytest.skip("this processor does not multiply bfloat16")
 
     def begun() -> Trainer:
-        found = trainer(dropout=0.1)
+        found = make_trainer(dropout=0.1)
         found.precision = getattr(torch, precision)
         return found
 
@@ -215,12 +215,12 @@ def test_resumed_at_any_step_with_the_same_bits(precision: Any, native: library.
 
 
 def test_what_is_saved_in_the_middle_has_the_weights_of_the_last_step(tmp_path: Path) -> None:
-    mine = trainer()
+    mine = make_trainer()
     for step in mine:
         if step.number == 7:
             heedful.save(mine.loaded, tmp_path / "model")
             break
-    other = trainer(steps=12)
+    other = make_trainer(steps=12)
     for step in other:
         if step.number == 7:
             other.parameters  # noqa: B018 - all rows up to date
@@ -230,7 +230,7 @@ def test_what_is_saved_in_the_middle_has_the_weights_of_the_last_step(tmp_path: 
 
 
 def test_a_copy_of_the_model_goes_its_own_way() -> None:
-    mine = trainer()
+    mine = make_trainer()
     steps = iter(mine)
     for _ in range(3):
         next(steps)
@@ -249,9 +249,9 @@ def test_a_copy_of_the_model_goes_its_own_way() -> None:
 def test_a_table_that_scores_are_tied_to_has_whole_gradients() -> None:
     loaded = made(head=MaskedTokens(activation="gelu", norm_eps=1e-12))
     assert loaded.head is not None
-    found = trainer(loaded)
+    found = make_trainer(loaded)
     assert not found._lazy_tables
-    assert [table.weight.shape[1] for table in trainer()._lazy_tables] == [32]
+    assert [table.weight.shape[1] for table in make_trainer()._lazy_tables] == [32]
 
 
 def test_several_ranks_have_whole_gradients() -> None:
@@ -275,7 +275,7 @@ def test_several_ranks_have_whole_gradients() -> None:
     ids=["state_dict", "static", "closest", "related", "steps"],
 )
 def test_who_reads_the_table_has_the_weights_of_the_last_step(read: Callable[[ModelBundle], Any]) -> None:
-    mine = trainer()
+    mine = make_trainer()
     steps = iter(mine)
     for _ in range(3):
         next(steps)
@@ -285,7 +285,7 @@ def test_who_reads_the_table_has_the_weights_of_the_last_step(read: Callable[[Mo
 
 
 def test_a_state_dict_in_a_step_is_that_of_rows_that_do_not_lag() -> None:
-    mine, other = trainer(), trainer()
+    mine, other = make_trainer(), make_trainer()
     for _, _ in zip(range(4), mine, strict=False):
         found = {name: each.clone() for name, each in mine.loaded.state_dict().items()}
     for _, _ in zip(range(4), other, strict=False):
@@ -295,7 +295,7 @@ def test_a_state_dict_in_a_step_is_that_of_rows_that_do_not_lag() -> None:
 
 
 def test_weights_that_are_put_back_are_not_moved_by_steps_before() -> None:
-    mine = trainer()
+    mine = make_trainer()
     steps = iter(mine)
     best = {name: each.clone() for name, each in mine.loaded.state_dict().items()}
     for _ in range(5):
@@ -307,7 +307,7 @@ def test_weights_that_are_put_back_are_not_moved_by_steps_before() -> None:
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_ids_of_any_kind(kind: torch.dtype) -> None:
-    mine = trainer()
+    mine = make_trainer()
     steps = iter(mine)
     for _ in range(2):
         next(steps)

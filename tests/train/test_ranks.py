@@ -22,8 +22,17 @@ from torch.distributed import DistStoreError, HashStore
 from heedful.errors import HeedfulError
 from heedful.train import ranks as ranks_module
 from heedful.train.ranks import SINGLE_PROCESS, Ranks, _gpu_of_each_rank, _new_store, connect_ranks
-from tests.support.processes import ONE_THREAD, ForkServer, Job, fork_server, free_port, left, told, weights
-from tests.support.tiny_runs import CALM, distance, same, trainer
+from tests.support.processes import (
+    ONE_THREAD,
+    ForkServer,
+    Job,
+    final_weights,
+    fork_server,
+    free_port,
+    read_outcome,
+    reproducible_files,
+)
+from tests.support.tiny_runs import LARGE_EPS, make_trainer, relative_error, tensors_equal
 
 LOST = r"rank {} waits for rank 1, which has ended, or hangs: "
 
@@ -38,7 +47,7 @@ def server() -> Iterator[ForkServer]:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     """A run of twelve steps."""
-    return Job(out=str(tmp_path / "out"), folder=str(tmp_path / "run"), evaluate="wave")
+    return Job(output_dir=str(tmp_path / "out"), folder=str(tmp_path / "run"), evaluate="peak")
 
 
 # -- what ranks say to each other ---------------------------------------------------------------------------------
@@ -56,20 +65,20 @@ def test_alone() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_together(server: ForkServer, job: Job, size: int) -> None:
-    job = replace(job, what="together")
+    job = replace(job, kind="collectives")
     assert server.run(job, size) == [0] * size
     for rank in range(size):
-        found = told(job, rank)
-        assert found["added"] == [
+        outcome = read_outcome(job, rank)
+        assert outcome["sums"] == [
             [0.0, size, 2.0 * size, 3.0 * size, 4.0 * size],
             [float(sum(range(size)))] * 6,
             [],
             [0.5 * size] * 2,
         ]
-        assert found["numbers"] == [[float(each), 0.1, 1.0, 2.0**53] for each in range(size)]
-        assert found["none"] == [[]] * size
-        assert found["gathered"] == [{"rank": each, "text": "ü" * each} for each in range(size)]
-        assert found["first"] == (rank == 0)
+        assert outcome["scalars"] == [[float(each), 0.1, 1.0, 2.0**53] for each in range(size)]
+        assert outcome["no_scalars"] == [[]] * size
+        assert outcome["objects"] == [{"rank": each, "text": "ü" * each} for each in range(size)]
+        assert outcome["is_main"] == (rank == 0)
 
 
 @pytest.mark.parametrize(("others", "expected"), [((b"1", b"1"), torch.device("cuda", 0)), ((b"1", b"0"), None)])
@@ -95,28 +104,30 @@ def test_memory_that_runs_out_in_nccl_is_no_lost_connection() -> None:
 # -- an update does not depend on the number of ranks -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("task", "size"), [("classify", 3), ("tag", 2), ("half", 2)])
+@pytest.mark.parametrize(("task", "size"), [("classify", 3), ("tag", 2), ("partial head", 2)])
 def test_updates_on_several_ranks_equal_one_process(server: ForkServer, job: Job, task: str, size: int) -> None:
-    how: dict[str, Any] = {"max_steps": 5, "optimizer": CALM, "max_tokens_per_microbatch": 25}
-    job = replace(job, what="updates", task=task, dropout=0.0, train=how)
+    how: dict[str, Any] = {"max_steps": 5, "optimizer": LARGE_EPS, "max_tokens_per_microbatch": 25}
+    job = replace(job, kind="updates", task=task, dropout=0.0, train=how)
     assert server.run(job, size) == [0] * size
-    assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
-    alone = trainer(task, 0.0, **how)
+    assert all(tensors_equal(final_weights(job), final_weights(job, rank)) for rank in range(1, size))
+    alone = make_trainer(task, 0.0, **how)
     steps = list(alone)  # the fourth takes one sample, so that all ranks but one have none
-    assert distance(weights(job), alone.loaded.named_tensors()) < (1e-6 if task != "half" else 1e-5)
+    assert relative_error(final_weights(job), alone.loaded.named_tensors()) < (1e-6 if task != "partial head" else 1e-5)
     for rank in range(size):
-        assert told(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-6)
-        assert told(job, rank)["tokens"] == [step.tokens for step in steps]
+        assert read_outcome(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-6)
+        assert read_outcome(job, rank)["tokens"] == [step.tokens for step in steps]
 
 
 def test_a_run_resumes_on_other_numbers_of_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
-    job = replace(job, dropout=0.0, train={"optimizer": CALM})
+    job = replace(job, dropout=0.0, train={"optimizer": LARGE_EPS})
     assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
     for size, stop in ((1, 3), (2, 7), (4, 9), (1, 0)):
-        assert server.run(replace(job, stop=stop), size) == [0] * size
-        assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
+        assert server.run(replace(job, stop_step=stop), size) == [0] * size
+        assert {read_outcome(job, rank)["stop_reason"] for rank in range(size)} == {
+            "interrupted" if stop else "completed"
+        }
     lines, expected = (
-        [json.loads(line) for line in left(folder)["journal"].splitlines()]
+        [json.loads(line) for line in reproducible_files(folder)["journal"].splitlines()]
         for folder in (job.folder, tmp_path / "whole")
     )
     assert [line["step"] for line in lines] == [line["step"] for line in expected]
@@ -125,18 +136,18 @@ def test_a_run_resumes_on_other_numbers_of_ranks(server: ForkServer, job: Job, t
 
 
 def test_dropout_differs_between_ranks_and_runs_are_the_same(server: ForkServer, job: Job, tmp_path: Path) -> None:
-    again = replace(job, folder=str(tmp_path / "again"), out=str(tmp_path / "again-out"))
+    again = replace(job, folder=str(tmp_path / "again"), output_dir=str(tmp_path / "again-out"))
     assert server.run(job, 2) == server.run(again, 2) == [0, 0]
-    assert left(job.folder) == left(again.folder)
-    assert all(same(weights(job), weights(each, rank)) for each in (job, again) for rank in (0, 1))
+    assert reproducible_files(job.folder) == reproducible_files(again.folder)
+    assert all(tensors_equal(final_weights(job), final_weights(each, rank)) for each in (job, again) for rank in (0, 1))
     # two ranks with one sample each: if both had the same mask, so would one rank with two micro-batches
     pair = replace(
         job,
-        what="updates",
+        kind="updates",
         train={"batch_size": 2, "max_tokens_per_microbatch": 1, "max_steps": 1},
     )
     server.run(pair, 2)
-    assert told(pair)["losses"] != [step.loss for step in trainer(**pair.train)]
+    assert read_outcome(pair)["losses"] != [step.loss for step in make_trainer(**pair.train)]
 
 
 # -- what happens to one rank happens to all --------------------------------------------------------------------------
@@ -144,21 +155,23 @@ def test_dropout_differs_between_ranks_and_runs_are_the_same(server: ForkServer,
 
 @pytest.mark.parametrize(("fault", "rank"), [("nan loss", 1), ("nan gradient", 0), ("infinite loss", 1)])
 def test_all_ranks_stop_at_the_same_nonfinite_step(server: ForkServer, job: Job, fault: str, rank: int) -> None:
-    job = replace(job, fault=fault, at=6, rank=rank)
+    job = replace(job, fault=fault, fault_step=6, faulty_rank=rank)
     assert server.run(job, 2) == [3, 3]
     for each in (0, 1):
-        assert told(job, each)["kind"] == "DivergedError" and told(job, each)["error"].startswith("step 6: ")
-    found = left(job.folder)
+        assert read_outcome(job, each)["kind"] == "DivergedError" and read_outcome(job, each)["error"].startswith(
+            "step 6: "
+        )
+    found = reproducible_files(job.folder)
     assert found["step"] == "step-00000005" and b"NaN" not in found["tensors"]
     last = json.loads(found["journal"].splitlines()[-1])
     assert last["step"] == 6 and last["skipped"] and last["grad_norm"] in ("NaN", "Infinity")
 
 
 def test_all_ranks_skip_the_same_nonfinite_step(server: ForkServer, job: Job) -> None:
-    job = replace(job, fault="nan gradient", at=6, rank=1, train={"max_nonfinite_steps": 1})
+    job = replace(job, fault="nan gradient", fault_step=6, faulty_rank=1, train={"max_nonfinite_steps": 1})
     assert server.run(job, 2) == [0, 0]
-    assert same(weights(job), weights(job, 1))
-    assert left(job.folder)["journal"].count(b"skipped") == 1
+    assert tensors_equal(final_weights(job), final_weights(job, 1))
+    assert reproducible_files(job.folder)["journal"].count(b"skipped") == 1
 
 
 @pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGINT", 0), ("SIGUSR1", 1)])
@@ -166,12 +179,14 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     server: ForkServer, job: Job, tmp_path: Path, name: str, rank: int
 ) -> None:
     whole = replace(job, folder=str(tmp_path / "whole"))
-    job = replace(job, fault=name, at=6, rank=rank)
+    job = replace(job, fault=name, fault_step=6, faulty_rank=rank)
     assert server.run(whole, 2) == server.run(job, 2) == [0, 0]
-    assert [(told(job, each)["stop_reason"], told(job, each)["step"]) for each in (0, 1)] == [("interrupted", 5)] * 2
-    assert left(job.folder)["step"] == "step-00000005"
+    assert [(read_outcome(job, each)["stop_reason"], read_outcome(job, each)["step"]) for each in (0, 1)] == [
+        ("interrupted", 5)
+    ] * 2
+    assert reproducible_files(job.folder)["step"] == "step-00000005"
     assert server.run(replace(job, fault=""), 2) == [0, 0]
-    assert left(job.folder) == left(whole.folder)
+    assert reproducible_files(job.folder) == reproducible_files(whole.folder)
 
 
 def test_a_second_sigint_stops_at_once(server: ForkServer, job: Job) -> None:
@@ -185,7 +200,7 @@ def test_a_second_sigint_stops_at_once(server: ForkServer, job: Job) -> None:
     os.kill(pids[0], signal.SIGKILL)  # it is in the middle of its evaluation
     assert server.wait(pids) == [-9, 130]
     assert time.monotonic() - started < 10
-    assert left(job.folder)["step"] == "step-00000003"
+    assert reproducible_files(job.folder)["step"] == "step-00000003"
 
 
 def test_a_signal_stops_an_evaluation_on_all_ranks(server: ForkServer, job: Job, tmp_path: Path) -> None:
@@ -198,10 +213,10 @@ def test_a_signal_stops_an_evaluation_on_all_ranks(server: ForkServer, job: Job,
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     assert server.wait(pids) == [0, 0] and time.monotonic() - started < 30
-    assert [told(job, each)["stop_reason"] for each in (0, 1)] == ["interrupted"] * 2
-    assert left(job.folder)["step"] == "step-00000004"
+    assert [read_outcome(job, each)["stop_reason"] for each in (0, 1)] == ["interrupted"] * 2
+    assert reproducible_files(job.folder)["step"] == "step-00000004"
     assert server.run(replace(job, fit={"eval_every_epochs": 1.0}), 2) == [0, 0]
-    assert left(job.folder) == left(whole.folder)
+    assert reproducible_files(job.folder) == reproducible_files(whole.folder)
 
 
 def wait_for(path: Path, text: bytes) -> None:
@@ -215,42 +230,44 @@ def wait_for(path: Path, text: bytes) -> None:
 @pytest.mark.slow
 def test_oom_on_one_rank_shrinks_micro_batches_on_all(server: ForkServer, job: Job, tmp_path: Path) -> None:
     how = {"shrink_batch_on_oom": True, "max_tokens_per_microbatch": 40}
-    whole = replace(job, folder=str(tmp_path / "whole"), train=how, fault="full", at=2, rank=1)
+    whole = replace(job, folder=str(tmp_path / "whole"), train=how, fault="out of memory", fault_step=2, faulty_rank=1)
     assert server.run(whole, 2) == [0, 0]
-    assert told(whole)["budget"] == told(whole, 1)["budget"] < 40
+    assert read_outcome(whole)["max_tokens"] == read_outcome(whole, 1)["max_tokens"] < 40
     stopped = replace(whole, folder=job.folder)
-    assert server.run(replace(stopped, stop=7), 2) == [0, 0]
-    assert told(stopped)["stop_reason"] == "interrupted"
+    assert server.run(replace(stopped, stop_step=7), 2) == [0, 0]
+    assert read_outcome(stopped)["stop_reason"] == "interrupted"
     assert server.run(replace(stopped, fault=""), 2) == [0, 0]
-    assert left(stopped.folder) == left(whole.folder)
+    assert reproducible_files(stopped.folder) == reproducible_files(whole.folder)
 
 
 # -- a rank that is gone ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fault", "code", "at"), [("SIGKILL", -9, 1), ("SIGKILL", -9, 6), ("broken", 3, 6)])
+@pytest.mark.parametrize(("fault", "code", "at"), [("SIGKILL", -9, 1), ("SIGKILL", -9, 6), ("error", 3, 6)])
 def test_other_ranks_stop_and_name_the_lost_rank(server: ForkServer, job: Job, fault: str, code: int, at: int) -> None:
-    job = replace(job, fault=fault, at=at, rank=1)
+    job = replace(job, fault=fault, fault_step=at, faulty_rank=1)
     started = time.monotonic()
     codes = server.run(job, 3)
     assert time.monotonic() - started < 30
     assert codes == [3, code, 3]
     for rank in (0, 2):
-        assert told(job, rank)["error"].startswith(LOST.format(rank))
-        assert told(job, rank)["error"].endswith("resumes the run from its newest checkpoint")
-        assert len(told(job, rank)["error"]) < 300
+        assert read_outcome(job, rank)["error"].startswith(LOST.format(rank))
+        assert read_outcome(job, rank)["error"].endswith("resumes the run from its newest checkpoint")
+        assert len(read_outcome(job, rank)["error"]) < 300
 
 
 def test_a_hanging_rank_is_detected(server: ForkServer, job: Job) -> None:
-    job = replace(job, fault="SIGSTOP", at=6, rank=1, patience=6.0)
+    job = replace(job, fault="SIGSTOP", fault_step=6, faulty_rank=1, dist_timeout=6.0)
     pids = server.begin(job, 2)
     started = time.monotonic()
-    assert server.wait(pids[:1]) == [3], (Path(job.out) / "rank-0.log").read_text()
+    assert server.wait(pids[:1]) == [3], (Path(job.output_dir) / "rank-0.log").read_text()
     assert time.monotonic() - started < 60
     os.kill(pids[1], signal.SIGKILL)
     assert server.wait(pids[1:]) == [-9]
-    assert told(job)["error"].startswith(LOST.format(0))
-    assert "imed out" in told(job)["error"] or "Application timeout" in told(job)["error"]  # whichever comes first
+    assert read_outcome(job)["error"].startswith(LOST.format(0))
+    assert (
+        "imed out" in read_outcome(job)["error"] or "Application timeout" in read_outcome(job)["error"]
+    )  # whichever comes first
 
 
 @pytest.mark.parametrize(
@@ -302,17 +319,17 @@ def test_ranks_of_an_earlier_start_are_not_met() -> None:
 
 
 def test_ranks_that_have_not_the_same_are_refused(server: ForkServer, job: Job, tmp_path: Path) -> None:
-    assert server.run(replace(job, stop=3)) == [0]
+    assert server.run(replace(job, stop_step=3)) == [0]
     assert server.run([job, replace(job, folder=str(tmp_path / "another"))]) == [3, 3]
     for rank in (0, 1):
-        assert "the numbers of their samples are [[2.0, 16.0], [0.0, 16.0]]" in told(job, rank)["error"]
+        assert "the numbers of their samples are [[2.0, 16.0], [0.0, 16.0]]" in read_outcome(job, rank)["error"]
 
 
 # -- torchrun -----------------------------------------------------------------------------------------------------
 
 
 def torchrun(job: Job, restarts: int, size: int = 2) -> subprocess.Popen[str]:
-    Path(job.out).mkdir(parents=True, exist_ok=True)
+    Path(job.output_dir).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     script = [f"--max-restarts={restarts}", "-m", "tests.support.processes", json.dumps(asdict(job))]
     return subprocess.Popen(
@@ -336,7 +353,7 @@ def gone(pid: int) -> bool:
 def pids(job: Job, size: int, start: int) -> list[int]:
     """Of all ranks at one start, once they are there."""
     for _ in range(6000):
-        files = [Path(job.out) / f"rank-{rank}.pids" for rank in range(size)]
+        files = [Path(job.output_dir) / f"rank-{rank}.pids" for rank in range(size)]
         found = [path.read_text().split() if path.exists() else [] for path in files]
         if all(len(each) > start for each in found):
             return [int(each[start]) for each in found]
@@ -361,15 +378,15 @@ def slow(*values: Any) -> Any:
 @pytest.mark.parametrize(
     ("size", "how", "shard"),
     [
-        (2, {"fault": "SIGKILL", "at": 6, "rank": 1}, 1),
+        (2, {"fault": "SIGKILL", "fault_step": 6, "faulty_rank": 1}, 1),
         *(
             slow(size, how, shard)
             for size in (2, 4)
             for shard in (1, "all")
             for how in (
-                {"fault": "SIGKILL", "at": 1, "rank": size - 1},  # before the first update
-                {"fault": "SIGKILL", "at": 6, "rank": 0},
-                {"kill": 140, "rank": 0},  # during a save
+                {"fault": "SIGKILL", "fault_step": 1, "faulty_rank": size - 1},  # before the first update
+                {"fault": "SIGKILL", "fault_step": 6, "faulty_rank": 0},
+                {"kill_before": 140, "faulty_rank": 0},  # during a save
             )
         ),
     ],
@@ -382,7 +399,7 @@ def test_torchrun_restarts_a_killed_rank(
     process = torchrun(replace(job, **how), restarts=1, size=size)
     try:
         first = pids(job, size, 0)
-        killed = until(lambda: gone(first[how["rank"]]), "nobody was killed")
+        killed = until(lambda: gone(first[how["faulty_rank"]]), "nobody was killed")
         down = until(lambda: all(map(gone, first)), "the others stay")
         second = pids(job, size, 1)
         journal = Path(job.folder) / "journal.jsonl"
@@ -398,11 +415,11 @@ def test_torchrun_restarts_a_killed_rank(
     )
     assert down - killed < 10 * slower and training - killed < 30 * slower
     assert all(map(gone, [*first, *second])), "an orphan"
-    if "at" in how:
-        assert [told(job, rank)["resumed_from"] for rank in range(size)] == [how["at"] - 1] * size
+    if "fault_step" in how:
+        assert [read_outcome(job, rank)["resumed_from"] for rank in range(size)] == [how["fault_step"] - 1] * size
     whole = replace(job, folder=str(tmp_path / "whole"))
     assert server.run(whole, size) == [0] * size
-    assert left(job.folder) == left(whole.folder)
+    assert reproducible_files(job.folder) == reproducible_files(whole.folder)
 
 
 @pytest.mark.slow
@@ -418,5 +435,10 @@ def test_sigterm_to_torchrun_makes_a_checkpoint(server: ForkServer, job: Job, tm
     started = time.monotonic()
     process.communicate(timeout=60)
     assert time.monotonic() - started < 30
-    assert [told(job, rank)["stop_reason"] for rank in (0, 1)] == ["interrupted", "interrupted"]
-    assert told(job)["step"] == told(job, 1)["step"] == int(left(job.folder)["step"][5:]) >= 9
+    assert [read_outcome(job, rank)["stop_reason"] for rank in (0, 1)] == ["interrupted", "interrupted"]
+    assert (
+        read_outcome(job)["step"]
+        == read_outcome(job, 1)["step"]
+        == int(reproducible_files(job.folder)["step"][5:])
+        >= 9
+    )

@@ -29,7 +29,17 @@ from heedful.train.optim import AdamW, Constant, Linear, lr_factor
 from heedful.train.trainer import Step, StoppedError, Trainer, TrainSettings
 from tests.support import tiny_runs
 from tests.support.tiny_models import sequences, tiny
-from tests.support.tiny_runs import CALM, Spy, distance, everything, records, same, settings, trainer, weights
+from tests.support.tiny_runs import (
+    LARGE_EPS,
+    RecordingObjective,
+    copy_state,
+    copy_weights,
+    make_settings,
+    make_trainer,
+    records,
+    relative_error,
+    tensors_equal,
+)
 
 # -- an update does not depend on how it was cut up -------------------------------------------------------------------
 
@@ -49,29 +59,29 @@ def evenly(made: Trainer, length: int = 9) -> list[Sample]:
 
 @pytest.mark.parametrize(("budget", "cuts"), [(9, [1] * 8), (18, [2] * 4), (10**6, [8])])
 def test_micro_batches_of_8x1_4x2_and_1x8_agree(budget: int, cuts: list[int]) -> None:
-    def updated(budget: int) -> tuple[Trainer, Spy, list[Step]]:
-        made = trainer(
+    def updated(budget: int) -> tuple[Trainer, RecordingObjective, list[Step]]:
+        made = make_trainer(
             "tag",
             0.0,
             max_tokens_per_microbatch=budget,
             batch_size=8,
             max_steps=1,
-            optimizer=CALM,
+            optimizer=LARGE_EPS,
         )
         samples = evenly(made)[:8]
         assert len({len(sample.target[0]) for sample in samples}) > 2
         made = Trainer(made.loaded, made.objective, samples, made.settings)
-        return made, Spy(made), list(made)
+        return made, RecordingObjective(made), list(made)
 
-    made, spy, steps = updated(budget)
-    assert list(map(len, spy.seen)) == cuts
+    made, recorder, steps = updated(budget)
+    assert list(map(len, recorder.batches)) == cuts
     one, _, expected = updated(72)
-    assert distance(weights(made), weights(one)) < 1e-6
+    assert relative_error(copy_weights(made), copy_weights(one)) < 1e-6
     assert steps[0].loss == pytest.approx(expected[0].loss, rel=1e-6)
 
 
 def cut_up(task: str, budget: int, dtype: torch.dtype, count: int) -> tuple[Trainer, list[Step]]:
-    made = trainer(task, 0.0, max_tokens_per_microbatch=budget, max_steps=count, optimizer=CALM)
+    made = make_trainer(task, 0.0, max_tokens_per_microbatch=budget, max_steps=count, optimizer=LARGE_EPS)
     samples = made.samples
     if task == "classify":  # as windows of longer texts weigh less
         samples = [replace(sample, weight=1 / (1 + number % 3)) for number, sample in enumerate(samples)]
@@ -86,21 +96,21 @@ def cut_up(task: str, budget: int, dtype: torch.dtype, count: int) -> tuple[Trai
         ("tag", torch.float32, 5, 2e-6),
         ("classify", torch.float64, 8, 1e-12),
         ("tag", torch.float64, 8, 1e-12),
-        ("half", torch.float64, 8, 1e-12),
+        ("partial head", torch.float64, 8, 1e-12),
     ],
 )
 def test_updates_agree_for_any_token_budget(task: str, dtype: torch.dtype, count: int, least: float) -> None:
     whole, expected = cut_up(task, 10**6, dtype, count)
     for budget in (1, 17, 40):
         made, steps = cut_up(task, budget, dtype, count)
-        assert distance(weights(made), weights(whole)) < least
+        assert relative_error(copy_weights(made), copy_weights(whole)) < least
         assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=1e-6)
         assert [step.grad_norm for step in steps] == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
         assert [step.tokens for step in steps] == [step.tokens for step in expected]
 
 
 def test_the_loss_is_the_mean_over_all_targets() -> None:
-    made = trainer("tag", 0.0)
+    made = make_trainer("tag", 0.0)
     for _ in range(4):
         losses: list[float] = []
         with torch.no_grad():
@@ -158,28 +168,28 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
         assert step.lr == pytest.approx(rate)
     assert made.progress == 1
     ours = to_hf_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named_tensors())
-    assert distance(ours, dict(theirs.named_parameters())) < 1e-5
+    assert relative_error(ours, dict(theirs.named_parameters())) < 1e-5
     before = tiny("bert", "BertForSequenceClassification", **off)
-    assert distance(ours, dict(before.named_parameters())) > 1e-3
+    assert relative_error(ours, dict(before.named_parameters())) > 1e-3
 
 
 def test_a_step_without_targets_moves_nothing_by_itself() -> None:
     loaded, task, samples = tiny_runs.classify(0.0, weights=(0.0, 1.0))
-    chosen = settings({"optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.0}}, {})[0]
+    chosen = make_settings({"optimizer": {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.0}}, {})[0]
     made = Trainer(loaded, task, [sample for sample in samples if sample.target == 0], chosen)
-    before = weights(made)
+    before = copy_weights(made)
     made.train_step()
     step = made.train_step()
     assert (step.loss, step.grad_norm, step.updated) == (0.0, 0.0, True)
-    assert same(weights(made), before)
+    assert tensors_equal(copy_weights(made), before)
 
 
 # -- which samples a step takes -----------------------------------------------------------------------------------
 
 
 def test_an_epoch_takes_every_sample_once_and_the_next_in_another_order() -> None:
-    made = trainer(dropout=0.0)
-    spy = Spy(made)
+    made = make_trainer(dropout=0.0)
+    recorder = RecordingObjective(made)
     steps = list(made)
     assert [step.epoch for step in steps] == [number / 4 for number in range(1, 13)]
     taken = [made.order.plan(number).indices.tolist() for number in range(12)]
@@ -187,27 +197,27 @@ def test_an_epoch_takes_every_sample_once_and_the_next_in_another_order() -> Non
     epochs = [[number for each in taken[start : start + 4] for number in each] for start in (0, 4, 8)]
     assert all(sorted(epoch) == list(range(16)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    seen = iter(spy.seen)
+    seen = iter(recorder.batches)
     for step, numbers in zip(steps, taken, strict=True):
         found: list[int] = []
         while len(found) < len(numbers):
             found += next(seen)
         assert sorted(found) == sorted(numbers)
         assert step.tokens == sum(len(made.samples[number]) for number in numbers)
-    assert len(set(spy.keys)) == 48
+    assert len(set(recorder.keys)) == 48
 
 
 def test_samples_that_belong_together_are_never_parted() -> None:
-    made = trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, max_steps=3)
-    spy = Spy(made, group_size=3)
-    made = Trainer(made.loaded, spy, made.samples, made.settings)
+    made = make_trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, max_steps=3)
+    recorder = RecordingObjective(made, group_size=3)
+    made = Trainer(made.loaded, recorder, made.samples, made.settings)
     assert made.order.batch_size == 6
     list(made)
-    assert list(map(len, spy.seen)) == [3, 3, 3, 3, 3, 1]
+    assert list(map(len, recorder.batches)) == [3, 3, 3, 3, 3, 1]
     for step in range(3):
-        numbers, pairs = made.order.plan(step).indices.tolist(), spy.seen[2 * step : 2 * step + 2]
+        numbers, pairs = made.order.plan(step).indices.tolist(), recorder.batches[2 * step : 2 * step + 2]
         assert sorted(pairs) == sorted([numbers[:3], numbers[3:]])
-    made = Trainer(made.loaded, spy, made.samples, replace(made.settings, batch_size=2))
+    made = Trainer(made.loaded, recorder, made.samples, replace(made.settings, batch_size=2))
     assert made.order.batch_size == 3
 
 
@@ -227,19 +237,19 @@ def test_how_long_it_takes() -> None:
 @pytest.fixture(scope="module")
 def journey() -> tuple[list[Step], list[tuple[dict[str, Tensor], dict[str, Any]]], list[list[int]]]:
     """Twelve steps with dropout, in micro-batches, over three epochs: the state before each of them and at the end."""
-    made = trainer()
-    spy = Spy(made)
-    states, steps = [everything(made)], []
+    made = make_trainer()
+    recorder = RecordingObjective(made)
+    states, steps = [copy_state(made)], []
     for step in made:
         steps.append(step)
-        states.append(everything(made))
-    assert len(spy.seen) > 24  # some steps are cut into three
-    return steps, states, spy.seen
+        states.append(copy_state(made))
+    assert len(recorder.batches) > 24  # some steps are cut into three
+    return steps, states, recorder.batches
 
 
 def elsewhere() -> Trainer:
     """Another process would not have these weights, nor these moments."""
-    made = trainer()
+    made = make_trainer()
     made.train_step()
     made.train_step()
     with torch.no_grad():
@@ -253,45 +263,46 @@ def elsewhere() -> Trainer:
 def test_resuming_at_any_step_equals_an_uninterrupted_run(journey: Any, at: int) -> None:
     steps, states, seen = journey
     made = elsewhere()
-    spy = Spy(made)
+    recorder = RecordingObjective(made)
     made.load_state(*states[at])
     assert records(list(made)) == records(steps[at:])
-    assert spy.seen == seen[len(seen) - len(spy.seen) :]
-    tensors, values = everything(made)
+    assert recorder.batches == seen[len(seen) - len(recorder.batches) :]
+    tensors, values = copy_state(made)
     del values["seconds"], states[-1][1]["seconds"]
-    assert same(tensors, states[-1][0]) and values == states[-1][1]
+    assert tensors_equal(tensors, states[-1][0]) and values == states[-1][1]
     states[-1][1]["seconds"] = 0.0
 
 
 @pytest.mark.parametrize("stops", [(5, 6), (4, 5, 7), (1, 9, 10, 11)])
 def test_resuming_several_times_in_an_epoch_equals_an_uninterrupted_run(journey: Any, stops: tuple[int, ...]) -> None:
     steps, states, seen = journey
-    state, found, taken = everything(trainer()), [], []
+    state, found, taken = copy_state(make_trainer()), [], []
     for stop in (*stops, 12):
         made = elsewhere()
-        spy = Spy(made)
+        recorder = RecordingObjective(made)
         made.load_state(*state)
         while made.step < stop:
             found.append(made.train_step())
-        state = everything(made)
+        state = copy_state(made)
         made.train_step()  # and this one is lost
-        taken += spy.seen[
-            : len(spy.seen) - len(split_microbatches([len(made.samples[n]) for n in made.order.plan(stop).indices], 30))
+        taken += recorder.batches[
+            : len(recorder.batches)
+            - len(split_microbatches([len(made.samples[n]) for n in made.order.plan(stop).indices], 30))
         ]
     assert records(found) == records(steps)
     assert taken == seen
-    assert same(state[0], states[-1][0])
+    assert tensors_equal(state[0], states[-1][0])
 
 
 def test_seeds_steps_and_micro_batches_drop_out_something_else() -> None:
     def losses(dropout: float = 0.1, **more: Any) -> list[float]:
         """Of four micro-batches, two in a step; all have the same sample, and nothing moves."""
         how = {"max_steps": 2, "batch_size": 2, "max_tokens_per_microbatch": 1} | more
-        made = trainer(dropout=dropout, optimizer={"kind": "adamw", "lr": 1e-30}, **how)
+        made = make_trainer(dropout=dropout, optimizer={"kind": "adamw", "lr": 1e-30}, **how)
         made = Trainer(made.loaded, made.objective, [made.samples[2]] * 2, made.settings)
-        spy = Spy(made)
+        recorder = RecordingObjective(made)
         list(made)
-        return spy.losses
+        return recorder.losses
 
     found = losses()
     assert len(set(found)) == 4 and losses() == found
@@ -300,10 +311,10 @@ def test_seeds_steps_and_micro_batches_drop_out_something_else() -> None:
 
 
 def test_a_state_of_something_else_is_refused() -> None:
-    made = trainer()
+    made = make_trainer()
     made.train_step()
-    before = everything(made)
-    tensors, values = everything(trainer())
+    before = copy_state(made)
+    tensors, values = copy_state(make_trainer())
     smaller = {name: tensor[:1] if tensor.ndim else tensor for name, tensor in tensors.items()}
     renamed = {name.replace("head", "tail"): tensor for name, tensor in tensors.items()}
     for changed, match in (
@@ -316,15 +327,15 @@ def test_a_state_of_something_else_is_refused() -> None:
     ):
         with pytest.raises(HeedfulError, match=match):
             made.load_state(*changed)
-    after = everything(made)
-    assert same(before[0], after[0]) and before[1] == after[1]
+    after = copy_state(made)
+    assert tensors_equal(before[0], after[0]) and before[1] == after[1]
 
 
 # -- stops --------------------------------------------------------------------------------------------------------
 
 
 def test_a_stop_that_is_asked_for_between_steps() -> None:
-    made = trainer()
+    made = make_trainer()
     for step in made:
         made.stop_requested = step.number == 3
     assert made.step == 3
@@ -336,15 +347,15 @@ def test_a_stop_that_is_asked_for_between_steps() -> None:
 
 
 def test_a_stop_leaves_the_step_that_is_running() -> None:
-    made, whole = trainer(), trainer()
+    made, whole = make_trainer(), make_trainer()
 
     def stop(batch: Batch) -> None:
         made.stop_requested = made.step == 5
 
-    spy = Spy(made, stop)
+    recorder = RecordingObjective(made, stop)
     assert len(list(made)) == 5
     assert (
-        len(spy.losses)
+        len(recorder.losses)
         == sum(
             len(split_microbatches([len(made.samples[n]) for n in made.order.plan(k).indices], 30)) for k in range(5)
         )
@@ -352,10 +363,10 @@ def test_a_stop_leaves_the_step_that_is_running() -> None:
     )
     assert made.seconds > 0
     made.stop_requested = False
-    made.objective = spy.task
+    made.objective = recorder.objective
     list(made)
     list(whole)
-    assert same(everything(made)[0], everything(whole)[0])
+    assert tensors_equal(copy_state(made)[0], copy_state(whole)[0])
 
 
 # -- what the trainer leaves alone --------------------------------------------------------------------------------
@@ -374,8 +385,8 @@ def test_the_callers_generators_go_on_as_if_nothing_had_been() -> None:
 
     seeded()
     expected = drawn()
-    made, broken = trainer(gradient_checkpointing=True), trainer()
-    Spy(broken, fail)
+    made, broken = make_trainer(gradient_checkpointing=True), make_trainer()
+    RecordingObjective(broken, fail)
     seeded()
     list(made)
     with pytest.raises(KeyError):
@@ -384,7 +395,7 @@ def test_the_callers_generators_go_on_as_if_nothing_had_been() -> None:
 
 
 def test_what_the_caller_draws_does_not_matter(journey: Any) -> None:
-    made = trainer()
+    made = make_trainer()
     steps = []
     for step in made:
         torch.manual_seed(step.number)
@@ -395,10 +406,10 @@ def test_what_the_caller_draws_does_not_matter(journey: Any) -> None:
 
 def test_the_model_is_ready_to_answer_between_steps() -> None:
     loaded, task, samples = tiny_runs.classify()
-    made = Trainer(loaded.train(), task, samples, settings({}, {})[0])
+    made = Trainer(loaded.train(), task, samples, make_settings({}, {})[0])
     assert not loaded.training
     modes: list[bool] = []
-    Spy(made, lambda batch: modes.append(made.loaded.training))
+    RecordingObjective(made, lambda batch: modes.append(made.loaded.training))
     made.loaded.train()
     for _ in made:
         assert not any(module.training for module in made.loaded.modules())
@@ -407,11 +418,11 @@ def test_the_model_is_ready_to_answer_between_steps() -> None:
 
 
 def test_tensors_without_a_gradient_stay() -> None:
-    loaded, task, samples = tiny_runs.half()
-    made = Trainer(loaded, task, [sample for sample in samples if sample.target == 0], settings({}, {})[0])
-    before = weights(made)
+    loaded, task, samples = tiny_runs.partial_head()
+    made = Trainer(loaded, task, [sample for sample in samples if sample.target == 0], make_settings({}, {})[0])
+    before = copy_weights(made)
     assert len(list(made)) == 12
-    stayed = {name for name, tensor in weights(made).items() if torch.equal(tensor, before[name])}
+    stayed = {name for name, tensor in copy_weights(made).items() if torch.equal(tensor, before[name])}
     assert stayed == {name for name in before if name.startswith("head.")}
 
 
@@ -419,14 +430,14 @@ def test_frozen_tensors_stay() -> None:
     loaded, task, samples = tiny_runs.classify()
     loaded.model.embedding.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in loaded.named_tensors().items()}
-    made = Trainer(loaded, task, samples, settings({}, {})[0])
+    made = Trainer(loaded, task, samples, make_settings({}, {})[0])
     list(made)
     moved = {name for name, tensor in loaded.named_tensors().items() if not torch.equal(tensor, before[name])}
     assert moved == {name for name in before if not name.startswith("embedding.")}
     assert not [name for name in made.state()[0] if "embedding." in name]
     loaded.requires_grad_(False)
     with pytest.raises(HeedfulError, match="no parameter"):
-        Trainer(loaded, task, samples, settings({}, {})[0])
+        Trainer(loaded, task, samples, make_settings({}, {})[0])
 
 
 # -- recomputation and precision ----------------------------------------------------------------------------------
@@ -434,12 +445,12 @@ def test_frozen_tensors_stay() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_recomputed_blocks_give_the_same_gradients(dropout: float) -> None:
-    plain, again = trainer("tag", dropout), trainer("tag", dropout, gradient_checkpointing=True)
+    plain, again = make_trainer("tag", dropout), make_trainer("tag", dropout, gradient_checkpointing=True)
     calls = []
     for made in (plain, again):
         made.loaded.model.encoder.blocks[0].register_forward_pre_hook(lambda *given, made=made: calls.append(made))
     assert records(list(plain)) == records(list(again))
-    assert same(weights(plain), weights(again))
+    assert tensors_equal(copy_weights(plain), copy_weights(again))
     assert calls.count(again) == 2 * calls.count(plain) > 0
 
 
@@ -452,7 +463,7 @@ def gradients(made: Trainer) -> Tensor:
 
 def test_products_in_bfloat16() -> None:
     how = {"batch_size": 16, "max_tokens_per_microbatch": 10**6, "max_steps": 4}
-    fine, coarse = trainer("tag", 0.0, **how), trainer("tag", 0.0, precision="bfloat16", **how)
+    fine, coarse = make_trainer("tag", 0.0, **how), make_trainer("tag", 0.0, precision="bfloat16", **how)
     one, other = gradients(fine), gradients(coarse)
     assert coarse.precision == torch.bfloat16
     assert F.cosine_similarity(one, other, dim=0) > 0.99
@@ -460,8 +471,8 @@ def test_products_in_bfloat16() -> None:
     for step, near in zip(fine, coarse, strict=True):
         assert near.loss == pytest.approx(step.loss, rel=0.01)
     assert {tensor.dtype for tensor in coarse.state()[0].values()} == {torch.float32}
-    recomputed = trainer("tag", 0.1, precision="bfloat16", gradient_checkpointing=True, **how)
-    assert records(list(recomputed)) == records(list(trainer("tag", 0.1, precision="bfloat16", **how)))
+    recomputed = make_trainer("tag", 0.1, precision="bfloat16", gradient_checkpointing=True, **how)
+    assert records(list(recomputed)) == records(list(make_trainer("tag", 0.1, precision="bfloat16", **how)))
 
 
 def test_precision_is_chosen_by_what_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +508,7 @@ def test_minutes_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         steps.append(step)
         assert made.progress == pytest.approx(len(steps) / 20)
         if len(steps) == 8:
-            state = everything(made)
+            state = copy_state(made)
     assert len(steps) == 20 and made.seconds == pytest.approx(30)
     expected = [5e-5 * lr_factor(Linear(warmup_ratio=0.2), 1.5 * number, 30.0) for number in range(20)]
     assert [step.lr for step in steps] == pytest.approx(expected)
@@ -510,7 +521,7 @@ def test_only_the_monotonic_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     def jumped() -> float:
         raise AssertionError("the time of day was asked for")
 
-    made = Trainer(*tiny_runs.classify(), settings({"max_steps": None, "time_budget": 0.002}, {})[0])
+    made = Trainer(*tiny_runs.classify(), make_settings({"max_steps": None, "time_budget": 0.002}, {})[0])
     monkeypatch.setattr(time, "time", jumped)
     assert list(made)
 
@@ -560,27 +571,27 @@ def test_settings_that_do() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens_per_microbatch": 20}])
 def test_workers_prepare_the_batches_of_the_training_process(more: dict[str, Any]) -> None:
-    alone, with_workers = trainer(**more), trainer(num_workers=2, **more)
+    alone, with_workers = make_trainer(**more), make_trainer(num_workers=2, **more)
     assert records(list(alone)) == records(list(with_workers))
-    assert same(everything(alone)[0], everything(with_workers)[0])
+    assert tensors_equal(copy_state(alone)[0], copy_state(with_workers)[0])
 
 
 def test_workers_start_anew_where_a_resumed_run_continues() -> None:
-    whole, made = trainer(), trainer(num_workers=1)
+    whole, made = make_trainer(), make_trainer(num_workers=1)
     list(whole)
     for _ in range(3):
         made.train_step()
-    tensors, values = everything(made)
+    tensors, values = copy_state(made)
     for _ in range(2):
         made.train_step()
     made.load_state(tensors, values)
     list(made)
-    assert same(everything(whole)[0], everything(made)[0])
+    assert tensors_equal(copy_state(whole)[0], copy_state(made)[0])
 
 
 def test_an_error_in_a_worker_reaches_the_training_process() -> None:
-    made = trainer(num_workers=1)
-    spy = Spy(made)
-    spy.numbers = {}
+    made = make_trainer(num_workers=1)
+    recorder = RecordingObjective(made)
+    recorder.sample_numbers = {}
     with pytest.raises(KeyError, match="DataLoader worker process 0"):
         made.train_step()

@@ -21,68 +21,79 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.objectives import Batch
 from heedful.train.trainer import DivergedError
 from tests.support import processes
-from tests.support.tiny_runs import CALM, FAULTS, Faulty, Spy, distance, everything, records, same, trainer, weights
+from tests.support.tiny_runs import (
+    FAULTS,
+    LARGE_EPS,
+    FaultyObjective,
+    RecordingObjective,
+    copy_state,
+    copy_weights,
+    make_trainer,
+    records,
+    relative_error,
+    tensors_equal,
+)
 
 # -- numbers that are not finite --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["nan loss", "nan loss alone", "infinite loss", "nan gradient"])
+@pytest.mark.parametrize("fault", ["nan loss", "nan loss only", "infinite loss", "nan gradient"])
 def test_a_nonfinite_step_stops_and_leaves_weights_unchanged(fault: str) -> None:
-    made = trainer()
-    made.objective = Faulty(made.objective, made, FAULTS[fault], at=6)
+    made = make_trainer()
+    made.objective = FaultyObjective(made.objective, made, FAULTS[fault], step=6)
     for _ in range(5):
         made.train_step()
-    before = everything(made)
+    before = copy_state(made)
     with pytest.raises(DivergedError, match=r"^step 6: the loss is .* and the norm of the gradient ") as caught:
         made.train_step()
     assert "The weights are those from before this step. Lower train.optimizer.lr" in str(caught.value)
     name = "encoder.blocks.0.mlp.up.weight" if fault == "nan gradient" else "embedding.tokens.weight"
-    assert (f"gradients that are not finite: {name}" in str(caught.value)) == (fault != "nan loss alone")
+    assert (f"gradients that are not finite: {name}" in str(caught.value)) == (fault != "nan loss only")
     assert caught.value.step.number == 6 and not caught.value.step.updated
     assert math.isfinite(caught.value.step.loss) == (fault == "nan gradient")
-    assert math.isfinite(caught.value.step.grad_norm) == (fault == "nan loss alone")
+    assert math.isfinite(caught.value.step.grad_norm) == (fault == "nan loss only")
     assert caught.value.step.record["skipped"] is True
-    after = everything(made)
-    assert same(before[0], after[0]) and before[1] == after[1]
+    after = copy_state(made)
+    assert tensors_equal(before[0], after[0]) and before[1] == after[1]
     assert all(tensor.isfinite().all() for tensor in after[0].values())
-    whole = trainer()
+    whole = make_trainer()
     list(whole)
     list(made)  # the fault is over
-    assert same(everything(made)[0], everything(whole)[0])
+    assert tensors_equal(copy_state(made)[0], copy_state(whole)[0])
 
 
 def test_nonfinite_steps_are_skipped_up_to_the_limit() -> None:
-    made = trainer(max_nonfinite_steps=2)
-    made.objective = Faulty(made.objective, made, FAULTS["nan loss"], at=3, steps=2)
+    made = make_trainer(max_nonfinite_steps=2)
+    made.objective = FaultyObjective(made.objective, made, FAULTS["nan loss"], step=3, num_steps=2)
     moved: list[bool] = []
     before: dict[str, Tensor] = {}
     for step in made:
         moved.append(step.updated)
         if step.number == 2:
-            before = weights(made)
+            before = copy_weights(made)
         if step.number in (3, 4):
-            assert same(before, weights(made)) and math.isnan(step.loss) and step.record["skipped"]
+            assert tensors_equal(before, copy_weights(made)) and math.isnan(step.loss) and step.record["skipped"]
     assert moved == [True] * 2 + [False] * 2 + [True] * 8
     assert {int(value) for name, value in made.state()[0].items() if name.endswith(".steps")} == {10}
     assert all(tensor.isfinite().all() for tensor in made.state()[0].values())
 
 
 def test_more_nonfinite_steps_in_a_row_than_the_limit_stop() -> None:
-    made = trainer(max_nonfinite_steps=2)
-    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
+    made = make_trainer(max_nonfinite_steps=2)
+    made.objective = FaultyObjective(made.objective, made, FAULTS["nan gradient"], step=3, num_steps=3)
     with pytest.raises(DivergedError, match=r"^step 5"):
         list(made)
-    made = trainer(max_nonfinite_steps=2)
-    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=2)
-    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=6, steps=2)
+    made = make_trainer(max_nonfinite_steps=2)
+    made.objective = FaultyObjective(made.objective, made, FAULTS["nan gradient"], step=3, num_steps=2)
+    made.objective = FaultyObjective(made.objective, made, FAULTS["nan gradient"], step=6, num_steps=2)
     assert len(list(made)) == 12
-    made = trainer(max_nonfinite_steps=2)
-    made.objective = Faulty(made.objective, made, FAULTS["nan gradient"], at=3, steps=3)
+    made = make_trainer(max_nonfinite_steps=2)
+    made.objective = FaultyObjective(made.objective, made, FAULTS["nan gradient"], step=3, num_steps=3)
     for _ in range(3):
         made.train_step()
-    again = trainer(max_nonfinite_steps=2)
-    again.load_state(*everything(made))
-    again.objective = Faulty(again.objective, again, FAULTS["nan gradient"], at=4, steps=2)
+    again = make_trainer(max_nonfinite_steps=2)
+    again.load_state(*copy_state(made))
+    again.objective = FaultyObjective(again.objective, again, FAULTS["nan gradient"], step=4, num_steps=2)
     with pytest.raises(DivergedError, match=r"^step 5"):
         list(again)
 
@@ -122,10 +133,10 @@ def test_out_of_memory_is_recognised_in_torch_messages() -> None:
     ],
 )
 def test_out_of_memory_errors_of_all_kinds_are_recognised(error: Callable[[], Exception]) -> None:
-    made, whole = trainer(max_tokens_per_microbatch=60), trainer(max_tokens_per_microbatch=60)
+    made, whole = make_trainer(max_tokens_per_microbatch=60), make_trainer(max_tokens_per_microbatch=60)
     made.train_step()
-    before = everything(made)
-    spy = Spy(made, full_above(20, error))
+    before = copy_state(made)
+    recorder = RecordingObjective(made, full_above(20, error))
     with pytest.raises(
         HeedfulError, match=r"^step 2: memory was not enough for a micro-batch of (\d\d) tokens"
     ) as caught:
@@ -136,22 +147,22 @@ def test_out_of_memory_errors_of_all_kinds_are_recognised(error: Callable[[], Ex
         in str(caught.value)
     )
     assert caught.value.__context__ is None  # which would hold the memory
-    after = everything(made)
-    assert same(before[0], after[0]) and before[1] == after[1]
-    made.objective = spy.task
+    after = copy_state(made)
+    assert tensors_equal(before[0], after[0]) and before[1] == after[1]
+    made.objective = recorder.objective
     list(made)
     list(whole)
-    assert same(everything(made)[0], everything(whole)[0])
+    assert tensors_equal(copy_state(made)[0], copy_state(whole)[0])
 
 
 @pytest.mark.parametrize("budget", [10**6, 60, 20, 8])
 def test_smaller_micro_batches_after_oom_have_the_same_loss(budget: int) -> None:
     made, whole = (
-        trainer("tag", 0.0, max_tokens_per_microbatch=budget, shrink_batch_on_oom=True, optimizer=CALM)
+        make_trainer("tag", 0.0, max_tokens_per_microbatch=budget, shrink_batch_on_oom=True, optimizer=LARGE_EPS)
         for _ in range(2)
     )
     longest = max(map(len, made.samples))
-    spy = Spy(made, full_above(longest))
+    recorder = RecordingObjective(made, full_above(longest))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         steps = list(made)
@@ -160,17 +171,17 @@ def test_smaller_micro_batches_after_oom_have_the_same_loss(budget: int) -> None
     assert bool(found) == (budget > longest) and len(found) == len(warned)
     assert all(each is not None and int(each[2]) == int(each[1]) // 2 for each in found)
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in whole], rel=1e-6)
-    assert distance(weights(made), weights(whole)) < 3e-6
-    done = [batch for batch in spy.seen if sum(len(made.samples[n]) for n in batch) <= longest]
+    assert relative_error(copy_weights(made), copy_weights(whole)) < 3e-6
+    done = [batch for batch in recorder.batches if sum(len(made.samples[n]) for n in batch) <= longest]
     assert sum(map(len, done)) >= 48
 
 
 @pytest.mark.parametrize("most", [25, 18, 11, 3])
 def test_oom_on_a_single_sample_stops(most: int) -> None:
-    made = trainer(
+    made = make_trainer(
         "tag", shrink_batch_on_oom=True, max_tokens_per_microbatch=5, batch_size=16
     )  # longer samples than the budget, which must not grow
-    Spy(made, full_above(most))
+    RecordingObjective(made, full_above(most))
     if most >= max(map(len, made.samples)):
         assert len(list(made)) == 12
         return
@@ -180,22 +191,22 @@ def test_oom_on_a_single_sample_stops(most: int) -> None:
 
 
 def test_a_resumed_run_keeps_the_smaller_micro_batches() -> None:
-    made = trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
-    spy = Spy(made, full_above(40))
+    made = make_trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
+    recorder = RecordingObjective(made, full_above(40))
     with pytest.warns(HeedfulWarning, match="at most"):
         deque(islice(made, 4))
-    state = everything(made)
+    state = copy_state(made)
     assert state[1]["tokens"] < 40
-    made.objective = spy.task
-    again = trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
+    made.objective = recorder.objective
+    again = make_trainer(max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
     again.load_state(*state)
     assert records(list(again)) == records(list(made))
-    assert same(everything(again)[0], everything(made)[0])
+    assert tensors_equal(copy_state(again)[0], copy_state(made)[0])
 
 
 def test_other_errors_are_not_taken_for_oom() -> None:
-    made = trainer(shrink_batch_on_oom=True)
-    Spy(made, full_above(0, lambda: RuntimeError("something else")))
+    made = make_trainer(shrink_batch_on_oom=True)
+    RecordingObjective(made, full_above(0, lambda: RuntimeError("something else")))
     with pytest.raises(RuntimeError, match=r"^something else$"):
         made.train_step()
     assert not made.loaded.training
@@ -261,10 +272,10 @@ def test_training_continues_under_a_real_memory_limit(halve: str) -> None:
 @pytest.mark.parametrize("steps", [600, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_memory_and_open_files_stay_constant(tmp_path: Path, steps: int) -> None:
     how = {"max_steps": steps, "batch_size": 2, "schedule": {"kind": "constant"}}
-    job = processes.Job(out=str(tmp_path), what="soak", train=how)
+    job = processes.Job(output_dir=str(tmp_path), kind="memory", train=how)
     with processes.fork_server() as made:
         assert made.run(job) == [0]
-    seen = np.array(processes.told(job)["seen"], dtype=np.float64)
+    seen = np.array(processes.read_outcome(job)["measurements"], dtype=np.float64)
     assert len(seen) == 19 and len(set(seen[:, 2])) == 1
     slope = np.polyfit(seen[:, 0], seen[:, 1], 1)[0]
     assert slope * 10**4 < 2**20 or (steps < 10**4 and seen[-1, 1] - seen[0, 1] < 2**20)
