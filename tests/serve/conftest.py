@@ -11,7 +11,7 @@ from heedful.checkpoint import load, save
 from heedful.checkpoint.new_head import with_head
 from heedful.infer.engine import Engine
 from heedful.serve.run import RunningServer, background
-from tests.support.http_client import Started
+from tests.support.http_client import ServerProcess
 from tests.support.model_folders import HEADS, make, make_writer
 
 
@@ -40,9 +40,9 @@ def served(folders: dict[str, str]) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
-def started(folders: dict[str, str]) -> Iterator[Started]:
+def started(folders: dict[str, str]) -> Iterator[ServerProcess]:
     """Serve all models by a process that has to end with status 0."""
-    server = Started(*(f"{name}={folder}" for name, folder in folders.items()))
+    server = ServerProcess(*(f"{name}={folder}" for name, folder in folders.items()))
     yield server
     assert server.process.poll() is None
     assert server.stop() == 0

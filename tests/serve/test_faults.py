@@ -27,7 +27,7 @@ from heedful.infer.engine import Engine
 from heedful.serve.routes import ENDPOINTS
 from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
-from tests.support.http_client import Reply, Started, ask, on, open_socket, record
+from tests.support.http_client import Reply, ServerProcess, ask, ask_on, open_socket, record
 from tests.support.model_folders import make
 
 WORDS = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
@@ -294,7 +294,7 @@ CLIENTS = 24
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(COMPANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
-def test_answers_are_the_same_in_any_company(started: Started, engines: dict[str, Engine], count: int) -> None:
+def test_answers_are_the_same_in_any_company(started: ServerProcess, engines: dict[str, Engine], count: int) -> None:
     """Texts of all lengths, each with a word that no other request has, to four models at once.
 
     To the models that word is an unknown one, so that the engine alone is asked once for all that differ in it.
@@ -311,7 +311,7 @@ def test_answers_are_the_same_in_any_company(started: Started, engines: dict[str
             name, place = asked[number]
             extra = {"normalize": False} if name == "embed" else {}
             body = {"inputs": _named(name, texts[place], number), "model": name} | extra
-            reply = on(connection, routes[name], body)
+            reply = ask_on(connection, routes[name], body)
             assert reply.status == 200, reply.body
             assert set(re.findall(r"ξ\d+ξ", reply.body.decode())) <= {f"ξ{number}ξ"}
             replies.append(_difference(name, reply.json, alone[asked[number]]))
@@ -379,7 +379,9 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(request=requests(), deadline=st.none() | st.sampled_from(["1", "50", "x", "99999999999"]))
-def test_generated_requests_never_break_it(started: Started, request: tuple[str, bytes], deadline: str | None) -> None:
+def test_generated_requests_never_break_it(
+    started: ServerProcess, request: tuple[str, bytes], deadline: str | None
+) -> None:
     """The server is another process, since type checks draw numbers that hypothesis would see."""
     path, body = request
     headers = {} if deadline is None else {"x_request_timeout_ms": deadline}
