@@ -19,7 +19,7 @@ import pytest
 from heedful import cache
 from heedful.cache import CacheError
 from heedful.errors import HeedfulWarning
-from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
+from tests.support.other_user import OTHER_USER, change_owner, needs_root, run_as_user, shared_folder
 
 USER = 54321  # has no entry in the passwd file
 
@@ -175,7 +175,7 @@ def filed(path: Path) -> None:
         (linked, "file is a link; expected a file"),
         (piped, "file is not a regular file"),
         (filed, "file is not a regular file"),
-        pytest.param(give, "file belongs to user 65534, but this is user 0", marks=as_root),
+        pytest.param(change_owner, "file belongs to user 65534, but this is user 0", marks=needs_root),
     ],
 )
 def test_files_that_are_not_trusted(here: Path, change: Callable[[Path], None], message: str) -> None:
@@ -193,27 +193,27 @@ def test_a_lock_is_not_made_through_a_link(here: Path) -> None:
     assert not (here / "made").exists()
 
 
-@as_root
+@needs_root
 @pytest.mark.parametrize("path", ["above", "above/cache", "above/link"])
 def test_a_folder_of_another_user_is_refused_anywhere_on_the_path(here: Path, path: str) -> None:
     (here / "above").mkdir(0o700)
     (here / "above" / "cache").mkdir(0o700)
     (here / "above" / "link").symlink_to("cache")
     cache.check_folder(here / "above" / "link")
-    give(here / path)
-    with pytest.raises(CacheError, match=rf"{path} belongs to user {OTHER}, but this is user 0"):
+    change_owner(here / path)
+    with pytest.raises(CacheError, match=rf"{path} belongs to user {OTHER_USER}, but this is user 0"):
         cache.make_private_folder(here / "above" / "link" / "new")
 
 
-@as_root
+@needs_root
 def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, USER), "mixed": (USER, OTHER)}
+    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER_USER, USER), "mixed": (USER, OTHER_USER)}
     for name, (of_folder, of_file) in caches.items():
         cache.write_private_file(shared / name / "file", name.encode())
         (shared / name).chmod(0o755)
         (shared / name / "file").chmod(0o644)
-        give(shared / name / "file", of_file)
-        give(shared / name, of_folder)
+        change_owner(shared / name / "file", of_file)
+        change_owner(shared / name, of_folder)
     for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -223,12 +223,12 @@ def test_another_user_trusts_what_is_its_own_or_of_root(shared: Path, monkeypatc
         except CacheError as error:
             return str(error)
 
-    root, mine, foreign, mixed = as_user(USER, lambda: [read(name) for name in caches])
+    root, mine, foreign, mixed = run_as_user(USER, lambda: [read(name) for name in caches])
     assert (root, mine) == ("root", "mine")
-    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in foreign
-    assert f"mixed/file belongs to user {OTHER}" in mixed
-    assert "no home folder" in as_user(USER, cache.folder)
-    assert as_user(USER, lambda: cache.write_private_file(shared / "mine" / "deep" / "er", b"")) is None
+    assert f"theirs belongs to user {OTHER_USER}, but this is user {USER}" in foreign
+    assert f"mixed/file belongs to user {OTHER_USER}" in mixed
+    assert "no home folder" in run_as_user(USER, cache.folder)
+    assert run_as_user(USER, lambda: cache.write_private_file(shared / "mine" / "deep" / "er", b"")) is None
     assert (shared / "mine" / "deep" / "er").stat().st_uid == USER and mode(shared / "mine" / "deep") == 0o700
 
 

@@ -15,14 +15,16 @@ from heedful.errors import HeedfulError
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import StackConfig
 from heedful.packed import Packed
-from tests.support.classic_models import BATCH, READERS, bare
+from tests.support.classic_models import BATCH, READERS, make_classic_encoder
 
 TEXTS = ["the film was good . very good .", "", "unheard of", ("the end", "not bad")]
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    model = with_head(bare(READERS[name]), "sequence_classification", labels=("bad", "good"), seed=1).eval()
+    model = with_head(
+        make_classic_encoder(READERS[name]), "sequence_classification", labels=("bad", "good"), seed=1
+    ).eval()
     save(model, tmp_path / "one")
     again = load(tmp_path / "one")
     assert again.config.model == model.config.model and again.config.head == model.config.head
@@ -54,7 +56,7 @@ def test_a_folder_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
     stack = StackConfig(width=4, layers=1, heads=2, head_width=2, inner_width=8)
-    model = bare(READERS["recurrent"], encoder=stack, frozen=True)
+    model = make_classic_encoder(READERS["recurrent"], encoder=stack, frozen=True)
     save(model, tmp_path / "model")
     again = load(tmp_path / "model")
     assert {name.split(".")[0] for name, each in again.named_tensors().items() if each.requires_grad} == {"over"}
@@ -62,7 +64,7 @@ def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
 
 
 def test_a_config_that_is_wrong_is_refused(tmp_path: Path) -> None:
-    save(bare(READERS["structured"]), tmp_path / "model")
+    save(make_classic_encoder(READERS["structured"]), tmp_path / "model")
     path = tmp_path / "model/config.json"
     whole = json.loads(path.read_text())
     for change, message in (

@@ -16,7 +16,7 @@ from heedful import cache
 from heedful.cli.kernels import kernels as shown
 from heedful.csrc import kernels, library, unavailable_reason
 from heedful.errors import HeedfulError
-from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
+from tests.support.other_user import OTHER_USER, change_owner, needs_root, run_as_user, shared_folder
 
 CODE = '__attribute__((constructor)) static void run(void) { FILE *f = fopen(CANARY, "w"); if (f) fclose(f); }'
 USER = 54321
@@ -63,7 +63,7 @@ def path(tmp_path: Path, canary: Path) -> Path:
 
 def test_a_library_that_only_this_user_can_write_is_loaded(path: Path, canary: Path) -> None:
     """A trusted library is loaded, unlike in the other tests; a missing function is reported as the reason."""
-    assert as_user(None, unavailable_reason) == f"{path} is another library: it has no heedful_lanes"
+    assert run_as_user(None, unavailable_reason) == f"{path} is another library: it has no heedful_lanes"
     assert canary.exists()
 
 
@@ -88,8 +88,10 @@ def moved(path: Path) -> None:
         (lambda path: path.chmod(0o775), ".so can be written by its group"),
         (linked, ".so is a link"),
         (moved, "other can be written by everybody"),
-        pytest.param(lambda path: give(path.parent), f"cache belongs to user {OTHER}, but this is", marks=as_root),
-        pytest.param(give, f".so belongs to user {OTHER}, but this is", marks=as_root),
+        pytest.param(
+            lambda path: change_owner(path.parent), f"cache belongs to user {OTHER_USER}, but this is", marks=needs_root
+        ),
+        pytest.param(change_owner, f".so belongs to user {OTHER_USER}, but this is", marks=needs_root),
     ],
 )
 def test_a_library_that_others_can_write_is_not_loaded(
@@ -132,26 +134,26 @@ def shared() -> Iterator[Path]:
         yield path
 
 
-@as_root
+@needs_root
 def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Path, built: Path) -> None:
     shared.chmod(0o1777)
-    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, OTHER), "mixed": (USER, OTHER)}
+    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER_USER, OTHER_USER), "mixed": (USER, OTHER_USER)}
     for name, (of_folder, of_file) in caches.items():
         path = plant(shared / name, b"")
         path.write_bytes(built.read_bytes())
         path.chmod(0o755)
         path.parent.chmod(0o755)
-        give(path, of_file)
-        give(path.parent, of_folder)
+        change_owner(path, of_file)
+        change_owner(path.parent, of_folder)
 
     def reason(name: str) -> str:
         os.environ["HEEDFUL_CACHE"] = str(shared / name)
         return unavailable_reason()
 
-    reasons = {name: as_user(USER, lambda name=name: reason(name)) for name in caches}
+    reasons = {name: run_as_user(USER, lambda name=name: reason(name)) for name in caches}
     assert (reasons["root"], reasons["mine"]) == ("", "")
-    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in reasons["theirs"]
-    assert f".so belongs to user {OTHER}" in reasons["mixed"]
+    assert f"theirs belongs to user {OTHER_USER}, but this is user {USER}" in reasons["theirs"]
+    assert f".so belongs to user {OTHER_USER}" in reasons["mixed"]
 
 
 def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,23 +28,23 @@ from heedful.objectives.packing import (
 )
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.tokenizer import Tokenizer
-from tests.support.corpora import corpus_of, documents, trained
+from tests.support.corpora import make_corpus, make_documents, train_on
 
 COUNT = 60
-DOCUMENTS = documents(COUNT, seed=4, sentences=(1, 12))
+DOCUMENTS = make_documents(COUNT, seed=4, sentences=(1, 12))
 Pair = tuple[tuple[int, int], tuple[int, int]]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """A tokenizer trained on the documents."""
-    return trained(DOCUMENTS)
+    return train_on(DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Corpus:
     """60 documents of 1 to 12 sentences."""
-    return corpus_of(tmp_path_factory.mktemp("corpus"), DOCUMENTS, tokenizer)
+    return make_corpus(tmp_path_factory.mktemp("corpus"), DOCUMENTS, tokenizer)
 
 
 def bounds_of(corpus: Corpus, document: int) -> list[int]:
@@ -207,23 +207,23 @@ def test_windows_part_every_document(corpus: Corpus, room: int) -> None:
 
 
 def test_held_out_by_the_text_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    many = documents(1500, seed=9, sentences=(1, 3))
-    first = corpus_of(tmp_path / "a", many, tokenizer)
+    many = make_documents(1500, seed=9, sentences=(1, 3))
+    first = make_corpus(tmp_path / "a", many, tokenizer)
     masks = {share: held_out(first, share) for share in (0.01, 0.1, 0.5)}
     for share, mask in masks.items():
         assert abs(mask.sum() - share * 1500) < 4 * (share * (1 - share) * 1500) ** 0.5
     assert not (masks[0.01] & ~masks[0.1]).any() and not (masks[0.1] & ~masks[0.5]).any()  # a larger share has it all
-    again = corpus_of(tmp_path / "b", [*many[700:], *many[:700], *many[:100]], tokenizer)
+    again = make_corpus(tmp_path / "b", [*many[700:], *many[:700], *many[:100]], tokenizer)
     mask = held_out(again, 0.1)
     assert mask.tolist() == [*masks[0.1][700:], *masks[0.1][:700], *masks[0.1][:100]]  # equal texts: the same side
 
 
 def test_both_splits_have_a_document_if_there_are_two_different_ones(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    first, second, third = documents(3, seed=2)
-    corpus = corpus_of(tmp_path / "few", [first, second, first, third], tokenizer)
+    first, second, third = make_documents(3, seed=2)
+    corpus = make_corpus(tmp_path / "few", [first, second, first, third], tokenizer)
     assert held_out(corpus, 1e-9).sum() in (1, 2), "equal documents are in the same split"
     assert (~held_out(corpus, 1 - 1e-9)).sum() in (1, 2)
-    alike = corpus_of(tmp_path / "alike", [first] * 3, tokenizer)
+    alike = make_corpus(tmp_path / "alike", [first] * 3, tokenizer)
     assert held_out(alike, 1e-9).sum() == 0
 
 
@@ -265,7 +265,7 @@ def test_next_sentence_pairs_follow_or_do_not(corpus: Corpus, tokenizer: Tokeniz
 
 
 def test_a_chunk_of_one_segment_makes_no_pair_that_follows(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    segment_pairs = pairs(corpus_of(tmp_path, documents(20, sentences=(1, 1)), tokenizer), tokenizer)
+    segment_pairs = pairs(make_corpus(tmp_path, make_documents(20, sentences=(1, 1)), tokenizer), tokenizer)
     planned_pairs = planned(segment_pairs)
     assert len(planned_pairs) == 20 and all(label == 1 for _, label in planned_pairs)
 
@@ -307,7 +307,7 @@ def test_random_second_sentences_come_from_all_documents(corpus: Corpus, tokeniz
 
 def test_a_tenth_of_the_pairs_is_short(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """One length is drawn for a document, as in create_instances_from_document of Devlin et al. 2019."""
-    long = corpus_of(tmp_path, documents(40, sentences=(60, 60)), tokenizer)
+    long = make_corpus(tmp_path, make_documents(40, sentences=(60, 60)), tokenizer)
     owner, count = owners(long), 0
     longest = int(np.diff(long.segments).max())
     for short in (0.0, 0.1, 0.5):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.objectives.random_numbers import is_text_token, scale_to_integers, uniform
-from tests.support.corpora import documents, trained
+from tests.support.corpora import make_documents, train_on
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 300))
@@ -44,7 +44,7 @@ def test_below_never_reaches_the_bound() -> None:
 
 
 def test_ordinary_tokens_are_those_of_the_text() -> None:
-    tokenizer = trained(documents(5))
+    tokenizer = train_on(make_documents(5))
     special = tokenizer.special
     ids = np.array(
         [special.bos_or_cls, 9, special.mask, 10, special.unknown, special.eos_or_sep, special.pad], dtype=np.int32

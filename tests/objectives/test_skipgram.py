@@ -18,7 +18,7 @@ from heedful.objectives.skipgram import SkipGram, pair_losses
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.settings import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.classic_models import bare
+from tests.support.classic_models import make_classic_encoder
 
 
 def sample(*texts: list[int]) -> Sample:
@@ -38,7 +38,7 @@ def pairs(objective: SkipGram, batch: Any) -> list[tuple[int, int]]:
 
 def test_the_loss_is_the_formula() -> None:
     """log sigmoid(u_o v_c) + sum of log sigmoid(-u_n v_c), with a word that was drawn and is o itself left out."""
-    loaded, learned = bare(BagPooling()), objective()
+    loaded, learned = make_classic_encoder(BagPooling()), objective()
     assert learned.extra_module is not None
     learned.extra_module.weight.data.normal_(generator=torch.Generator().manual_seed(2))
     batch = learned.batch(SAMPLES, [5, 6, 7, 8])
@@ -80,7 +80,7 @@ def test_what_is_drawn_follows_the_keys_alone() -> None:
     assert torch.equal(whole.targets, again.targets) and not torch.equal(
         learned.batch(SAMPLES[:1], [15]).targets, parts[0].targets
     )
-    nothing = learned.loss(bare(BagPooling()), learned.batch([sample([])], [1]))
+    nothing = learned.loss(make_classic_encoder(BagPooling()), learned.batch([sample([])], [1]))
     assert nothing.count == 0 and nothing.sum.item() == 0
 
 
@@ -106,7 +106,7 @@ def test_words_of_one_subject_come_together() -> None:
     draw = np.random.default_rng(0)
     texts = [draw.choice(subjects[number % 2], 6).tolist() for number in range(60)]
     samples = [sample([tokenizer.id(word) or 0 for word in text]) for text in texts]
-    loaded = bare(BagPooling(), tokenizer, width=8)
+    loaded = make_classic_encoder(BagPooling(), tokenizer, width=8)
     learned = SkipGram.of(samples, tokenizer.size, width=8, frequent=1.0, window=3)
     how = TrainSettings(max_steps=60, batch_size=16, optimizer=AdamW(lr=0.05), precision="float32")
     steps = list(Trainer(loaded, learned, samples, how))

@@ -12,16 +12,16 @@ from tokenizers import models, pre_tokenizers, processors
 from heedful.errors import HeedfulError
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.tokenizer import Tokenizer
-from tests.support.corpora import documents, trained
+from tests.support.corpora import make_documents, train_on
 
-TEXTS = documents(12, seed=2)
+TEXTS = make_documents(12, seed=2)
 
 
 @cache
 def tokenizer_of(kind: str) -> Tokenizer:
     """A tokenizer of each kind, and some that put other things around a text."""
     if kind in ("wordpiece", "bpe", "unigram"):
-        return trained(TEXTS, algorithm=kind, vocab_size=330)
+        return train_on(TEXTS, algorithm=kind, vocab_size=330)
     names = {name: id for id, name in enumerate(["<s>", "</s>", "a", "b", "c"])}
     backend = tokenizers.Tokenizer(models.WordLevel(names, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

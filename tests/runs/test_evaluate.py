@@ -31,7 +31,7 @@ from heedful.tasks.metrics import GLUE
 from heedful.tasks.task import ScoredAnswer
 from heedful.train.ranks import Ranks
 from tests.support import generated_data
-from tests.support.classic_models import classic
+from tests.support.classic_models import make_classic
 from tests.support.generated_data import as_csv, as_lines, classified, data, tune
 from tests.support.model_folders import make, their_logits, theirs
 
@@ -276,7 +276,7 @@ def test_a_precision_that_there_is_not_is_refused(single: Path) -> None:
 
 def test_int8_is_for_models_with_blocks(tmp_path: Path) -> None:
     folder = tmp_path / "words"
-    save(classic("bag of means"), folder)
+    save(make_classic("bag of means"), folder)
     assert [trial.precision for trial in measure_precisions(folder)] == ["float32", "bfloat16"]
     ways = (
         lambda: evaluate(folder, tmp_path, precision="int8"),

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 import transformers
 
-from tests.support.corpora import documents, trained
+from tests.support.corpora import make_documents, train_on
 
 
 def make_teacher(folder: Path, width: int) -> Path:
     """Save a BERT of one layer; its vectors are the means of its rows."""
-    own = trained(documents(30, seed=8), vocab_size=120)
+    own = train_on(make_documents(30, seed=8), vocab_size=120)
     own.save(folder)
     torch.manual_seed(1)
     config = transformers.BertConfig(

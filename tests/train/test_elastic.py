@@ -12,7 +12,7 @@ import torch
 
 from heedful.checkpoint import save
 from heedful.train.trainer import Trainer
-from tests.support.corpora import corpus_of, documents, trained
+from tests.support.corpora import make_corpus, make_documents, train_on
 from tests.support.generated_data import as_csv, classified
 from tests.support.processes import ForkServer, Job, final_weights, fork_server, read_outcome
 from tests.support.tiny_runs import LARGE_EPS, TASKS, make_settings, relative_error, tensors_equal
@@ -68,8 +68,8 @@ def test_one_two_and_four_ranks_agree_in_float64(server: ForkServer, tmp_path: P
 @pytest.mark.parametrize("kind", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
 def test_a_run_of_two_ranks_resumes_on_one_and_on_four(server: ForkServer, tmp_path: Path, kind: str) -> None:
     if kind == "pretrain":
-        found = documents(90)
-        data, sets = corpus_of(tmp_path, found, trained(found)).folder, PRETRAINED
+        found = make_documents(90)
+        data, sets = make_corpus(tmp_path, found, train_on(found)).folder, PRETRAINED
     else:
         data = as_csv(tmp_path / "a.csv", classified(28))
         save(TASKS["classify"](0.0)[0], tmp_path / "base")

@@ -36,15 +36,15 @@ from heedful.objectives.sentence_windows import (
 )
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.tokenizer import Tokenizer
-from tests.support.corpora import corpus_of, documents, trained
+from tests.support.corpora import make_corpus, make_documents, train_on
 
-TEXTS = [" ".join(each) for each in documents(8, seed=3, sentences=(1, 2))]
+TEXTS = [" ".join(each) for each in make_documents(8, seed=3, sentences=(1, 2))]
 
 
 @cache
 def tokenizer(kind: str, vocabulary: int) -> Tokenizer:
     """A tokenizer of the texts; a small vocabulary has short pieces."""
-    return trained([[text] for text in TEXTS], algorithm=kind, vocab_size=vocabulary)
+    return train_on([[text] for text in TEXTS], algorithm=kind, vocab_size=vocabulary)
 
 
 FEW, MANY = tokenizer("wordpiece", 70), tokenizer("wordpiece", 200)
@@ -268,7 +268,7 @@ def corpus() -> Corpus:
     """Invented documents in tokens of `FEW`."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return corpus_of(folder, documents(80, seed=5), FEW)
+    return make_corpus(folder, make_documents(80, seed=5), FEW)
 
 
 def planned(neighbours: Neighbours | None = None) -> WindowPlan:
