@@ -17,7 +17,7 @@ import heedful
 from heedful.checkpoint import config_of, weight_files
 from heedful.cli import main
 from heedful.errors import HeedfulError
-from tests.support.tiny_models import packed, save_tiny, sequences
+from tests.support.tiny_models import random_batch, random_sequences, save_tiny
 from tests.support.tokenizer_folders import wordpieces, write_wordpiece
 
 CONFIG: dict[str, Any] = {  # as peft 0.21 writes it
@@ -71,7 +71,7 @@ def classifier() -> dict[str, Tensor]:
 
 def logits(model: Any, family: str = "bert") -> Tensor:
     """What transformers computes for the sequences of `packed`, one after the other."""
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     typed = [{"token_type_ids": torch.tensor([each])} if family == "bert" else {} for each in types]
     with torch.no_grad():
         return torch.cat([model(torch.tensor([one]), **t).logits for one, t in zip(ids, typed, strict=True)])
@@ -106,7 +106,7 @@ def test_weights_are_merged_by_the_formula(tmp_path: Path, changed: dict[str, An
     ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
     assert ours.config.head.labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # type: ignore[union-attr]
     with torch.no_grad():
-        assert (ours(packed("bert")) - logits(theirs)).abs().max() < 1e-12
+        assert (ours(random_batch("bert")) - logits(theirs)).abs().max() < 1e-12
     heedful.save(ours, tmp_path / "merged")
     assert not (tmp_path / "merged/adapter_config.json").exists()
     again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "merged", dtype=torch.float64).eval()
@@ -130,7 +130,7 @@ def test_biases_heads_and_embeddings(tmp_path: Path) -> None:
     embeddings.word_embeddings.weight.data += 3 * (random(32, 4) @ random(4, 99)).T
     ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
     with torch.no_grad():
-        assert (ours(packed("bert")) - logits(theirs)).abs().max() < 1e-12
+        assert (ours(random_batch("bert")) - logits(theirs)).abs().max() < 1e-12
 
 
 def test_matrices_that_are_stored_transposed(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_matrices_that_are_stored_transposed(tmp_path: Path) -> None:
     tensors = factors(module, 96, 32)
     write_adapter(tmp_path / "adapter", tensors, tmp_path / "base", task_type="CAUSAL_LM", fan_in_fan_out=True)
     theirs.transformer.h[2].attn.c_attn.weight.data += 3 * (random(96, 4) @ random(4, 32)).T
-    ids, _ = sequences("gpt2")
+    ids, _ = random_sequences("gpt2")
     with torch.no_grad():
         expected = torch.cat([theirs(torch.tensor([each])).logits[0] for each in ids])
         ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
-        assert (ours(packed("gpt2")) - expected).abs().max() < 1e-12
+        assert (ours(random_batch("gpt2")) - expected).abs().max() < 1e-12
 
 
 def test_a_lower_precision_rounds_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from heedful.model.config import (
     SentenceEmbedding,
     StackConfig,
 )
-from tests.support.tiny_models import LABELS, TINY, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tiny_models import LABELS, TINY, hf_outputs, our_outputs, random_batch, random_sequences, save_tiny
 
 NAMES = tuple(LABELS.values())
 OTHER = ("up", "down")
@@ -151,10 +151,10 @@ def test_transformers_loads_it_and_so_do_we(
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     if kind in ("sequence_classification", "token_classification"):
         assert theirs.config.id2label == dict(enumerate(OTHER))
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        outputs = our_outputs(new_model.eval(), packed(family))
-        for ours, expected in zip(outputs, their_outputs(theirs.eval(), family, ids, types), strict=True):
+        outputs = our_outputs(new_model.eval(), random_batch(family))
+        for ours, expected in zip(outputs, hf_outputs(theirs.eval(), family, ids, types), strict=True):
             assert ours.shape == expected.shape
             assert (ours - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
 
@@ -260,10 +260,10 @@ def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, 
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [architecture]
     theirs, report = getattr(transformers, architecture).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        outputs = our_outputs(new_model.eval(), packed(family))
-        for ours, expected in zip(outputs, their_outputs(theirs.eval(), family, ids, types), strict=True):
+        outputs = our_outputs(new_model.eval(), random_batch(family))
+        for ours, expected in zip(outputs, hf_outputs(theirs.eval(), family, ids, types), strict=True):
             assert ours.shape == expected.shape
             assert (ours - expected).abs().max() <= 5e-6 * max(1.0, float(expected.abs().max()))
 
@@ -307,7 +307,7 @@ def test_dtype_and_mode_are_kept(start: Start, dtype: torch.dtype) -> None:
     loaded = load(folder, dtype=dtype)
     new_model = with_head(loaded, "sequence_classification", labels=OTHER, seed=1)
     assert {p.dtype for p in new_model.parameters()} == {dtype} and not new_model.training
-    assert new_model(packed("bert")).dtype == dtype
+    assert new_model(random_batch("bert")).dtype == dtype
     expected = with_head(single, "sequence_classification", labels=OTHER, seed=1).named_tensors()["head.out.weight"]
     assert torch.equal(new_model.named_tensors()["head.out.weight"], expected.to(dtype))  # the same draw in each dtype
     assert with_head(loaded.train(), "sequence_classification", labels=OTHER).training
@@ -376,7 +376,7 @@ def test_wrong_wishes_are_named(start: Start, kind: str, more: dict[str, Any], m
 @pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2"])
 def test_a_head_may_give_numbers_on_another_scale(start: Start, family: str, tmp_path: Path) -> None:
     _, loaded = start(family, "SequenceClassification")
-    before, batch = state(loaded), packed(family)
+    before, batch = state(loaded), random_batch(family)
     shift = 3.0 if "head.out.bias" in loaded.named_tensors() else 0.0
     new_model = rescaled(loaded, 20.0, shift)
     with torch.no_grad():

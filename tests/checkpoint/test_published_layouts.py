@@ -46,7 +46,7 @@ from tests.support.folder_layouts import (
     without,
     words,
 )
-from tests.support.tiny_models import ENCODER_DECODER, eager, our_outputs, save_tiny, their_outputs
+from tests.support.tiny_models import ENCODER_DECODER, hf_outputs, our_outputs, save_tiny, use_eager_attention
 from tests.support.tokenizer_folders import ANGLED, wordpieces
 from tests.tokenizer.test_joint_vocabulary import save_files
 
@@ -105,7 +105,9 @@ def check_outputs(folder: Path, tokenizer_class: str) -> None:
     loaded, reference = heedful.load(folder), folder.with_name("reference")
     reference = reference if reference.exists() else folder
     (architecture,) = json.loads((reference / "config.json").read_text())["architectures"]
-    theirs = eager(getattr(transformers, architecture).from_pretrained(reference, dtype=torch.float32)).eval()
+    theirs = use_eager_attention(
+        getattr(transformers, architecture).from_pretrained(reference, dtype=torch.float32)
+    ).eval()
     tokenizer, family = getattr(transformers, tokenizer_class).from_pretrained(reference), loaded.config.family
     texts = [*TEXTS, *([] if family in ENCODER_DECODER else PAIRS)]
     assert loaded.tokenizer is not None
@@ -113,7 +115,7 @@ def check_outputs(folder: Path, tokenizer_class: str) -> None:
     ids, types = [list(text.ids) for text in encoded], [list(text.types) for text in encoded]
     assert ids == [tokenizer(*([text] if isinstance(text, str) else text)).input_ids for text in texts]
     with torch.no_grad():
-        ours, expected = our_outputs(loaded, Packed.of(ids, types)), their_outputs(theirs, family, ids, types)
+        ours, expected = our_outputs(loaded, Packed.of(ids, types)), hf_outputs(theirs, family, ids, types)
     assert len(ours) == len(expected) and all(map(close, ours, expected))
 
 

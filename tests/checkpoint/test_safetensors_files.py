@@ -32,7 +32,7 @@ from heedful.checkpoint import atomic_folder, folder_of, hub, safetensors_files
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_tensors
 from heedful.errors import HeedfulError, HeedfulWarning
-from tests.support.tiny_models import packed, save_tiny
+from tests.support.tiny_models import random_batch, save_tiny
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 31, "max_position_embeddings": 12}
 ROOT = Path(__file__).parent.parent.parent
@@ -833,5 +833,5 @@ def test_saving_a_hub_folder_does_not_touch_the_cache(folder: Path, tmp_path: Pa
 
 def batch() -> heedful.Packed:
     """Three short sequences."""
-    batch = packed("bert", (4, 1, 7))
+    batch = random_batch("bert", (4, 1, 7))
     return heedful.Packed.of([[token % 31 for token in part.tolist()] for part in batch.unpack(batch.tokens)])

@@ -26,7 +26,7 @@ from heedful.checkpoint import unpickle, unpickle_child
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS
 from heedful.checkpoint.unpickle import PICKLE, PICKLE_INDEX, Unpickled, convert_pickles
 from heedful.errors import HeedfulError, HeedfulWarning
-from tests.support.tiny_models import packed, save_tiny
+from tests.support.tiny_models import random_batch, save_tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*with the network in reach:heedful.errors.HeedfulWarning")
 
@@ -74,7 +74,7 @@ def folder(safe: Path, tmp_path: Path) -> Path:
 def outputs(folder: Path) -> torch.Tensor:
     """What the model in a folder computes."""
     with torch.no_grad():
-        return torch.as_tensor(heedful.load(folder)(packed("bert")))
+        return torch.as_tensor(heedful.load(folder)(random_batch("bert")))
 
 
 def write_pickle(path: Path, bait: Canary) -> None:

@@ -25,7 +25,7 @@ from heedful.train.optim import AdamW, Optimizer
 from heedful.train.trainer import Step, Trainer
 from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
 from tests.support.generated_data import classified, data, tune
-from tests.support.tiny_models import save_tiny, sequences
+from tests.support.tiny_models import random_sequences, save_tiny
 from tests.train.test_compiled import learn_compiled
 
 pytestmark = [
@@ -163,7 +163,7 @@ ARCHITECTURES |= {"xlnet": "XLNetLMHeadModel", "t5": "T5ForConditionalGeneration
 def test_models_learn_the_same(family: str, tmp_path: Path) -> None:
     """float32 rows and gradients on the device, beside float64 on the CPU."""
     save_tiny(tmp_path, family, ARCHITECTURES[family])
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     outcomes = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         loaded = heedful.load(tmp_path, dtype=dtype).to(device).eval()

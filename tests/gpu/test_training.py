@@ -28,7 +28,7 @@ from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Constant
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.generated_data import data, tune
-from tests.support.tiny_models import save_tiny, sequences, target
+from tests.support.tiny_models import decoder_input, random_sequences, save_tiny
 from tests.support.tiny_runs import copy_state, copy_weights, make_trainer, records, tensors_equal, tokenizer
 
 pytestmark = [
@@ -131,7 +131,7 @@ class Squares(Objective):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         packed = pack_samples(samples)
         rows = torch.ones(packed.bounds[-1])
-        return Batch(packed=packed, targets=rows, weights=rows, decoder_input=target(self.loaded, packed))
+        return Batch(packed=packed, targets=rows, weights=rows, decoder_input=decoder_input(self.loaded, packed))
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         rows = loaded.hidden_states(batch.packed, batch.decoder_input)
@@ -145,7 +145,7 @@ def of_family(family: str, folder: Path, dropout: float, **train: Any) -> Traine
     for part in loaded.modules():
         if isinstance(part, Attention | CrossAttention):
             part.dropout = dropout
-    ids, types = sequences(family, (7, 23, 39, 12, 30, 18, 25, 3))
+    ids, types = random_sequences(family, (7, 23, 39, 12, 30, 18, 25, 3))
     samples = [Sample.of([row], [row_types]) for row, row_types in zip(ids, types, strict=True)]
     settings: dict[str, Any] = {"max_steps": 6, "batch_size": 4, "device": "cuda", "precision": "bfloat16"}
     return Trainer(loaded, Squares(loaded), samples, TrainSettings(**settings | train))

@@ -24,7 +24,16 @@ from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tasks.predictions import Classification
 from heedful.tokenizer import PreTokenized
-from tests.support.model_folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
+from tests.support.model_folders import (
+    HEADS,
+    LIMIT,
+    NAMES,
+    VOCABULARY,
+    load_reference,
+    long_text,
+    make,
+    reference_logits,
+)
 
 TEXTS = ["the cat sat on the mat .", "", "ada", "she lives in paris !", "the dog ran here and there , who knows why ?"]
 MASKED = ["the [MASK] sat .", "[MASK]", "ada wrote the first [MASK] and the [MASK] .", "in paris"]
@@ -89,9 +98,9 @@ def words_of(answer: Any) -> list[str]:
 @pytest.mark.parametrize("name", ["masked", "pretraining"])
 def test_masks_are_filled_as_transformers_does(folders: dict[str, Path], name: str) -> None:
     for text, answer in zip(MASKED, Engine(folders[name])(MASKED, top_k=7), strict=True):
-        out = their_logits(folders[name], text)
+        out = reference_logits(folders[name], text)
         logits = out.get("prediction_logits", out.get("logits"))
-        ids = theirs(folders[name])[1](text)["input_ids"]
+        ids = load_reference(folders[name])[1](text)["input_ids"]
         places = [place for place, id in enumerate(ids) if id == VOCABULARY.index("[MASK]")]
         assert len(answer["masks"]) == len(places)
         for mask, place in zip(answer["masks"], places, strict=True):
@@ -113,7 +122,7 @@ def test_a_text_without_a_mask_says_so(folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize("name", ["next", "pretraining"])
 def test_next_sentences_as_transformers_does(folders: dict[str, Path], name: str) -> None:
     for pair, answer in zip(PAIRS, Engine(folders[name])(PAIRS), strict=True):
-        out = their_logits(folders[name], *pair)
+        out = reference_logits(folders[name], *pair)
         logits = out.get("seq_relationship_logits", out.get("logits"))
         assert answer["is_next_probability"] == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
 
@@ -154,7 +163,7 @@ def test_a_prediction_set_has_the_labels_of_enough_probability(folders: dict[str
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])
 def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], name: str) -> None:
     for item, answer in zip(INPUTS[name], Engine(folders[name])(INPUTS[name]), strict=True):
-        logits = their_logits(folders[name], *([item] if isinstance(item, str) else item)).logits[0]
+        logits = reference_logits(folders[name], *([item] if isinstance(item, str) else item)).logits[0]
         labels = ["bad", "fair", "good"]
         if name == "regression":
             assert answer["values"] == {"stars": pytest.approx(float(logits[0]), abs=1e-5)}
@@ -169,8 +178,8 @@ def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], nam
 def test_words_are_tagged_as_transformers_does(folders: dict[str, Path]) -> None:
     words = ["Ada", "lives", "in", "Paris", "and", "wrotezed", "first", "."]
     (answer,) = Engine(folders["tag"])([words])
-    encoding = theirs(folders["tag"])[1](words, is_split_into_words=True)
-    probabilities = their_logits(folders["tag"], words, is_split_into_words=True).logits[0].softmax(-1)
+    encoding = load_reference(folders["tag"])[1](words, is_split_into_words=True)
+    probabilities = reference_logits(folders["tag"], words, is_split_into_words=True).logits[0].softmax(-1)
     for number, word in enumerate(answer["words"]):
         first = encoding.word_ids().index(number)  # the first piece speaks for the word
         assert word["text"] == words[number]
@@ -194,8 +203,10 @@ def brute_force(start: torch.Tensor, end: torch.Tensor, own: list[int], context:
 
 def test_spans_are_found_as_all_spans_of_transformers_say(folders: dict[str, Path]) -> None:
     for question, answer in zip(QUESTIONS, Engine(folders["span"])(QUESTIONS), strict=True):
-        out = their_logits(folders["span"], question["question"], question["context"])
-        encoding = theirs(folders["span"])[1](question["question"], question["context"], return_offsets_mapping=True)
+        out = reference_logits(folders["span"], question["question"], question["context"])
+        encoding = load_reference(folders["span"])[1](
+            question["question"], question["context"], return_offsets_mapping=True
+        )
         context = [place for place, segment in enumerate(encoding.sequence_ids()) if segment == 1]
         score, i, j = brute_force(out.start_logits[0], out.end_logits[0], context, context)
         start, stop = encoding["offset_mapping"][i][0], encoding["offset_mapping"][j][1]
@@ -211,7 +222,7 @@ def test_an_empty_context_has_no_answer(folders: dict[str, Path]) -> None:
 
 
 def test_choices_as_transformers_makes_them(folders: dict[str, Path]) -> None:
-    model, tokenizer = theirs(folders["choice"])
+    model, tokenizer = load_reference(folders["choice"])
     for choice_item, answer in zip(CHOICES, Engine(folders["choice"])(CHOICES), strict=True):
         pairs = [(choice_item["prompt"], choice) for choice in choice_item["choices"]]
         batch = tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
@@ -263,7 +274,7 @@ def test_pairs_are_compared_as_their_vectors_are() -> None:
 
 def their_windows(folder: Path, first: str, second: str | None = None) -> Any:
     """transformers' windows that overlap by half; its stride is the overlap."""
-    tokenizer = theirs(folder)[1]
+    tokenizer = load_reference(folder)[1]
     special = 2 if second is None else 3
     room = LIMIT - special - (0 if second is None else len(tokenizer.tokenize(first)))
     return tokenizer(
@@ -279,7 +290,7 @@ def their_windows(folder: Path, first: str, second: str | None = None) -> Any:
 @torch.no_grad()
 def their_outputs(folder: Path, encoding: Any) -> list[Any]:
     """Return transformers' outputs for each window."""
-    model, _ = theirs(folder)
+    model, _ = load_reference(folder)
     columns = zip(encoding["input_ids"], encoding["token_type_ids"], strict=True)
     return [model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])) for ids, types in columns]
 
@@ -370,7 +381,7 @@ def test_what_must_be_seen_at_once_is_refused_when_long(folders: dict[str, Path]
 def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: dict[str, Path]) -> None:
     item = {"prompt": long_text(100), "choices": ["sat on the mat", "", "ran"]}
     (answer,) = Engine(folders["choice"])([item])
-    model, tokenizer = theirs(folders["choice"])
+    model, tokenizer = load_reference(folders["choice"])
     room = LIMIT - 3 - 4  # tokens of the prompt beside the longest candidate
     prompt = tokenizer(item["prompt"], add_special_tokens=False)["input_ids"]
     starts = range(0, len(prompt) - room + room // 2, room // 2)
@@ -410,7 +421,7 @@ def test_whatever_is_long_is_answered(folders: dict[str, Path], name: str, item:
 
 def test_a_long_first_text_is_averaged_over_its_windows(folders: dict[str, Path]) -> None:
     text, short_text = long_text(60), "the cat sat"
-    model, tokenizer = theirs(folders["single"])
+    model, tokenizer = load_reference(folders["single"])
     first, second = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text, short_text))
     room, shares = LIMIT - 3 - len(second), []
     for start in range(0, len(first), room // 2):

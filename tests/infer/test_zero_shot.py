@@ -13,7 +13,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
-from tests.support.model_folders import long_text, make, their_logits
+from tests.support.model_folders import long_text, make, reference_logits
 
 TEXTS = ["the cat sat on the mat .", "she lives in paris", ""]
 LABELS = ["cat", "capital", "program"]
@@ -32,7 +32,7 @@ def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(folder: Path, text: str, template: str) -> torch.Tensor:
     """transformers' scores of a text with each label, [labels, scores]."""
-    return torch.stack([their_logits(folder, text, template.format(label)).logits[0] for label in LABELS])
+    return torch.stack([reference_logits(folder, text, template.format(label)).logits[0] for label in LABELS])
 
 
 @pytest.mark.parametrize("template", [None, "it is {} ."])

@@ -26,7 +26,7 @@ from heedful.tokenizer.words import word_tokenizer
 from heedful.train.checkpoint import CheckpointManager
 from tests.look.test_inspection import TEXT, WORDS, ending, numbers
 from tests.support.classic_models import make_classic, make_classic_encoder
-from tests.support.model_folders import make, theirs
+from tests.support.model_folders import load_reference, make
 
 PROMPT, CHOICES = "the cat sat on the mat", ["a dog ran", "she lives in france", "the program"]
 
@@ -35,7 +35,7 @@ def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
     folder = make(tmp_path / "choice", "choice")
     loaded = heedful.load(folder)
     asks = PageAPI(inspect_choices(loaded, PROMPT, CHOICES))
-    model, tokenizer = theirs(folder)
+    model, tokenizer = load_reference(folder)
     batch = tokenizer([PROMPT] * 3, CHOICES, return_tensors="pt", padding=True)
     with torch.no_grad():
         logits = model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]

@@ -19,8 +19,8 @@ from heedful.objectives import Sample
 from heedful.objectives.causal_lm import CausalLM
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.task_parity import same_gradients
-from tests.support.tiny_models import Exact, save_tiny, sequences
+from tests.support.task_parity import assert_same_gradients
+from tests.support.tiny_models import Float64Mode, random_sequences, save_tiny
 from tests.support.tiny_runs import LINES, tokenizer
 
 CAUSAL = CausalLM(tokenizer=tokenizer())
@@ -46,17 +46,17 @@ def test_each_row_predicts_the_next_of_its_own_sequence(groups: list[list[list[i
 def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     theirs = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    ids, _ = sequences("gpt2")
+    ids, _ = random_sequences("gpt2")
     batch = CAUSAL.batch([plain(*ids[:3]), plain(*ids[3:])], [0, 0])
     loss = CAUSAL.loss(ours, batch)
     loss.sum.backward()
-    with Exact(torch.float64):
+    with Float64Mode(torch.float64):
         inputs = [torch.tensor([each]) for each in ids if len(each) > 1]
         total = sum(theirs(input_ids=each, labels=each).loss * (each.shape[1] - 1) for each in inputs)
     count = sum(map(len, ids)) - len(ids)
     assert isinstance(total, torch.Tensor) and loss.count == count
     assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12
-    same_gradients(theirs, total / count, ours, count, tolerance=1e-12)
+    assert_same_gradients(theirs, total / count, ours, count, tolerance=1e-12)
 
 
 def test_a_batch_without_targets_has_a_loss_of_0(tmp_path: Path) -> None:

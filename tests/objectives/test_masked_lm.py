@@ -20,8 +20,8 @@ from heedful.objectives import Sample
 from heedful.objectives.base import term_scales
 from heedful.objectives.masked_lm import MAX_SPAN_WORDS, MaskedLM, MaskedLMWithPairs, _choose_spans
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
-from tests.support.task_parity import same_gradients
-from tests.support.tiny_models import Exact, save_tiny
+from tests.support.task_parity import assert_same_gradients
+from tests.support.tiny_models import Float64Mode, save_tiny
 from tests.support.tiny_runs import tokenizer
 
 TEXTS = ["unbelievable foxes jumped overwhelmingly", "the dogs slept", "near hidden wonders, nothing ceased", "a"] * 6
@@ -195,12 +195,12 @@ def test_both_terms_are_those_of_transformers(tmp_path: Path, family: str, archi
         types[number, : stop - start] = batch.packed.types[start:stop]
         mask[number, : stop - start] = 1
         labels[number, : stop - start] = full[start:stop]
-    with Exact(torch.float64):
+    with Float64Mode(torch.float64):
         expected = theirs(
             input_ids=ids, token_type_ids=types, attention_mask=mask, labels=labels, **{second: batch.labels}
         ).loss
     assert abs(float(loss.sum.detach()) / loss.count / float(expected.detach()) - 1) < 1e-12
-    same_gradients(theirs, expected, ours, loss.count, tolerance=1e-11)
+    assert_same_gradients(theirs, expected, ours, loss.count, tolerance=1e-11)
 
 
 def test_terms_are_means_over_the_whole_step(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.permutation_lm import PermutationLM
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.task_parity import same_gradients
-from tests.support.tiny_models import Exact, save_tiny
+from tests.support.task_parity import assert_same_gradients
+from tests.support.tiny_models import Float64Mode, save_tiny
 from tests.support.tiny_runs import LINES, tokenizer
 
 special = tokenizer().special
@@ -116,7 +116,7 @@ def test_samples_depend_on_the_key_alone(objective: PermutationLM) -> None:
 
 
 @cache
-def tiny() -> ModelBundle:
+def make_tiny() -> ModelBundle:
     """Two layers of two streams, 32 wide."""
     embedding = EmbeddingConfig(vocabulary=tokenizer().size, width=32, query=True)
     encoder = StackConfig(
@@ -129,7 +129,7 @@ def tiny() -> ModelBundle:
 @KINDS
 def test_predictions_do_not_depend_on_tokens_they_must_not_see(objective: PermutationLM) -> None:
     """Another token anywhere changes, to the bit, the predictions that may know it and no other."""
-    loaded, ids = tiny(), list(range(5, 28))
+    loaded, ids = make_tiny(), list(range(5, 28))
     batch = objective.batch([sample(ids)], [3])
     (places,), packed = queries(batch), batch.packed
     assert batch.rows is not None and packed.visibility is not None and len(places) > 2
@@ -155,7 +155,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective:
     loss.sum.backward()
     total, packed = torch.zeros((), dtype=torch.float64), batch.packed
     assert packed.visibility is not None and packed.key_lengths is not None
-    with Exact(torch.float64):
+    with Float64Mode(torch.float64):
         for n, span, places, sees in zip(
             packed.key_lengths, packed.spans(), queries(batch), packed.visibility, strict=True
         ):
@@ -173,11 +173,11 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective:
             total = total + out.loss * len(places)
     assert loss.count == len(batch.targets) > 5
     assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12
-    same_gradients(theirs, total / loss.count, ours, loss.count, tolerance=1e-12)
+    assert_same_gradients(theirs, total / loss.count, ours, loss.count, tolerance=1e-12)
 
 
 def test_batches_without_targets() -> None:
-    loss = SPANS.loss(tiny(), SPANS.batch([sample([])], [0]))
+    loss = SPANS.loss(make_tiny(), SPANS.batch([sample([])], [0]))
     loss.sum.backward()
     assert (float(loss.sum.detach()), loss.count) == (0.0, 0.0)
     assert len(SPANS.batch([], []).packed) == 0
@@ -186,7 +186,7 @@ def test_batches_without_targets() -> None:
 @pytest.mark.slow
 def test_it_learns() -> None:
     """Two sentences by heart, in any order."""
-    config = replace(tiny().config, model=replace(tiny().config.model, initialisation=Normal(std=0.1)))
+    config = replace(make_tiny().config, model=replace(make_tiny().config.model, initialisation=Normal(std=0.1)))
     loaded = create(config, tokenizer(), seed=1)
     samples = [sample(*(tokenizer().encode(line.rpartition(" ")[0]).ids[1:-1] for line in LINES[2:4]))] * 4
     settings = TrainSettings(max_steps=130, batch_size=4, optimizer=AdamW(lr=1e-2), precision="float32")
@@ -199,7 +199,7 @@ def test_it_learns() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"share is 6.0; expected more than 0 and less than 1"):
         PermutationLM(tokenizer=tokenizer(), share=6.0)
-    config = tiny().config
+    config = make_tiny().config
     for embedding, relation in ((False, TransformerXl()), (True, None)):
         assert config.model.encoder is not None
         model = replace(

@@ -29,8 +29,8 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, corrupt, sample_tokens, tied_generator
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.task_parity import same_gradients
-from tests.support.tiny_models import Exact, eager, randomise, save_tiny
+from tests.support.task_parity import assert_same_gradients
+from tests.support.tiny_models import Float64Mode, randomise, save_tiny, use_eager_attention
 from tests.support.tiny_runs import LINES, relative_error, tokenizer
 
 special = tokenizer().special
@@ -143,7 +143,7 @@ def pair(folder: Path, tied: bool) -> tuple[ModelBundle, ModelBundle, Any, Any]:
     heedful.save(ours, folder / "discriminator")
     heedful.save(generator, folder / "generator")
     theirs = [
-        eager(kind.from_pretrained(folder / name, dtype=torch.float64)).eval()
+        use_eager_attention(kind.from_pretrained(folder / name, dtype=torch.float64)).eval()
         for kind, name in (
             (transformers.ElectraForPreTraining, "discriminator"),
             (transformers.ElectraForMaskedLM, "generator"),
@@ -175,12 +175,12 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bo
     labels = torch.full_like(batch.packed.tokens, -100)
     labels[batch.rows] = batch.targets
 
-    def both() -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums over all sequences, one by one."""
+    def mean_losses() -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean losses of generator and discriminator in transformers, which reads one sequence at a time."""
         sums = [torch.zeros((), dtype=torch.float64)] * 2
         their_model.zero_grad()
         their_generator.zero_grad()
-        with Exact(torch.float64):
+        with Float64Mode(torch.float64):
             for span in batch.packed.spans():
                 masked = int((labels[span] >= 0).sum())
                 masked_ids, corrupted_ids = batch.packed.tokens[span][None], corrupted.tokens[span][None]
@@ -191,13 +191,13 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bo
         return sums[0] / len(batch.rows), sums[1] / len(labels)
 
     terms = objective.terms(ours, batch)
-    for term, each in zip(terms, both(), strict=True):
+    for term, each in zip(terms, mean_losses(), strict=True):
         assert abs(float(term.losses.detach().mean()) / float(each.detach()) - 1) < 1e-12
     for our_part, their_part in ((ours, their_model), (generator, their_generator)):
-        one, two = both()
+        one, two = mean_losses()
         total = one + 50 * two
         assert abs(float(loss.sum.detach()) / loss.count / float(total.detach()) - 1) < 1e-12
-        same_gradients(their_part, total, our_part, loss.count, tolerance=1e-12)
+        assert_same_gradients(their_part, total, our_part, loss.count, tolerance=1e-12)
 
 
 def test_right_and_counts() -> None:

@@ -24,8 +24,8 @@ from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.task_parity import same_gradients
-from tests.support.tiny_models import Exact, save_tiny
+from tests.support.task_parity import assert_same_gradients
+from tests.support.tiny_models import Float64Mode, save_tiny
 from tests.support.tiny_runs import LINES
 
 PAD, END = 0, 1
@@ -182,7 +182,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     batch = SPANS.batch(samples, [3, 4])
     loss = SPANS.loss(ours, batch)
     loss.sum.backward()
-    with Exact(torch.float64):
+    with Float64Mode(torch.float64):
         each = [
             theirs(input_ids=torch.tensor([source]), labels=torch.tensor([target])).loss * len(target)
             for source, target in parts(batch)
@@ -191,7 +191,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     total = torch.stack(each).sum()
     assert loss.count == len(batch.targets) and len(each) == 3
     assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12
-    same_gradients(theirs, total / loss.count, ours, loss.count, tolerance=1e-12)
+    assert_same_gradients(theirs, total / loss.count, ours, loss.count, tolerance=1e-12)
 
 
 def test_batches_without_targets(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from heedful.train.ranks import Ranks
 from tests.support import generated_data
 from tests.support.classic_models import make_classic
 from tests.support.generated_data import as_csv, as_lines, classified, data, tune
-from tests.support.model_folders import make, their_logits, theirs
+from tests.support.model_folders import load_reference, make, reference_logits
 
 TASKS = {
     "single": "classify",
@@ -148,9 +148,9 @@ def test_a_folder_that_transformers_saved_has_its_own_order(tmp_path: Path) -> N
     rows = [row | {"label": ("good", "bad")[number % 2]} for number, row in enumerate(classified(12))]
     numbers = evaluate(folder, as_csv(tmp_path / "a.csv", rows)).numbers
     assert set(numbers["classes"]) == {"bad", "fair", "good"}
-    model = theirs(folder)[0]
+    model = load_reference(folder)[0]
     with torch.no_grad():
-        predicted = [model.config.id2label[int(their_logits(folder, row["text"]).logits.argmax())] for row in rows]
+        predicted = [model.config.id2label[int(reference_logits(folder, row["text"]).logits.argmax())] for row in rows]
     assert numbers["accuracy"] == sum(a == row["label"] for a, row in zip(predicted, rows, strict=True)) / 12
 
 

@@ -17,7 +17,7 @@ from heedful.train.freezing import check_freezing, freeze_layers
 from heedful.train.optim import AdamW, Constant
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support import tiny_runs
-from tests.support.tiny_models import sequences, tiny
+from tests.support.tiny_models import make_tiny, random_sequences
 from tests.support.tiny_runs import copy_weights, make_trainer, relative_error
 
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
@@ -34,9 +34,9 @@ BASES = {
 
 @pytest.mark.parametrize("family", BASES)
 def test_states_of_frozen_layers_lead_to_the_same_result(family: str, tmp_path: Path) -> None:
-    tiny(family, BASES[family]).save_pretrained(tmp_path)
+    make_tiny(family, BASES[family]).save_pretrained(tmp_path)
     loaded = load(tmp_path)
-    batch = Packed.of(sequences("bert", (7, 23, 4, 12))[0])
+    batch = Packed.of(random_sequences("bert", (7, 23, 4, 12))[0])
     rows = torch.tensor([0, 7, 30])
     for count in (1, 3, 4):
         expected = loaded.hidden_states(batch), loaded.hidden_states(batch, output_rows=rows)
@@ -52,10 +52,10 @@ def test_states_of_frozen_layers_lead_to_the_same_result(family: str, tmp_path: 
 
 
 def test_an_update_is_that_of_transformers_with_frozen_parameters(tmp_path: Path) -> None:
-    theirs = tiny("bert", "BertForSequenceClassification", **OFF)
+    theirs = make_tiny("bert", "BertForSequenceClassification", **OFF)
     theirs.save_pretrained(tmp_path)
     loaded = load(tmp_path)
-    ids, types = sequences("bert", (9, 9, 9, 9))
+    ids, types = random_sequences("bert", (9, 9, 9, 9))
     samples = [Sample.of([i], [t], target=number % 3) for number, (i, t) in enumerate(zip(ids, types, strict=True))]
     settings = TrainSettings(
         max_steps=2, batch_size=4, freeze_layers=3, optimizer=AdamW(lr=1e-3, eps=1e-5, weight_decay=0.0),
@@ -123,7 +123,7 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
         ("t5", "T5ForConditionalGeneration", "the model has an encoder and a decoder"),
         ("bert", "BertModel", ""),
     ):
-        tiny(family, architecture).save_pretrained(tmp_path / family)
+        make_tiny(family, architecture).save_pretrained(tmp_path / family)
         config = load(tmp_path / family).config.model
         if expected:
             with pytest.raises(SettingError, match=expected):

@@ -28,7 +28,7 @@ from heedful.train import trainer as trainer_module
 from heedful.train.optim import AdamW, Constant, Linear, lr_factor
 from heedful.train.trainer import Step, StoppedError, Trainer, TrainSettings
 from tests.support import tiny_runs
-from tests.support.tiny_models import sequences, tiny
+from tests.support.tiny_models import make_tiny, random_sequences
 from tests.support.tiny_runs import (
     LARGE_EPS,
     RecordingObjective,
@@ -123,10 +123,10 @@ def test_the_loss_is_the_mean_over_all_targets() -> None:
 
 def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
-    theirs = tiny("bert", "BertForSequenceClassification", **off)
+    theirs = make_tiny("bert", "BertForSequenceClassification", **off)
     theirs.save_pretrained(tmp_path)
     loaded = load(tmp_path)
-    ids, types = sequences("bert", (7, 23, 4, 12, 9, 30, 5, 16, 8, 11))
+    ids, types = random_sequences("bert", (7, 23, 4, 12, 9, 30, 5, 16, 8, 11))
     labels = [number % 3 for number in range(len(ids))]
     samples = [Sample.of([i], [t], target=label) for i, t, label in zip(ids, types, labels, strict=True)]
     _, task, _ = tiny_runs.classify()
@@ -169,7 +169,7 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
     assert made.progress == 1
     ours = to_hf_names(FAMILIES["bert"].table(loaded.config.model, loaded.config.head), loaded.named_tensors())
     assert relative_error(ours, dict(theirs.named_parameters())) < 1e-5
-    before = tiny("bert", "BertForSequenceClassification", **off)
+    before = make_tiny("bert", "BertForSequenceClassification", **off)
     assert relative_error(ours, dict(before.named_parameters())) > 1e-3
 
 

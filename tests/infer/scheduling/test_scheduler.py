@@ -34,7 +34,7 @@ from heedful.tasks.embed import EMBED_HEAD
 from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD
 from heedful.tokenizer import Encoding
-from tests.support.model_folders import make, make_writer
+from tests.support.model_folders import make, make_decoder
 
 
 class Fake:
@@ -691,7 +691,7 @@ def test_texts_written_in_slices_are_those_of_the_engine_alone(
 ) -> None:
     """With a slice for each step, and another model in between."""
     monkeypatch.setattr(queue_module, "SLICE_SECONDS", 0.0)
-    engine, queue = Engine(make_writer(tmp_path)), make_scheduler()
+    engine, queue = Engine(make_decoder(tmp_path)), make_scheduler()
     writes, reads = queue.add_model(engine), queue.add_model(Fake())
     texts = ["a b c", "d", "h g f e d c", "b b"]
     writing = {most: GenerationConfig(how=how, max_new_tokens=most, seed=most) for most in (1, 7, 30)}

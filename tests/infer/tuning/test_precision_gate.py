@@ -27,7 +27,7 @@ from heedful.infer.tuning.precision_gate import (
     open_in_precision,
 )
 from heedful.runs.bench import RESIDENT_CODE
-from tests.support.model_folders import HEADS, long_text, make, make_writer
+from tests.support.model_folders import HEADS, long_text, make, make_decoder
 
 
 @pytest.fixture(scope="session")
@@ -274,13 +274,13 @@ def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatc
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
     monkeypatch.setattr(module, "median_times", timing)
-    trials = measure_precisions(make_writer(tmp_path), tolerance=Tolerance(scores=0.5))
+    trials = measure_precisions(make_decoder(tmp_path), tolerance=Tolerance(scores=0.5))
     assert fastest_accepted(trials) == "bfloat16" and 0 < trials[1].scores < 0.5
     assert written and all(len(best.tokens) <= 16 for best, *_ in written)
 
 
 def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
-    engine = Engine(make_writer(tmp_path))
+    engine = Engine(make_decoder(tmp_path))
     chunks = calibration_chunks(engine, ["a b c d"] * 1000)
     assert (
         len(chunks)
@@ -292,7 +292,7 @@ def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
 def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_writer(tmp_path / "model")
+    folder = make_decoder(tmp_path / "model")
     (tmp_path / "predictions-dev.jsonl").write_text(f'{{"input": "{long_text(200)}"}}\n' * 9)
     engine = Engine(folder)
     with pytest.raises(HeedfulError, match="but this model reads 48"):

@@ -40,7 +40,7 @@ from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
 from tests.support import generated_data
 from tests.support.generated_data import as_csv, as_lines, classified, data, tune
-from tests.support.model_folders import make, their_logits, theirs
+from tests.support.model_folders import load_reference, make, reference_logits
 from tests.support.reporters import Messages
 
 TASKS = {  # the kind of invented data -> the task, its setting, and its main number
@@ -193,19 +193,21 @@ def check_model(folder: Path, kind: str) -> None:
         assert rounded(again) == rounded(answer)
         match TASKS[kind][0]:
             case "classify":
-                (logits,) = their_logits(model, *([inputs] if isinstance(inputs, str) else inputs)).logits
+                (logits,) = reference_logits(model, *([inputs] if isinstance(inputs, str) else inputs)).logits
                 shares = logits.sigmoid() if kind == "multiple" else logits.softmax(-1)
                 assert answer["probabilities"] == pytest.approx(named(model, shares), abs=1e-6)
             case "regress":
-                assert answer["values"] == pytest.approx(named(model, their_logits(model, *inputs).logits[0]), abs=1e-5)
+                assert answer["values"] == pytest.approx(
+                    named(model, reference_logits(model, *inputs).logits[0]), abs=1e-5
+                )
             case "tag":
                 check_tags(model, inputs, answer)
             case "qa":
-                out = their_logits(model, inputs["question"], inputs["context"])
+                out = reference_logits(model, inputs["question"], inputs["context"])
                 first = float(out.start_logits[0, 0] + out.end_logits[0, 0])
                 assert answer["no_answer_score"] == pytest.approx(first, abs=1e-5)
             case "multiple-choice":
-                their_model, tokenizer = theirs(model)
+                their_model, tokenizer = load_reference(model)
                 count = len(inputs["choices"])
                 batch = tokenizer([inputs["prompt"]] * count, inputs["choices"], return_tensors="pt", padding=True)
                 logits = their_model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
@@ -215,7 +217,7 @@ def check_model(folder: Path, kind: str) -> None:
                 expected = peer.predict([(inputs["query"], text) for text in inputs["texts"]]).tolist()
                 assert answer["scores"] == pytest.approx(expected, abs=1e-5)
             case "embed":
-                vectors = [their_logits(model, text).last_hidden_state[0].mean(0) for text in inputs]
+                vectors = [reference_logits(model, text).last_hidden_state[0].mean(0) for text in inputs]
                 cosine = torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=0)
                 assert answer["similarity"] == pytest.approx(float(cosine), abs=1e-5)
 
@@ -234,12 +236,12 @@ def rounded(value: Any) -> Any:
 
 def named(model: Path, values: torch.Tensor) -> dict[str, float]:
     """By the labels of their config."""
-    labels = theirs(model)[0].config.id2label
+    labels = load_reference(model)[0].config.id2label
     return {labels[number]: value for number, value in enumerate(values.tolist())}
 
 
 def check_tags(model: Path, words: list[str], answer: Any) -> None:
-    their_model, tokenizer = theirs(model)
+    their_model, tokenizer = load_reference(model)
     batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
     logits = their_model(**batch).logits[0]
     ids = load(model).tokenizer.encode(PreTokenized(words)).words  # type: ignore[union-attr]
@@ -410,7 +412,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         scores[name] = done.results["splits"]["dev"]["numbers"]
         assert load(folder).label_scaling == done.results["label_scaling"] == pytest.approx(about(folder, name))
         line = lines(folder / "predictions-dev.jsonl")[-1]
-        theirs = float(their_logits(folder / "model", line["input"]).logits[0])
+        theirs = float(reference_logits(folder / "model", line["input"]).logits[0])
         assert line["answer"]["values"]["score"] == pytest.approx(theirs, rel=1e-5)
         best = [each["dev"] for each in lines(folder / "journal.jsonl") if each.get("best")][-1]
         assert best["mse"] == pytest.approx(scores[name]["mse"], rel=1e-3), "looks of training are in scores too"
@@ -821,7 +823,9 @@ def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.results["labels"] == sorted(ODD) == list(load(run).config.head.labels)  # type: ignore[union-attr]
     assert set(done.results["splits"]["test"]["numbers"]["classes"]) == set(ODD)
     assert {line["label"] for line in lines(run / "predictions-test.jsonl")} == set(ODD)
-    assert theirs(run / "model")[0].config.label2id == {label: number for number, label in enumerate(sorted(ODD))}
+    assert load_reference(run / "model")[0].config.label2id == {
+        label: number for number, label in enumerate(sorted(ODD))
+    }
     for line in (run / "results.csv").read_text().splitlines():
         assert not [cell for cell in line.split(",") if cell.startswith(("=", "@"))]
 
@@ -858,7 +862,7 @@ def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Pat
     tune("classify", data("single", tmp_path / "data"), tmp_path / "one", model=bare)
     done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "two", model=tmp_path / "one")
     assert done.results["base"] == str(tmp_path / "one")
-    assert theirs(tmp_path / "two" / "model")[0].config.id2label[1] == "B-LOC"
+    assert load_reference(tmp_path / "two" / "model")[0].config.id2label[1] == "B-LOC"
 
 
 @pytest.mark.parametrize(
