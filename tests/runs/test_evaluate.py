@@ -343,14 +343,14 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
 def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
     tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
-    (tmp_path / "new.json").write_text(json.dumps(generated_data.questions(9, 3, impossible=True)))
+    (tmp_path / "new.json").write_text(json.dumps(generated_data.squad_json(9, 3, impossible=True)))
     evaluation = evaluate(loaded, tmp_path / "new.json")
     assert evaluation.numbers["version"] == "2.0" and "best_f1" in evaluation.numbers
     assert loaded.thresholds == {}
     with_dev = tmp_path / "splits"
     with_dev.mkdir()
-    (with_dev / "train.json").write_text(json.dumps(generated_data.questions(9, 3)))
-    (with_dev / "dev.json").write_text(json.dumps(generated_data.questions(9, 4, impossible=True)))
+    (with_dev / "train.json").write_text(json.dumps(generated_data.squad_json(9, 3)))
+    (with_dev / "dev.json").write_text(json.dumps(generated_data.squad_json(9, 4, impossible=True)))
     assert evaluate(loaded, with_dev).numbers["version"] == "2.0", "what counts is the split that is measured"
     assert evaluate(loaded, with_dev, split="train").numbers["version"] == "1.1"
 
@@ -358,7 +358,7 @@ def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> None:
     """Also where all questions have one, as its run measures it there."""
     labelled = data("impossible", tmp_path / "data")
-    (labelled / "test.json").write_text(json.dumps(generated_data.questions(9, 3)))
+    (labelled / "test.json").write_text(json.dumps(generated_data.squad_json(9, 3)))
     run = tune("qa", labelled, tmp_path / "run", {"train.epochs": 1})
     metrics = evaluate(tmp_path / "run", labelled).numbers
     assert metrics["version"] == "2.0" and metrics == run.results["splits"]["test"]["numbers"]

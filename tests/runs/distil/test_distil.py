@@ -52,7 +52,7 @@ from heedful.settings import from_file
 from heedful.tasks.task import TruncationStats, evaluate_task
 from heedful.tokenizer import Encoding, PreTokenized
 from tests.support.distillation import NO_BASELINE, QUICK, WITHOUT_DURATION, RecordingReporter
-from tests.support.generated_data import DURATION, NAMES, WORDS, as_csv, classified, data, tune
+from tests.support.generated_data import DURATION, ENTITY_TYPES, WORDS, as_csv, classified, data, tune
 from tests.support.model_folders import SPARE, VOCABULARY, make
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -860,7 +860,7 @@ def test_a_student_answers_as_its_teacher_does(
     taught = load(make(tmp_path / "teacher", kind))
     taught.thresholds = answers
     if kind == "multiple":
-        taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
+        taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(ENTITY_TYPES)))
     overrides = distil_overrides(taught.source, assignments=wishes)
     held = data({"span": "qa"}.get(kind, kind), tmp_path / "data")
     task: Any = plan_distil(taught, overrides, held, exclude=tmp_path / "run").settings.task

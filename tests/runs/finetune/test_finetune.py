@@ -305,7 +305,7 @@ def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
         done = tune("classify", labelled, tmp_path / str(how), {"task.thresholds": how})
         scores[how] = done.results["splits"]["dev"]["numbers"]["labels"]
         thresholds = load(tmp_path / str(how)).thresholds
-        assert set(thresholds) == (set(generated_data.NAMES) if how == "tuned" else set())
+        assert set(thresholds) == (set(generated_data.ENTITY_TYPES) if how == "tuned" else set())
         assert thresholds == strict(tmp_path / str(how) / "model" / "heedful.json").get("thresholds", {})
     assert all(each["f1"] >= scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
     assert any(each["f1"] > scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
@@ -358,7 +358,7 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
 
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
     data("qa", tmp_path / "data")
-    (tmp_path / "data" / "dev.json").write_text(json.dumps(generated_data.questions(6, 9, impossible=True)))
+    (tmp_path / "data" / "dev.json").write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
     done = tune("qa", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
     assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
 
@@ -366,7 +366,7 @@ def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
 def test_questions_without_answers_in_test_alone_change_no_weight(tmp_path: Path) -> None:
     data("qa", tmp_path / "plain")
     data("qa", tmp_path / "data")
-    (tmp_path / "data" / "test.json").write_text(json.dumps(generated_data.questions(6, 9, impossible=True)))
+    (tmp_path / "data" / "test.json").write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
     plain = tune("qa", tmp_path / "plain", tmp_path / "without")
     done = tune("qa", tmp_path / "data", tmp_path / "run")
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("without", "run")]
@@ -662,9 +662,9 @@ def test_without_dev(tmp_path: Path) -> None:
     with pytest.raises(
         HeedfulError, match=r"tuned on dev, but there is no dev split: set data\.dev_fraction.*task\.thresholds=0.5"
     ):
-        tune("classify", as_lines(tmp_path / "m.jsonl", generated_data.labelled(20)), tmp_path / "m",
+        tune("classify", as_lines(tmp_path / "m.jsonl", generated_data.multilabel_rows(20)), tmp_path / "m",
              {"data.dev_fraction": 0, "task.thresholds": "tuned"})  # fmt: skip
-    (tmp_path / "q.json").write_text(json.dumps(generated_data.questions(9, impossible=True)))
+    (tmp_path / "q.json").write_text(json.dumps(generated_data.squad_json(9, impossible=True)))
     with pytest.raises(HeedfulError, match=r"set data\.dev_fraction.*task\.no_answer_threshold=0"):
         tune("qa", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
     assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"
