@@ -58,9 +58,9 @@ def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
+def test_several_processes_build_it_once(tmp_path: Path, kernels_path: Path) -> None:
     count = tmp_path / "calls"
-    compiler_path = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; cp {built} "$last"')
+    compiler_path = compiler(tmp_path, f'echo x >> {count}; sleep 0.2; for last; do :; done; cp {kernels_path} "$last"')
     program = "from pathlib import Path; from heedful.csrc.library import build; build(Path.cwd())"
     environment = {**os.environ, "CXX": compiler_path, "PYTHONWARNINGS": "ignore"}
     running = [subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path) for _ in range(3)]
@@ -71,18 +71,18 @@ def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
 
 
 def test_what_was_built_is_used_where_there_is_no_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from heedful.cli.kernels import kernels as shown
 
-    (tmp_path / built.name).write_bytes(built.read_bytes())
+    (tmp_path / kernels_path.name).write_bytes(kernels_path.read_bytes())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HeedfulError, match="no C"):
         library.compiler()
     assert kernels() is not None and unavailable_reason() == ""
     shown("show", as_json=True)
     facts = json.loads(capsys.readouterr().out)
-    assert facts["used"] and facts["compiler"].split()[-1][0].isdigit()  # what built it, and its version
+    assert facts["used"] and facts["compiler"].split()[-1][0].isdigit()  # the compiler, and its version
 
 
 def test_another_processor_is_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +100,16 @@ def test_another_processor_is_another_library(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("left", [lambda x: b"", lambda x: x[: len(x) // 4], lambda x: bytes(len(x))])
 def test_a_damaged_library_is_built_again_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, left: Callable[[bytes], bytes]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path, left: Callable[[bytes], bytes]
 ) -> None:
-    (tmp_path / built.name).write_bytes(left(built.read_bytes()))
+    (tmp_path / kernels_path.name).write_bytes(left(kernels_path.read_bytes()))
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
     assert kernels() is None and unavailable_reason().endswith(
-        f"{built.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
+        f"{kernels_path.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
     )
-    compiler_path = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
+    compiler_path = compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {kernels_path} "$last"')
     monkeypatch.setenv("CXX", compiler_path)
-    with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: compiling kernels for this processor"):
+    with pytest.warns(HeedfulWarning, match=f"{kernels_path.name} is damaged: compiling kernels for this processor"):
         loaded = kernels()
     assert loaded is not None and check.find_error(loaded) == ""
     count = len((tmp_path / "calls").read_text())
@@ -129,7 +129,7 @@ def test_a_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPa
     assert kernels() is None and unavailable_reason().startswith("CXX is g++ '-O2: give a command, as a shell reads it")
 
 
-def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
+def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path) -> None:
     digests = {library._digest(library.FLAGS)}
     header = tmp_path / "more.h"
     header.write_text("// more\n")
@@ -140,18 +140,18 @@ def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_what_was_built_is_right_here_and_what_is_wrong_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path
 ) -> None:
-    assert check.find_error(library.load_library(built)) == ""
-    (tmp_path / built.name).write_bytes(built.read_bytes())
+    assert check.find_error(library.load_library(kernels_path)) == ""
+    (tmp_path / kernels_path.name).write_bytes(kernels_path.read_bytes())
     assert kernels() is not None and unavailable_reason() == ""
     monkeypatch.setattr(check, "_gelu", lambda ops, x: x)
     assert kernels() is None and "gelu in float32 is off by" in unavailable_reason()
 
 
 @pytest.mark.parametrize("name", [name for name, (result, _) in abi.SIGNATURES.items() if result is None])
-def test_a_function_that_does_nothing_is_noticed(name: str, built: Path) -> None:
-    loaded = library.load_library(built)
+def test_a_function_that_does_nothing_is_noticed(name: str, kernels_path: Path) -> None:
+    loaded = library.load_library(kernels_path)
     if name in ("pack8", "linear8") and not loaded.has_int8:
         pytest.skip("this processor does not multiply bytes")
     assert "is off by" in check.find_error(replace(loaded, **{name: lambda *arguments: None}))

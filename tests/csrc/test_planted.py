@@ -135,12 +135,12 @@ def shared() -> Iterator[Path]:
 
 
 @needs_root
-def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Path, built: Path) -> None:
+def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Path, kernels_path: Path) -> None:
     shared.chmod(0o1777)
     caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER_USER, OTHER_USER), "mixed": (USER, OTHER_USER)}
     for name, (of_folder, of_file) in caches.items():
         path = plant(shared / name, b"")
-        path.write_bytes(built.read_bytes())
+        path.write_bytes(kernels_path.read_bytes())
         path.chmod(0o755)
         path.parent.chmod(0o755)
         change_owner(path, of_file)
@@ -156,9 +156,11 @@ def test_another_user_loads_its_own_and_those_of_root(shared: Path, tmp_path: Pa
     assert f".so belongs to user {OTHER_USER}" in reasons["mixed"]
 
 
-def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_loaded_is_what_was_checked(
+    kernels_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file is exchanged between the check and loading it, and is not taken."""
-    path = plant(tmp_path / "cache", built.read_bytes())
+    path = plant(tmp_path / "cache", kernels_path.read_bytes())
     checked = cache.open_checked_file
 
     def exchanged(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -174,14 +176,14 @@ def test_what_is_loaded_is_what_was_checked(built: Path, tmp_path: Path, monkeyp
         library.load_library(path)
 
 
-def test_two_libraries_in_one_process_are_two(built: Path, tmp_path: Path, canary: Path) -> None:
+def test_two_libraries_in_one_process_are_two(kernels_path: Path, tmp_path: Path, canary: Path) -> None:
     """The loader takes what was loaded by an equal name for the same library."""
-    assert library.load_library(built).lanes > 0
+    assert library.load_library(kernels_path).lanes > 0
     path = plant(tmp_path / "cache", compiled(tmp_path, canary))
     for _ in range(2):
         with pytest.raises(HeedfulError, match="has no heedful_lanes"):
             library.load_library(path)
-    assert library.load_library(built).lanes > 0
+    assert library.load_library(kernels_path).lanes > 0
 
 
 def test_a_file_that_is_no_library_is_a_reason(tmp_path: Path) -> None:
