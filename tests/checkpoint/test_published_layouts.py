@@ -47,7 +47,7 @@ from tests.support.folder_layouts import (
     words,
 )
 from tests.support.tiny_models import ENCODER_DECODER, hf_outputs, our_outputs, save_tiny, use_eager_attention
-from tests.support.tokenizer_folders import ANGLED, wordpieces
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS, wordpieces
 from tests.tokenizer.test_joint_vocabulary import save_files
 
 Check = Callable[[Path], None]  # compares what Heedful computes from a folder with the library that it is made for
@@ -236,7 +236,7 @@ LAYOUTS: dict[str, tuple[Check, list[Step]]] = {
     "RoBERTa with vocab.json, merges.txt and position ids": (
         outputs,
         [
-            byte_pairs("roberta", "RobertaForMaskedLM", "RobertaTokenizer", ANGLED),
+            byte_pairs("roberta", "RobertaForMaskedLM", "RobertaTokenizer", ANGLE_BRACKET_TOKENS),
             tensors(lambda weights: weights | {"roberta.embeddings.position_ids": torch.arange(42)[None]}),
         ],
     ),
@@ -302,7 +302,7 @@ LAYOUTS: dict[str, tuple[Check, list[Step]]] = {
     ),
     "BART as fine-tuned for MNLI": (
         outputs,
-        [byte_pairs("bart", "BartForSequenceClassification", "BartTokenizer", ANGLED)],
+        [byte_pairs("bart", "BartForSequenceClassification", "BartTokenizer", ANGLE_BRACKET_TOKENS)],
     ),
     "Llama with keys of transformers 4": (
         outputs,

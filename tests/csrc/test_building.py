@@ -68,9 +68,9 @@ def comes(what: object, seconds: float = 20.0) -> bool:
 
 
 def test_built_libraries_are_private_to_this_user(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, built: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, folder: Path, kernels_path: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
+    monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {kernels_path}")))
     before = os.umask(0)
     try:
         assert kernels() is not None and unavailable_reason() == ""
@@ -95,19 +95,19 @@ def test_built_libraries_are_private_to_this_user(
     ],
 )
 def test_an_unusable_library_is_not_cached(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path, text: str, message: str
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path, text: str, message: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, text))
     assert kernels() is None and re.search(message, unavailable_reason()), unavailable_reason()
     assert left(folder) == [] and comes(lambda: not alive(folder)), alive(folder)
-    compiler(tmp_path, TO_LAST.format(f"cp {built}"))
+    compiler(tmp_path, TO_LAST.format(f"cp {kernels_path}"))
     assert kernels() is not None and unavailable_reason() == ""
 
 
 def test_a_library_that_computes_wrongly_is_not_cached(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path
 ) -> None:
-    monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
+    monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {kernels_path}")))
     with monkeypatch.context() as patch:
         patch.setattr(check, "_gelu", lambda ops, x: x)
         assert kernels() is None and "compiled computes wrongly here: gelu in float32 is off by" in unavailable_reason()
@@ -167,13 +167,13 @@ def test_a_build_that_is_killed_leaves_no_process_and_no_file(
 
 
 def test_what_a_build_left_whose_machine_stopped_is_removed_by_the_next(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path
 ) -> None:
-    old = folder / f".{built.name}.{2**22 + 1}.part"  # of a process that is not there
+    old = folder / f".{kernels_path.name}.{2**22 + 1}.part"  # of a process that is not there
     old.mkdir(parents=True)
     folder.chmod(0o700)
     (old / "rows.o").write_text("")
-    monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {built}")))
+    monkeypatch.setenv("CXX", compiler(tmp_path, TO_LAST.format(f"cp {kernels_path}")))
     assert kernels() is not None and [name.rpartition(".")[2] for name in left(folder)] == ["so"]
 
 
@@ -195,11 +195,11 @@ def test_a_build_of_another_process_is_waited_for_and_then_done_without(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("rounds", "longest"), [(60, 0.8), (15, 6.0)], ids=["quick compiler", "real compiler"])
 def test_builds_that_are_killed_at_random_moments(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path, rounds: int, longest: float
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path, rounds: int, longest: float
 ) -> None:
     """Whatever moment it is, nothing stays but a library that is right, and the next build works."""
     if longest < 1:
-        monkeypatch.setenv("CXX", compiler(tmp_path, f"sleep 0.1; {TO_LAST.format(f'cp {built}')}"))
+        monkeypatch.setenv("CXX", compiler(tmp_path, f"sleep 0.1; {TO_LAST.format(f'cp {kernels_path}')}"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     draw, ended = random.Random(7), {"in the middle": 0, "in time": 0}

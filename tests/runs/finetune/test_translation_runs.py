@@ -16,7 +16,7 @@ import heedful
 from heedful.cli import main
 from tests.support.folder_layouts import Step, byte_pairs, pieces
 from tests.support.tiny_models import save_tiny
-from tests.support.tokenizer_folders import ANGLED
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS
 from tests.tokenizer.test_joint_vocabulary import save_files
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -40,7 +40,9 @@ def mbart(tokenizer_class: str, vocabulary: int, start: int | None) -> Step:
     return write
 
 
-bart = byte_pairs("bart", "BartForConditionalGeneration", "BartTokenizer", ANGLED, decoder_start_token_id=2)
+bart = byte_pairs(
+    "bart", "BartForConditionalGeneration", "BartTokenizer", ANGLE_BRACKET_TOKENS, decoder_start_token_id=2
+)
 LANGUAGES = ["--src_lang", "en_XX", "--tgt_lang", "ro_RO"]
 MODELS: dict[str, tuple[Step, str, list[str]]] = {  # how it is written, its tokenizer in transformers, options
     "bart": (bart, "AutoTokenizer", []),
