@@ -22,9 +22,9 @@ TABLE = "embedding.tokens.weight"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """Where processes come from."""
-    with fork_server("heedful.train.fsdp", "heedful.train.checkpoint_sharded", "torch._dynamo") as made:
-        yield made
+    """The fork server that starts the processes of ranks."""
+    with fork_server("heedful.train.fsdp", "heedful.train.checkpoint_sharded", "torch._dynamo") as running:
+        yield running
 
 
 class Echo(Ranks):

@@ -41,9 +41,9 @@ FINETUNED = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """Where processes come from."""
-    with fork_server(*NAMES) as made:
-        yield made
+    """The fork server that starts the processes of ranks."""
+    with fork_server(*NAMES) as running:
+        yield running
 
 
 @pytest.mark.slow

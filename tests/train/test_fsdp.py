@@ -20,9 +20,9 @@ from tests.support.tiny_runs import LARGE_EPS, TASKS, make_settings, relative_er
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """Where processes come from."""
-    with fork_server("heedful.train.fsdp", "heedful.train.checkpoint_sharded", "torch._dynamo") as made:
-        yield made
+    """The fork server that starts the processes of ranks."""
+    with fork_server("heedful.train.fsdp", "heedful.train.checkpoint_sharded", "torch._dynamo") as running:
+        yield running
 
 
 FEW = 6  # steps
