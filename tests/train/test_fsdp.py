@@ -1,4 +1,4 @@
-"""Weights in parts: the same loss, norm and update as with copies and as in one process; and what a rank then has."""
+"""Sharded training: losses, gradient norms and updates equal those of one process; checkpoints of shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server() -> Iterator[ForkServer]:
         yield running
 
 
-FEW = 6  # steps
+NUM_STEPS = 6
 
 
 def slow(*values: Any) -> Any:
@@ -33,7 +33,7 @@ def slow(*values: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("task", "size", "shard", "more"),
+    ("task", "size", "shard", "settings"),
     [
         ("packed", 2, "all", {}),
         slow("partial head", 2, 2, {}),
@@ -45,18 +45,18 @@ def slow(*values: Any) -> Any:
     ],
 )
 def test_sharded_training_equals_replicated_training(
-    server: ForkServer, tmp_path: Path, task: str, size: int, shard: Any, more: dict[str, Any]
+    server: ForkServer, tmp_path: Path, task: str, size: int, shard: Any, settings: dict[str, Any]
 ) -> None:
-    """Micro-batches of other numbers on each rank, a table that is tied, a head that is not always used."""
-    how: dict[str, Any] = {"max_steps": 6, "optimizer": LARGE_EPS, "max_tokens_per_microbatch": 45}
+    """Ranks have different numbers of micro-batches; embeddings are tied, or the head is not always used."""
+    train: dict[str, Any] = {"max_steps": 6, "optimizer": LARGE_EPS, "max_tokens_per_microbatch": 45}
     loaded, objective, samples = TASKS[task](0.0)
-    alone = Trainer(loaded.double(), objective, samples, make_settings(how, {})[0])
-    steps = list(alone)
-    how |= {"data_parallel_shard_degree": shard} | more
-    job = Job(output_dir=str(tmp_path / "out"), kind="updates", task=task, dropout=0.0, train=how, float64=True)
+    single = Trainer(loaded.double(), objective, samples, make_settings(train, {})[0])
+    steps = list(single)
+    train |= {"data_parallel_shard_degree": shard} | settings
+    job = Job(output_dir=str(tmp_path / "out"), kind="updates", task=task, dropout=0.0, train=train, float64=True)
     assert server.run(job, size) == [0] * size, [(tmp_path / "out" / f"rank-{n}.log").read_text() for n in range(size)]
     assert all(tensors_equal(final_weights(job), final_weights(job, rank)) for rank in range(1, size))
-    assert relative_error(final_weights(job), alone.loaded.named_tensors()) < 1e-10
+    assert relative_error(final_weights(job), single.loaded.named_tensors()) < 1e-10
     for rank in range(size):
         assert read_outcome(job, rank)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
         assert read_outcome(job, rank)["norms"] == pytest.approx([step.grad_norm for step in steps], rel=1e-9)
@@ -66,24 +66,27 @@ def test_sharded_training_equals_replicated_training(
 @pytest.mark.parametrize("task", ["packed", "packed, rms"])
 def test_blocks_are_gathered_in_bfloat16(server: ForkServer, tmp_path: Path, task: str) -> None:
     """Blocks compute the same as with autocast alone, except for norms; updated and saved weights stay float32."""
-    how: dict[str, Any] = {"max_steps": FEW, "optimizer": LARGE_EPS, "precision": "bfloat16"}
+    train: dict[str, Any] = {"max_steps": NUM_STEPS, "optimizer": LARGE_EPS, "precision": "bfloat16"}
     loaded, objective, samples = TASKS[task](0.0)
-    alone = Trainer(loaded, objective, samples, make_settings(how, {})[0])
-    steps = list(alone)
-    how |= {"data_parallel_shard_degree": "all"}
-    job = Job(output_dir=str(tmp_path / "out"), kind="updates", task=task, dropout=0.0, train=how, gather_rounded=True)
+    single = Trainer(loaded, objective, samples, make_settings(train, {})[0])
+    steps = list(single)
+    train |= {"data_parallel_shard_degree": "all"}
+    job = Job(
+        output_dir=str(tmp_path / "out"), kind="updates", task=task, dropout=0.0, train=train, gather_rounded=True
+    )
     assert server.run(job, 2) == [0, 0], [(tmp_path / "out" / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert tensors_equal(final_weights(job), final_weights(job, 1))
-    assert relative_error(final_weights(job), alone.loaded.named_tensors()) < 0.05
+    assert relative_error(final_weights(job), single.loaded.named_tensors()) < 0.05
     assert read_outcome(job)["losses"] == pytest.approx([step.loss for step in steps], rel=0.01)
     in_blocks = {name: tensor for name, tensor in final_weights(job).items() if ".blocks." in name}
     assert in_blocks and not [name for name, value in in_blocks.items() if value.equal(value.bfloat16().float())]
 
 
-# -- checkpoints in parts ---------------------------------------------------------------------------------------------
+# -- sharded checkpoints ---------------------------------------------------------------------------------------------
 
 
 def losses(folder: str | Path) -> list[float]:
+    """Return the losses in the journal of a run."""
     lines = [json.loads(line) for line in (Path(folder) / "journal.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 
@@ -92,11 +95,11 @@ def losses(folder: str | Path) -> list[float]:
 def test_sharded_checkpoints_resume_on_other_numbers_of_ranks(
     server: ForkServer, tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
-    """Parts are read by fewer ranks and by more, copies by ranks with parts; the best weights are among them."""
-    how: dict[str, Any] = {"optimizer": LARGE_EPS, "data_parallel_shard_degree": "all", "max_steps": FEW}
-    job = Job(output_dir=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", dropout=0.0, train=how)
+    """Fewer and more ranks read shards, ranks with shards read full weights; checkpoints include the best weights."""
+    train: dict[str, Any] = {"optimizer": LARGE_EPS, "data_parallel_shard_degree": "all", "max_steps": NUM_STEPS}
+    job = Job(output_dir=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", dropout=0.0, train=train)
     job = replace(job, evaluate="peak")
-    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0]
+    assert server.run(replace(job, folder=str(tmp_path / "uninterrupted"))) == [0]
     expected = final_weights(job)
     for size, stop in zip(sizes, (2, 4, 0), strict=True):
         assert server.run(replace(job, stop_step=stop), size) == [0] * size, read_outcome(job)
@@ -106,27 +109,29 @@ def test_sharded_checkpoints_resume_on_other_numbers_of_ranks(
             "interrupted" if stop else "completed"
         }
     assert read_outcome(job)["resumed_from"] == 3
-    assert losses(job.folder) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    assert losses(job.folder) == pytest.approx(losses(tmp_path / "uninterrupted"), rel=1e-5)
     assert relative_error(final_weights(job), expected) < 1e-5
     assert not list(tmp_path.rglob("*.part"))
 
 
-@pytest.mark.parametrize(("behind", "rank"), [slow(False, 1), slow(True, 0)])
-def test_a_killed_rank_of_sharded_training_resumes(server: ForkServer, tmp_path: Path, behind: bool, rank: int) -> None:
-    how = {"data_parallel_shard_degree": 2, "max_steps": FEW}
-    job = Job(output_dir=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", train=how)
-    job = replace(job, fit={"async_checkpoint": behind})
-    assert server.run(replace(job, folder=str(tmp_path / "whole")), 2) == [0, 0]
+@pytest.mark.parametrize(("is_async", "rank"), [slow(False, 1), slow(True, 0)])
+def test_a_killed_rank_of_sharded_training_resumes(
+    server: ForkServer, tmp_path: Path, is_async: bool, rank: int
+) -> None:
+    train = {"data_parallel_shard_degree": 2, "max_steps": NUM_STEPS}
+    job = Job(output_dir=str(tmp_path / "out"), folder=str(tmp_path / "run"), task="packed", train=train)
+    job = replace(job, fit={"async_checkpoint": is_async})
+    assert server.run(replace(job, folder=str(tmp_path / "uninterrupted")), 2) == [0, 0]
     codes = server.run(replace(job, fault="SIGKILL", fault_step=4, faulty_rank=rank), 2)
     assert codes[rank] == -9 and codes[1 - rank] == 3
     assert server.run(job, 2) == [0, 0]
     assert 2 <= read_outcome(job)["resumed_from"] <= 3
-    assert reproducible_files(job.folder) == reproducible_files(tmp_path / "whole")
+    assert reproducible_files(job.folder) == reproducible_files(tmp_path / "uninterrupted")
 
 
 def test_damaged_shards_are_detected(server: ForkServer, tmp_path: Path) -> None:
-    how = {"data_parallel_shard_degree": "all", "max_steps": 2}
-    assert server.run(Job(output_dir=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=how), 2) == [
+    train = {"data_parallel_shard_degree": "all", "max_steps": 2}
+    assert server.run(Job(output_dir=str(tmp_path), folder=str(tmp_path / "run"), task="packed", train=train), 2) == [
         0,
         0,
     ]
