@@ -1,4 +1,4 @@
-"""Batches of a step: which steps a loader continues with, and batches that a thread prepares ahead of time."""
+"""Batches of a step: the steps that a loader continues with, workers, and a thread that prepares the next step."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tests.support.tiny_runs import (
 
 
 def dataset(task: str = "classify") -> StepDataset:
+    """Return the batches of all steps of a task."""
     training = make_trainer(task)
     return StepDataset(
         samples=training.samples, objective=training.objective, order=training.order, rank=0, ranks=1, max_tokens=30
@@ -44,8 +45,10 @@ def test_a_loader_reads_the_steps_of_its_dataset_in_order() -> None:
         assert loader.continues(steps, number) and not loader.continues(steps, number + 1)
         expected, read = steps[number], next(loader)
         assert [micro.keys for micro, _ in read.micro_batches] == [micro.keys for micro, _ in expected.micro_batches]
-        for (_, batch), (_, other) in zip(read.micro_batches, expected.micro_batches, strict=True):
-            assert batch.packed.tokens.equal(other.packed.tokens) and batch.targets.equal(other.targets)
+        for (_, batch), (_, expected_batch) in zip(read.micro_batches, expected.micro_batches, strict=True):
+            assert batch.packed.tokens.equal(expected_batch.packed.tokens) and batch.targets.equal(
+                expected_batch.targets
+            )
 
 
 def test_a_loader_does_not_continue_another_dataset() -> None:
@@ -56,7 +59,7 @@ def test_a_loader_does_not_continue_another_dataset() -> None:
     assert not loader.continues(replace(steps, samples=list(steps.samples)), 0)
 
 
-def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_need_a_system_that_can_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(HeedfulError, match="cannot fork processes: set it to 0"):
         StepLoader(dataset(), 0, num_workers=1)
@@ -72,15 +75,15 @@ def test_signals_to_the_process_group_do_not_reach_workers() -> None:
 # -- a thread that prepares the next step -------------------------------------------------------------------------
 
 
-def made_ahead(task: str = "classify", **train: Any) -> Trainer:
-    """A trainer on the CPU with the thread that is used for GPUs."""
+def prefetching_trainer(task: str = "classify", **train: Any) -> Trainer:
+    """Return a trainer on the CPU that prepares batches in a thread, as trainers on GPUs do."""
     training = make_trainer(task, **train)
     training._prefetches = True
     return training
 
 
-class Watched(RecordingObjective):
-    """An objective that notes the thread of each batch, and may do something before it makes one."""
+class ThreadRecorder(RecordingObjective):
+    """An objective that records the thread in which each batch is made, and calls `before` before that."""
 
     def __init__(self, trainer: Trainer, before: Any = lambda: None) -> None:
         super().__init__(trainer)
@@ -95,11 +98,12 @@ class Watched(RecordingObjective):
 
 
 def batch_threads() -> list[str]:
+    """Return the names of running threads that prepare batches."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
+def _check_that_threads_end() -> Iterator[None]:
     yield
     assert not batch_threads()
 
@@ -107,36 +111,36 @@ def _no_thread_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("task", ["classify", "tag", "packed"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_with_the_thread_has_the_same_bits(task: str, workers: int) -> None:
-    plain, ahead = make_trainer(task), made_ahead(task, num_workers=workers)
-    recorder = Watched(ahead)
-    steps = list(ahead)
+    plain, prefetching = make_trainer(task), prefetching_trainer(task, num_workers=workers)
+    recorder = ThreadRecorder(prefetching)
+    steps = list(prefetching)
     assert records(steps) == records(list(plain))
-    assert tensors_equal(copy_state(ahead)[0], copy_state(plain)[0])
-    if not workers:  # only the first step was waited for, and no step after the last one was made
+    assert tensors_equal(copy_state(prefetching)[0], copy_state(plain)[0])
+    if not workers:  # the main thread makes only the first step, and nobody a step after the last one
         first = len([name for name in recorder.threads if name == "MainThread"])
         assert {*recorder.threads[:first]} == {"MainThread"} and {*recorder.threads[first:]} == {"batches_0"}
-        expected = Watched(plain_again := make_trainer(task))
-        list(plain_again)
+        expected = ThreadRecorder(plain_trainer := make_trainer(task))
+        list(plain_trainer)
         assert recorder.batches == expected.batches and recorder.keys == expected.keys
-    assert ahead._loader is None and not batch_threads()
+    assert prefetching._loader is None and not batch_threads()
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
-def test_a_resumed_run_takes_the_steps_after_the_last_one(stop: int) -> None:
-    """A checkpoint knows nothing of the batches that were made ahead of time."""
-    whole, ahead = make_trainer("packed"), made_ahead("packed")
-    expected = records(list(whole))
-    steps = iter(ahead)
+def test_a_resumed_run_continues_after_its_last_step(stop: int) -> None:
+    """Batches that were prepared ahead of time are not part of a checkpoint."""
+    uninterrupted, prefetching = make_trainer("packed"), prefetching_trainer("packed")
+    expected = records(list(uninterrupted))
+    steps = iter(prefetching)
     first = list(islice(steps, stop))
-    state = copy_state(ahead)
+    state = copy_state(prefetching)
     steps.close()  # type: ignore[attr-defined]
-    for again in (made_ahead("packed"), make_trainer("packed")):
-        again.load_state(*state)
-        assert records(first) + records(list(again)) == expected
-        assert tensors_equal(copy_state(again)[0], copy_state(whole)[0])
+    for resumed in (prefetching_trainer("packed"), make_trainer("packed")):
+        resumed.load_state(*state)
+        assert records(first) + records(list(resumed)) == expected
+        assert tensors_equal(copy_state(resumed)[0], copy_state(uninterrupted)[0])
 
 
-def test_stages_change_as_without_the_thread() -> None:
+def test_stages_are_the_same_with_the_thread() -> None:
     outcomes = []
     for prefetches in (False, True):
         loaded, objective, samples = TASKS["classify"](0.1)
@@ -148,19 +152,19 @@ def test_stages_change_as_without_the_thread() -> None:
 
 
 class UnreadableError(ValueError):
-    """An error of nobody else."""
+    """An error that only these tests raise."""
 
 
 def test_an_error_in_the_thread_is_raised_in_its_step() -> None:
-    training, faulty = made_ahead(), False
+    training, faulty = prefetching_trainer(), False
 
     def fail() -> None:
         if faulty:
             raise UnreadableError(threading.current_thread().name)
 
-    Watched(training, fail)
+    ThreadRecorder(training, fail)
     steps = iter(training)
-    next(steps)  # the second step is made by now, or will be
+    next(steps)  # the thread prepares the second step
     assert training._loader is not None and training._loader._pending is not None
     training._loader._pending.result()
     faulty = True
@@ -169,20 +173,20 @@ def test_an_error_in_the_thread_is_raised_in_its_step() -> None:
         next(steps)
     assert training.step == 2 and training._loader is None
     faulty = False
-    list(training)  # the fault is over
-    whole = make_trainer()
-    list(whole)
-    assert tensors_equal(copy_state(training)[0], copy_state(whole)[0])
+    list(training)  # now without a fault
+    uninterrupted = make_trainer()
+    list(uninterrupted)
+    assert tensors_equal(copy_state(training)[0], copy_state(uninterrupted)[0])
 
 
-def test_ctrl_c_while_a_batch_is_waited_for() -> None:
-    training, is_slow = made_ahead(), threading.Event()
+def test_ctrl_c_while_waiting_for_a_batch() -> None:
+    training, is_slow = prefetching_trainer(), threading.Event()
 
     def wait() -> None:
         if is_slow.is_set():
             time.sleep(0.3)
 
-    Watched(training, wait)
+    ThreadRecorder(training, wait)
     steps = iter(training)
     next(steps)
     is_slow.set()
@@ -195,19 +199,19 @@ def test_ctrl_c_while_a_batch_is_waited_for() -> None:
     assert not batch_threads() and training._loader is None
     is_slow.clear()
     state = copy_state(training)
-    again, whole = make_trainer(), make_trainer()
-    again.load_state(*state)
-    for one in (training, again, whole):
-        list(one)
-    assert tensors_equal(copy_state(training)[0], copy_state(whole)[0]) and tensors_equal(
-        copy_state(again)[0], copy_state(whole)[0]
+    resumed, uninterrupted = make_trainer(), make_trainer()
+    resumed.load_state(*state)
+    for trainer in (training, resumed, uninterrupted):
+        list(trainer)
+    assert tensors_equal(copy_state(training)[0], copy_state(uninterrupted)[0]) and tensors_equal(
+        copy_state(resumed)[0], copy_state(uninterrupted)[0]
     )
 
 
 def test_smaller_micro_batches_after_oom_with_the_thread() -> None:
     outcomes = []
-    for make in (make_trainer, made_ahead):
-        training: Trainer = make("tag", max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
+    for create in (make_trainer, prefetching_trainer):
+        training: Trainer = create("tag", max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
 
         def fail(batch: Batch, training: Trainer = training) -> None:
             if training.step == 1 and len(batch.packed.tokens) > 40:
@@ -220,8 +224,8 @@ def test_smaller_micro_batches_after_oom_with_the_thread() -> None:
     assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
 
 
-def test_a_loop_that_is_left_early_ends_the_thread() -> None:
-    training = made_ahead()
+def test_leaving_the_loop_early_ends_the_thread() -> None:
+    training = prefetching_trainer()
     for step in training:
         if step.number == 3:
             break
@@ -231,11 +235,11 @@ def test_a_loop_that_is_left_early_ends_the_thread() -> None:
 def test_a_pinned_batch_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
 
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
         copies.append(tensor.numel())
         return tensor.clone()
 
-    monkeypatch.setattr(torch.Tensor, "pin_memory", copied)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", copy)
     for task in ("classify", "packed"):
         ((_, batch), *_), copies[:] = dataset(task)[0].micro_batches, []
         result = pin_batch(batch)
