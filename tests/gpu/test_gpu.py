@@ -26,7 +26,7 @@ from heedful.train.trainer import Step, Trainer
 from tests.nn.test_kernels import HEADS, LENGTHS, draw_bias, layout_of, outcome, worst
 from tests.support.generated_data import classified, data, tune
 from tests.support.tiny_models import random_sequences, save_tiny
-from tests.train.test_compiled import learn_compiled
+from tests.train.test_compiled import check_compiled_blocks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -197,7 +197,7 @@ _SHAPES = {"encoder.blocks.0.mlp.up.weight": (40, 30), "encoder.blocks.0.mlp.up.
 
 
 def test_compiled_blocks_learn_the_same(tmp_path: Path) -> None:
-    learn_compiled(tmp_path, "cuda")
+    check_compiled_blocks(tmp_path, "cuda")
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------
