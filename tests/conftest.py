@@ -1,4 +1,4 @@
-"""For every test: shapes and types are enforced, the network is out of reach, numbers do not depend on the day."""
+"""Set-up of every test: shapes and types are checked, there is no network, and results do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ import jaxtyping
 import pytest
 import torch
 
-# before anything imports heedful; all signatures (scripts/test --slow), or those where one layer calls another: all of
-# them would be half of the time of all tests
-_CHECKED = [f"heedful.{module}" for module in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")]
-_PARTS = (path.stem for path in (pathlib.Path(__file__).parents[1] / "heedful").iterdir())
-_ALL = [f"heedful.{part}" for part in _PARTS if part not in ("__init__", "cli")]  # typer gives cli contexts of its own
-jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _CHECKED, "type_checks.check")
+# before anything imports heedful: check all signatures (scripts/test --slow), or only those between layers, since
+# checks of all would take half of the time of the tests
+_BETWEEN_LAYERS = [
+    f"heedful.{module}" for module in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")
+]
+_PACKAGES = (path.stem for path in (pathlib.Path(__file__).parents[1] / "heedful").iterdir())
+_ALL = [
+    f"heedful.{package}" for package in _PACKAGES if package not in ("__init__", "cli")
+]  # typer passes its own contexts to cli
+jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _BETWEEN_LAYERS, "type_checks.check")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
-os.environ["HEEDFUL_AUTOTUNE"] = "off"  # how a model is computed does not depend on the moment
+os.environ["HEEDFUL_AUTOTUNE"] = "off"  # the fastest plan differs from run to run
 os.environ["HEEDFUL_CACHE"] = ""
-os.environ["HEEDFUL_KERNELS"] = "off"  # but where a test asks for `native`
-os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start, as here, so that sums are alike
+os.environ["HEEDFUL_KERNELS"] = "off"  # except in tests with the fixture `native`
+os.environ["OMP_NUM_THREADS"] = "1"  # so that sums in processes that tests start have the same bits
 torch.set_num_threads(1)
 
 _SLOW_VARIANTS = pathlib.Path(__file__).with_name("slow_variants.txt")
@@ -61,39 +65,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Nor later: the collector passes over all of it from here on."""
+    """Turn on garbage collection again, and exclude the objects that exist now, which would slow it down."""
     gc.freeze()
     gc.enable()
 
 
-_HERE = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "", None, socket.gethostname()}
+_LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "", None, socket.gethostname()}
 
 
 class NetworkError(RuntimeError):
-    """A test tried to leave this machine."""
+    """A test tried to connect to another machine."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_network() -> Iterator[None]:
-    """Any connection that is not to this machine fails, and so does asking for its address."""
+    """Raise NetworkError when a test connects to another machine or looks up its address."""
     connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
-    def allow(host: Any) -> None:
+    def check(host: Any) -> None:
         name = host.decode() if isinstance(host, bytes) else host
-        if name not in _HERE and not str(name).startswith("127."):
-            raise NetworkError(f"tests use no network, and this one wanted {name}")
+        if name not in _LOCAL_HOSTS and not str(name).startswith("127."):
+            raise NetworkError(f"tests use no network, and this one tried to reach {name}")
 
     def guarded(original: Any) -> Any:
         def call(self: socket.socket, address: Any) -> Any:
             if self.family in (socket.AF_INET, socket.AF_INET6):
-                allow(address[0])
+                check(address[0])
             return original(self, address)
 
         return call
 
-    def guarded_getaddrinfo(host: Any, *rest: Any, **more: Any) -> Any:
-        allow(host)
-        return getaddrinfo(host, *rest, **more)
+    def guarded_getaddrinfo(host: Any, *arguments: Any, **keywords: Any) -> Any:
+        check(host)
+        return getaddrinfo(host, *arguments, **keywords)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded(connect))
@@ -103,16 +107,16 @@ def _no_network() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    """The power does not fail meanwhile, and what is killed loses nothing that it wrote; a quarter of a run's time."""
+def _no_fsync() -> Iterator[None]:
+    """Let os.fsync do nothing, since tests need no protection against power cuts, and it takes a quarter of a run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _little_timing() -> Iterator[None]:
-    """Runs measure latency and throughput by few and small batches."""
+def _quick_timing() -> Iterator[None]:
+    """Let runs measure latency and throughput with few small batches."""
     from heedful.runs import timing
     from heedful.runs.distil import verdict
 
@@ -146,7 +150,7 @@ def run_plots() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
-    """The folder of public data sets, where there is one."""
+    """The folder of public data sets that HEEDFUL_DATA names; tests are skipped without it."""
     path = pathlib.Path(os.environ.get("HEEDFUL_DATA", "absent"))
     if not (path / "MANIFEST.json").is_file():
         pytest.skip("data folder not found: set HEEDFUL_DATA")
@@ -154,8 +158,8 @@ def data_dir() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def built() -> pathlib.Path:
-    """The kernels in C++, built once for all tests of this user."""
+def kernels_path() -> pathlib.Path:
+    """The library of the C++ kernels, built once for all tests of this user; tests are skipped without a compiler."""
     from heedful import cache
     from heedful.csrc import library
     from heedful.errors import HeedfulWarning
@@ -167,15 +171,15 @@ def built() -> pathlib.Path:
     folder = pathlib.Path(tempfile.gettempdir(), f"heedful-kernels-of-{os.getuid()}")
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", HeedfulWarning)
-        patch.setattr(cache, "GIVE_UP_AFTER", 110.0)  # the other worker builds it, on a machine that may be busy
+        patch.setattr(cache, "GIVE_UP_AFTER", 110.0)  # another worker may be building it
         return library.build(folder)
 
 
 @pytest.fixture
-def native(built: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Turns them on for a test."""
+def native(kernels_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Turn on the C++ kernels for a test."""
     from heedful.csrc import library
 
-    library_ = library.load_library(built)
-    monkeypatch.setattr(library, "_library_or_reason", lambda: library_)
-    return library_
+    loaded = library.load_library(kernels_path)
+    monkeypatch.setattr(library, "_library_or_reason", lambda: loaded)
+    return loaded

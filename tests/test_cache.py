@@ -19,7 +19,7 @@ import pytest
 from heedful import cache
 from heedful.cache import CacheError
 from heedful.errors import HeedfulWarning
-from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
+from tests.support.other_user import OTHER_USER, change_owner, needs_root, run_as_user, shared_folder
 
 USER = 54321  # user id without an entry in the passwd file
 
@@ -179,7 +179,7 @@ def replace_by_folder(path: Path) -> None:
         (replace_by_link, "file is a link; expected a file"),
         (replace_by_pipe, "file is not a regular file"),
         (replace_by_folder, "file is not a regular file"),
-        pytest.param(give, "file belongs to user 65534, but this is user 0", marks=as_root),
+        pytest.param(change_owner, "file belongs to user 65534, but this is user 0", marks=needs_root),
     ],
 )
 def test_untrusted_files_are_rejected(cache_folder: Path, change: Callable[[Path], None], message: str) -> None:
@@ -197,27 +197,27 @@ def test_a_lock_file_is_not_created_through_a_link(cache_folder: Path) -> None:
     assert not (cache_folder / "target").exists()
 
 
-@as_root
+@needs_root
 @pytest.mark.parametrize("path", ["above", "above/cache", "above/link"])
 def test_a_folder_of_another_user_is_rejected_anywhere_on_the_path(cache_folder: Path, path: str) -> None:
     (cache_folder / "above").mkdir(0o700)
     (cache_folder / "above" / "cache").mkdir(0o700)
     (cache_folder / "above" / "link").symlink_to("cache")
     cache.check_folder(cache_folder / "above" / "link")
-    give(cache_folder / path)
-    with pytest.raises(CacheError, match=rf"{path} belongs to user {OTHER}, but this is user 0"):
+    change_owner(cache_folder / path)
+    with pytest.raises(CacheError, match=rf"{path} belongs to user {OTHER_USER}, but this is user 0"):
         cache.make_private_folder(cache_folder / "above" / "link" / "new")
 
 
-@as_root
+@needs_root
 def test_a_user_trusts_its_own_files_and_those_of_root(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, USER), "mixed": (USER, OTHER)}
+    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER_USER, USER), "mixed": (USER, OTHER_USER)}
     for name, (folder_owner, file_owner) in caches.items():
         cache.write_private_file(shared / name / "file", name.encode())
         (shared / name).chmod(0o755)
         (shared / name / "file").chmod(0o644)
-        give(shared / name / "file", file_owner)
-        give(shared / name, folder_owner)
+        change_owner(shared / name / "file", file_owner)
+        change_owner(shared / name, folder_owner)
     for name in ("HEEDFUL_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -227,12 +227,12 @@ def test_a_user_trusts_its_own_files_and_those_of_root(shared: Path, monkeypatch
         except CacheError as error:
             return str(error)
 
-    root, mine, foreign, mixed = as_user(USER, lambda: [read(name) for name in caches])
+    root, mine, foreign, mixed = run_as_user(USER, lambda: [read(name) for name in caches])
     assert (root, mine) == ("root", "mine")
-    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in foreign
-    assert f"mixed/file belongs to user {OTHER}" in mixed
-    assert "no home folder" in as_user(USER, cache.folder)
-    assert as_user(USER, lambda: cache.write_private_file(shared / "mine" / "deep" / "er", b"")) is None
+    assert f"theirs belongs to user {OTHER_USER}, but this is user {USER}" in foreign
+    assert f"mixed/file belongs to user {OTHER_USER}" in mixed
+    assert "no home folder" in run_as_user(USER, cache.folder)
+    assert run_as_user(USER, lambda: cache.write_private_file(shared / "mine" / "deep" / "er", b"")) is None
     assert (shared / "mine" / "deep" / "er").stat().st_uid == USER and mode(shared / "mine" / "deep") == 0o700
 
 

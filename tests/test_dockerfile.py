@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from tests.support.http_client import Started
+from tests.support.http_client import ServerProcess
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +38,7 @@ def test_the_server_of_the_image_has_no_privileges_and_becomes_healthy(tmp_path:
     keys.write_text("0123456789abcdef-0123456789abcdef\n")
     keys.chmod(0o600)
     here = {"/model": str(ROOT / "heedful" / "assets" / "heedful-mini-en"), "/keys": str(keys)}
-    server = Started(*(here.get(argument, argument) for argument in command))
+    server = ServerProcess(*(here.get(argument, argument) for argument in command))
     try:
         check = json.loads(image["HEALTHCHECK"].partition("CMD ")[2])
         assert check[0] == "python" and ":8080/" in check[-1]
@@ -46,6 +46,6 @@ def test_the_server_of_the_image_has_no_privileges_and_becomes_healthy(tmp_path:
         assert subprocess.run([sys.executable, *check[1:-1], code], timeout=30, check=False).returncode == 0
     finally:
         server.process.terminate()
-        assert server.ended(40) == 0
+        assert server.wait(40) == 0
     ended = subprocess.run([sys.executable, *check[1:-1], code], capture_output=True, timeout=30, check=False)
     assert ended.returncode != 0, "a server that has ended is not healthy"

@@ -18,7 +18,7 @@ from heedful.tokenizer import Tokenizer
 from heedful.untrusted_files import MAX_VALUES, check_inside, check_name, parse_json, read_bytes, size_limit
 from tests.support.sentencepiece_models import train_sentencepiece
 from tests.support.tiny_models import save_tiny
-from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS, wordpieces, write_byte_level, write_wordpiece
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def words(folder: Path) -> None:
 
 
 def byte_pairs(folder: Path) -> None:
-    write_byte_level(folder, ANGLED)
+    write_byte_level(folder, ANGLE_BRACKET_TOKENS)
 
 
 def sentence_pieces(folder: Path) -> None:

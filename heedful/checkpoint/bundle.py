@@ -114,7 +114,7 @@ class ModelBundle(nn.Module):
 
     @property
     def token_pruning(self) -> TokenPruning | None:
-        """Which tokens the upper layers compute in eval mode; None: all. It is an execution option of the model."""
+        """Which tokens the upper layers compute in eval mode, or None for all; an execution option of the model."""
         pruning: TokenPruning | None = self.model.execution.token_pruning
         return pruning
 
@@ -230,9 +230,9 @@ def check_stage(stage: ModelBundle, last: ModelBundle) -> None:
     for bundle in (last, stage):
         head = bundle.config.head
         if not isinstance(head, Classes) or head.problem_type != "single_label_classification":
-            what = head.problem_type if isinstance(head, Classes) else "no head" if head is None else head.kind
+            kind = head.problem_type if isinstance(head, Classes) else "no head" if head is None else head.kind
             raise ModelError(
-                f"{bundle.source} cannot be a stage of a cascade ({what}): give models that choose one label, as "
+                f"{bundle.source} cannot be a stage of a cascade ({kind}): give models that choose one label, as "
                 "`heedful finetune classify` trains them on data with one label for each text"
             )
         if bundle.early_stages:

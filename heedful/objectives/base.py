@@ -46,7 +46,7 @@ class Sample:
     target: Any = None  # label or labels; the type depends on the objective
     weight: float = 1.0  # weight in the loss of objectives with labels, such as 1 / windows for each window of a text
     filler: int = 0  # number of padding tokens at the end
-    states: Float[Tensor, "tokens hidden"] | None = None  # cached outputs of the frozen layers; None: not cached
+    states: Float[Tensor, "tokens hidden"] | None = None  # cached outputs of the frozen layers, or None
 
     def __len__(self) -> int:
         """Number of tokens, padding included."""
@@ -77,12 +77,12 @@ class Batch:
     packed: Packed
     targets: Tensor
     weights: Tensor  # weight of each target
-    decoder_input: Packed | None = None  # input of the decoder; None: the model is not an encoder-decoder model
+    decoder_input: Packed | None = None  # input of the decoder; None without an encoder and a decoder
     rows: Tensor | None = None  # packed positions that the head scores; None for all tokens or whole sequences
     groups: tuple[int, ...] = ()  # number of sequences in each group, such as the candidates of a prompt
     labels: Tensor | None = None  # a label of each sequence, in addition to the targets
     draws: Tensor | None = None  # a uniform random number for each target, for a loss that samples
-    distillation: Any = None  # positions and weights of the teacher's targets; None: no teacher
+    distillation: Any = None  # positions and weights of the targets of a teacher, or None
     counts: tuple[float, ...] = ()  # number of targets of each term; () for a loss of one term
     scales: tuple[float, ...] = ()  # factor of each term's sum, set by the trainer; () if the batch is the whole step
     # sum of `weights`, stored before they move to a GPU, where reading it would wait for the GPU; see `total_weight`
@@ -149,7 +149,7 @@ class Term:
 
     name: str
     losses: Float[Tensor, " targets"]
-    right: Bool[Tensor, " targets"] | None = None  # whether each prediction is correct; None: not computed, in training
+    right: Bool[Tensor, " targets"] | None = None  # whether each prediction is correct; None in training
     weights: Float[Tensor, " targets"] | None = None  # 1 for a target, 0 for padding; None if all are 1
 
     @property

@@ -218,15 +218,15 @@ def _choose_words(
     random_order = np.argsort(draws[starts], kind="stable")
     total_sizes = np.cumsum(sizes[random_order])
     fitting = int(np.searchsorted(total_sizes, count, side="right"))  # words before the first one that is too long
-    left = count - (int(total_sizes[fitting - 1]) if fitting else 0)
+    remaining = count - (int(total_sizes[fitting - 1]) if fitting else 0)
     is_chosen = np.zeros(len(sizes) + 1, dtype=np.bool_)  # the last element is for positions outside words
     is_chosen[random_order[:fitting]] = True
     for word in random_order[fitting:].tolist():
-        if left == 0:
+        if remaining == 0:
             break
-        if sizes[word] <= left:
+        if sizes[word] <= remaining:
             is_chosen[word] = True
-            left -= int(sizes[word])
+            remaining -= int(sizes[word])
     return np.flatnonzero(is_chosen[word_of])
 
 
@@ -256,21 +256,21 @@ def _choose_spans(
     next_starts = np.append(word_starts[1:], len(maskable))  # for each word, the first position of the next word
     # the geometric distribution is cut at the maximum length, as in the published code
     max_share = 1 - (1 - SPAN_STOP) ** MAX_SPAN_WORDS
-    left = count
+    remaining = count
     for start in random_order.tolist():
-        if left <= 0:
+        if remaining <= 0:
             break
         if span_of[start] >= 0:
             continue
         share = length_draws[start] * max_share
         words = min(MAX_SPAN_WORDS, 1 + int(log1p(-share) / log(1 - SPAN_STOP)))
         first_word = int(np.searchsorted(word_starts, start))
-        stop = min(int(next_starts[min(first_word + words, len(word_starts)) - 1]), start + left)
+        stop = min(int(next_starts[min(first_word + words, len(word_starts)) - 1]), start + remaining)
         inside = np.arange(start, stop)
         blocked = np.flatnonzero(~maskable[inside] | (span_of[inside] >= 0))
         inside = inside[: blocked[0]] if len(blocked) else inside
         span_of[inside] = start
-        left -= len(inside)
+        remaining -= len(inside)
     chosen = np.flatnonzero(span_of >= 0)
     return chosen, span_of[chosen]
 

@@ -69,7 +69,7 @@ class StepDataset(Dataset[StepBatches]):
 
 
 class StepLoader(Iterator[StepBatches]):
-    """Iterator over the batches of consecutive steps; what is prepared ahead of time has the same bits.
+    """Iterator over the batches of consecutive steps; batches prepared ahead of time have the same bits.
 
     Worker processes prepare several steps ahead. A thread prepares the next step when `prefetch` is called: it takes
     the batches of the workers, or makes them, and copies them to pinned memory.
@@ -103,7 +103,7 @@ class StepLoader(Iterator[StepBatches]):
         self._executor: ThreadPoolExecutor | None = None
         self._pending: Future[StepBatches] | None = None  # the next batches, if they were requested ahead of time
         if prefetches:
-            # a new thread would use the first GPU, whichever this process has
+            # a new thread would use the first GPU instead of the one of this process
             initializer = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
             self._executor = ThreadPoolExecutor(1, "batches", initializer)
 
@@ -125,7 +125,7 @@ class StepLoader(Iterator[StepBatches]):
             try:
                 batches = self._pending.result()
             finally:
-                if self._pending.done():  # it is not after Ctrl-C
+                if self._pending.done():  # false after Ctrl-C, when the thread still prepares the batches
                     self._pending = None
         self._next += 1
         return batches

@@ -117,7 +117,7 @@ class CheckpointManager:
         """Load the newest valid checkpoint, that of the largest step; warns of newer checkpoints that are damaged.
 
         Args:
-            like: Tensors of the state; for sharded DTensors, only this rank's shard is read. None: all is read.
+            like: Tensors of the state. For a sharded DTensor, only the shard of this rank is read. If None, all is.
 
         Returns:
             The checkpoint, or None if the run has none yet.
@@ -144,9 +144,9 @@ class CheckpointManager:
                 warnings.warn(message, HeedfulWarning, stacklevel=2)
             return checkpoint
         if damage or expected:
-            what = "; ".join(damage[:5]) if damage else f"{LATEST} names one, but it is missing"
+            reason = "; ".join(damage[:5]) if damage else f"{LATEST} names one, but it is missing"
             raise RunError(
-                f"{self.folder} has no valid checkpoint: {what}. Restore one from a copy, or start again in another "
+                f"{self.folder} has no valid checkpoint: {reason}. Restore one from a copy, or start again in another "
                 "folder"
             )
         return None

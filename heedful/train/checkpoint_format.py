@@ -160,9 +160,9 @@ def _difference(text: bytes, step: int, files: FileDigests) -> str:
         if manifest["step"] != step:
             return f"{MANIFEST} is of step {manifest['step']!r:.80}"
         for name, digest in files.items():
-            for what, actual in digest.items():
-                if (expected := manifest["files"][name][what]) != actual:
-                    return f"the {what} of {name} is {actual}; expected {expected!r:.80}"
+            for field, actual in digest.items():
+                if (expected := manifest["files"][name][field]) != actual:
+                    return f"the {field} of {name} is {actual}; expected {expected!r:.80}"
     except (ValueError, RecursionError, LookupError, TypeError):
         pass
     return f"{MANIFEST} is not as it was written"

@@ -45,7 +45,7 @@ class _Bucket:
     missing: int = 0  # number of gradients that are not ready
     had_grad: list[bool] = field(default_factory=list)  # whether each parameter has a gradient on this rank
     flat: Tensor | None = None  # all gradients in one vector
-    work: Work | None = None  # the running sum; None: not started, finished or with one rank
+    work: Work | None = None  # the running sum; None before it starts, after it ends, and with one rank
 
 
 class Replicated:
@@ -88,7 +88,7 @@ class Replicated:
     def backward(
         self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool
     ) -> Loss:
-        """Add `weight` times the gradient of a micro-batch; `last`: the step has no more micro-batches."""
+        """Add `weight` times the gradient of a micro-batch; `last` is true for the last micro-batch of a step."""
         with autocast(batch.packed.tokens.device, precision):
             loss = objective.loss(self._loaded, batch)
         with self._launch_ready_buckets() if last and self._overlap else nullcontext():

@@ -56,10 +56,10 @@ class FitResult:
     """The end of training; unless it was interrupted, the trainer's model has the final weights."""
 
     stop_reason: StopReason
-    best_step: int  # step of the best evaluation; 0: no evaluation
-    best_metric: float | None  # metric value of the best evaluation; None: no evaluation
-    last_metric: float | None  # metric value of the last evaluation; None: no evaluation
-    resumed_from: int  # step of the checkpoint that training resumed from; 0: none
+    best_step: int  # step of the best evaluation, or 0 without an evaluation
+    best_metric: float | None  # metric value of the best evaluation, or None without an evaluation
+    last_metric: float | None  # metric value of the last evaluation, or None without an evaluation
+    resumed_from: int  # step of the checkpoint that training resumed from, or 0 if it started anew
 
 
 class Reporter:
@@ -107,10 +107,10 @@ def fit(
         trainer: Trains the model.
         folder: Folder of the run, for the journal and for checkpoints in `state`.
         settings: When to evaluate and to save.
-        evaluate: Evaluates this rank's share of the data, without waiting for other ranks; None: no evaluation.
+        evaluate: Evaluates the share of the data of this rank, without waiting for other ranks. None for no evaluation.
         merge_evaluations: Merges the shares of all ranks, in their order; by default the first share is the result.
         save_last: Called on all ranks with the last weights in the model, before weights of an earlier step replace
-            them; None: nothing to call.
+            them.
         reporter: Receives progress events.
 
     Raises:

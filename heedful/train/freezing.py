@@ -25,7 +25,7 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
     """Raise SettingError if the embeddings and the lower `count` layers of a model cannot be frozen.
 
     Args:
-        config: Model config; None: training starts from random weights.
+        config: Model config, or None if training starts from random weights.
         count: Number of layers to freeze.
         reinit_layers: Number of upper layers that start from random weights.
     """
@@ -40,10 +40,10 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
     elif stack.blocks is not None and stack.blocks < stack.layers:
         problem = f"the {stack.layers} layers of the model share the weights of {stack.blocks}: leave it out"
     elif count + reinit_layers > stack.layers:
-        started = f", and init.reinit_layers gives random weights to {reinit_layers} of them" if reinit_layers else ""
-        most = stack.layers - reinit_layers
-        remedy = f"give {most} or fewer" if most > 0 else "leave it out"
-        problem = f"the model has {stack.layers} layers{started}: {remedy}"
+        detail = f", and init.reinit_layers gives random weights to {reinit_layers} of them" if reinit_layers else ""
+        limit = stack.layers - reinit_layers
+        remedy = f"give {limit} or fewer" if limit > 0 else "leave it out"
+        problem = f"the model has {stack.layers} layers{detail}: {remedy}"
     if problem:
         raise SettingError(f"{PATH} is {count}, but {problem}", path=PATH)
 

@@ -24,7 +24,8 @@ from heedful.train.freezing import freezing_note
 from heedful.train.output_cache import CachedOutputs, part_bytes
 from heedful.train.trainer import Trainer
 
-KEY, STATES = "about.json", "states"
+KEY = "about.json"  # file with the key of the cached outputs
+STATES = "states"  # name of the outputs in part files
 BATCH_TOKENS = 4096  # tokens in a batch
 REPORT_SECONDS = 30.0  # seconds between two reports of progress
 GB = 10**9  # bytes

@@ -106,7 +106,7 @@ class Sharded:
     def backward(
         self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool
     ) -> Loss:
-        """Add `weight` times the gradient of a micro-batch; `last`: the step has no more micro-batches."""
+        """Add `weight` times the gradient of a micro-batch; `last` is true for the last micro-batch of a step."""
         root: Any = self._root  # an FSDPModule since `fully_shard`
         root.set_requires_all_reduce(last)
         with self.ranks.translate_errors():

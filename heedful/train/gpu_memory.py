@@ -21,7 +21,7 @@ from heedful.train.settings import TrainSettings
 DEFAULT_TOKENS = 8192  # tokens of a micro-batch where memory is not estimated
 MAX_TOKENS = 65_536  # a GPU is not faster with more
 SHARE = 0.5  # share of the free memory for activations; the rest is for their gradients, kernels and fragmentation
-# bytes that a block keeps for its backward pass, for each token: of a number of its width, and of its inner width
+# bytes that a block keeps for its backward pass, for each token and each number of its width or its inner width
 BYTES_PER_WIDTH, BYTES_PER_INNER_WIDTH = 40, 6
 BYTES_PER_SCORE = 12  # a score over the vocabulary, in half precision and in float32, and its gradient
 VOCABULARY_HEADS = (MaskedTokens, NextToken, NextTokenAndChoice, PermutedTokens, Pretraining)
@@ -44,7 +44,7 @@ def initial_max_tokens(
         settings: Settings of training.
         device: The device of training.
         precision: The dtype of matrix products.
-        parameters: What is trained on this device.
+        parameters: Trained tensors on this device, whose gradients will need memory.
     """
     if settings.max_tokens_per_microbatch != "auto":
         return settings.max_tokens_per_microbatch
@@ -85,7 +85,7 @@ def tokens_that_fit(free_bytes: int, token_bytes: int) -> int:
 
 
 def free_bytes(device: torch.device, parameters: Iterable[Tensor]) -> int:
-    """Return the memory of a GPU that is free, without what gradients of these parameters will need."""
+    """Return the free bytes of a GPU, minus the bytes that gradients of these parameters will need."""
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + cached - sum(parameter.nbytes for parameter in parameters)

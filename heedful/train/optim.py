@@ -100,7 +100,7 @@ def layer_lrs(names: Iterable[str], settings: AdamW) -> dict[str, float]:
 
 
 def _part_and_block(name: str) -> tuple[str, int]:
-    """Return the part of the model that has a parameter, and the number of its block, from 1; 0: outside of blocks."""
+    """Return the part of the model that has a parameter, and the number of its block, from 1 (0 if outside)."""
     match name.split("."):
         case ["encoder" | "decoder" as stack, "blocks" | "relations", number, _, *_] if number.isdecimal():
             return stack, int(number) + 1  # shared relative positions count as the first block's
@@ -178,7 +178,10 @@ class Optimizer:
         self._lazy[name] = _PendingSteps(applied=torch.zeros(len(parameter), dtype=torch.int32, device="cpu"))
 
     def catch_up(self, name: str, rows: Tensor | None = None) -> None:
-        """Apply the pending steps of rows of a lazy matrix; None: of all rows. An unknown row changes nothing."""
+        """Apply the pending steps of a lazy matrix to these rows, or to all if `rows` is None.
+
+        If a row number is out of range, nothing changes.
+        """
         pending = self._lazy[name]
         if rows is not None and pending.steps:
             rows = rows.flatten().to(torch.int64).unique()
@@ -309,8 +312,8 @@ class Optimizer:
         """Apply all pending steps to rows of a lazy matrix.
 
         Args:
-            rows: Numbers of the rows; None: all.
-            gradient: Gradient of these rows in the last step; None: they have none.
+            rows: Numbers of the rows. If None, steps are applied to all rows.
+            gradient: Gradient of these rows in the last step, or None if they have none.
         """
         library, pending, parameter = kernels(), self._lazy[name], self._parameters[name]
         assert library is not None

@@ -29,7 +29,7 @@ class CachedOutputs:
     Args:
         folder: Cache folder.
         count: Number of entries of the cache.
-        at: Function from sample number and key to the number of an entry; None: it is the sample number.
+        at: Maps a sample number and a key to the number of an entry. If None, it is the sample number.
     """
 
     def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:

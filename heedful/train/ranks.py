@@ -35,7 +35,7 @@ class Ranks:
 
     rank: int = 0  # number of this process
     size: int = 1  # number of processes
-    process_group: dist.ProcessGroup | None = None  # group for collective operations; None: the default group
+    process_group: dist.ProcessGroup | None = None  # group for collective operations, or None for the default group
     heartbeat: Heartbeat | None = None
     timeout: timedelta = timedelta(minutes=10)  # time that a rank waits for another
 

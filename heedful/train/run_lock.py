@@ -65,8 +65,8 @@ def _lock(handle: int, folder: Path, holder: str) -> None:
             f"or give this {holder} another folder"
         ) from None
     except OSError as error:
-        what = f"{folder} cannot be locked: {error.strerror}; a second {holder} in it would not be noticed"
-        warnings.warn(what, HeedfulWarning, stacklevel=2)
+        message = f"{folder} cannot be locked: {error.strerror}; a second {holder} in it would not be noticed"
+        warnings.warn(message, HeedfulWarning, stacklevel=2)
         return
     with suppress(OSError):  # the lock works without the message
         os.ftruncate(handle, 0)

@@ -196,12 +196,12 @@ class TrainSettings:
         names = ("epochs", "max_steps", "time_budget")
         durations = {name: value for name in names if (value := getattr(self, name)) is not None}
         if len(durations) != 1:
-            what = (
+            problem = (
                 f"{' and '.join(durations)} are given"
                 if durations
                 else "none of epochs, max_steps and time_budget is given"
             )
-            raise HeedfulError(f"{what}: give exactly one of {', '.join(names)}")
+            raise HeedfulError(f"{problem}: give exactly one of {', '.join(names)}")
         for name, value in durations.items():
             if not 0 < value < math.inf:
                 raise HeedfulError(f"{name} is {value}; expected a number above 0")

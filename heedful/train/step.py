@@ -22,8 +22,8 @@ class Step(NamedTuple):
     grad_norm: float  # norm of the gradient before clipping
     tokens: int  # tokens of the step, on all ranks together
     seconds: float  # duration of the step
-    updated: bool  # whether weights were updated; False: the loss or the gradient is not finite
-    loss_scale: float | None = None  # factor of the loss in the backward pass of this step; None: not float16
+    updated: bool  # whether weights were updated, which needs a finite loss and gradient
+    loss_scale: float | None = None  # factor of the loss in the backward pass, or None unless training in float16
 
     @property
     def record(self) -> dict[str, float | bool]:
@@ -41,11 +41,11 @@ class Step(NamedTuple):
 
 
 class DivergedError(RunError):
-    """The loss, the gradient or an evaluation is not finite; the weights are those before the step."""
+    """The loss, the gradient or an evaluation is not finite; the weights are those from before the step."""
 
     def __init__(self, message: str, step: Step | None = None) -> None:
         super().__init__(message)
-        self.step = step  # the step that did not update the weights; None: an evaluation was not finite
+        self.step = step  # the step that did not update the weights, or None if an evaluation was not finite
 
 
 class StoppedError(Exception):
@@ -53,12 +53,12 @@ class StoppedError(Exception):
 
 
 class Stage(NamedTuple):
-    """The samples, the batch size and the objective of training from a moment on."""
+    """A part of training with its own samples, batch size and objective."""
 
     share: float  # share of training after which the stage begins, from 0 to 1
     samples: Sequence[Sample]
-    batch_size: int | None = None  # None: that of the settings
-    objective: Objective | None = None  # None: that of the trainer
+    batch_size: int | None = None  # samples of an update, or None for the batch size of the settings
+    objective: Objective | None = None  # None for the objective of the trainer
 
 
 def round_to_groups(batch_size: int, group_size: int) -> int:

@@ -78,7 +78,7 @@ class Trainer:
             ranks: The processes that train together.
             later_stages: Other samples, batch sizes or objectives for later parts of training.
         """
-        self.objective, self.settings, self.ranks = objective, settings, ranks  # `objective`: of the current stage
+        self.objective, self.settings, self.ranks = objective, settings, ranks  # the objective of the current stage
         self._lazy_tables: list[nn.Embedding] = []
         extra_module = objective.extra_module
         self._models: list[nn.Module] = [loaded, *([] if extra_module is None else [extra_module])]
@@ -191,7 +191,7 @@ class Trainer:
 
     @property
     def total_steps(self) -> int | None:
-        """Number of steps of the whole training; None: there is a time budget."""
+        """Number of steps of the whole training, or None with a time budget."""
         if self.settings.epochs is not None:
             return max(1, round(self.settings.epochs * self._orders[0].steps_per_epoch))
         return self.settings.max_steps
@@ -380,7 +380,7 @@ class Trainer:
         return next(self._loader)
 
     def _stage_stop(self) -> int | None:
-        """Return the number of steps of the current stage; None: the clock decides."""
+        """Return the number of steps of the current stage, or None with a time budget."""
         if self.total_steps is None:
             return None
         end = self.stages[self.stage + 1].share if self.stages[self.stage + 1 :] else 1.0
@@ -445,7 +445,7 @@ class Trainer:
         return micro_batches + [(micro, self.objective.batch(micro.samples, micro.keys)) for micro in fillers]
 
     def _term_scales(self, batches: StepBatches) -> tuple[float, ...]:
-        """Return the factors that turn the sums of loss terms into means over the step on all ranks; (): one term."""
+        """Return factors that turn sums of loss terms into means over the step on all ranks, or () for one term."""
         terms = len(self.objective.term_weights)
         if terms == 1:
             return ()
@@ -455,21 +455,21 @@ class Trainer:
     def _shrink_micro_batches(self, failed: MicroBatch) -> None:
         """Halve micro-batches after one did not fit into memory, or raise a RunError if that is impossible."""
         tokens = failed.num_tokens
-        what = f"step {self.step + 1}: memory was not enough for a micro-batch of {tokens:,} tokens"
+        problem = f"step {self.step + 1}: memory was not enough for a micro-batch of {tokens:,} tokens"
         if failed.groups == 1:
             advice = "Set train.gradient_checkpointing = true, or use shorter sequences"
-            raise RunError(f"{what}, which cannot be split; nothing was changed. {advice}")
+            raise RunError(f"{problem}, which cannot be split; nothing was changed. {advice}")
         if not self.settings.shrink_batch_on_oom:
             raise RunError(
-                f"{what}; nothing was changed. Set train.max_tokens_per_microbatch below {tokens:,}, "
+                f"{problem}; nothing was changed. Set train.max_tokens_per_microbatch below {tokens:,}, "
                 "train.shrink_batch_on_oom = true or train.gradient_checkpointing = true"
             )
         gc.collect()  # frames of the error may be in a reference cycle that keeps activations alive
         release_failed_backward()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # cuBLAS and NCCL cannot use what PyTorch has cached
+            torch.cuda.empty_cache()  # cuBLAS and NCCL cannot use memory that PyTorch has cached
         self._max_tokens = max(1, tokens // 2)
-        warnings.warn(f"{what}; from here on they have {self._max_tokens:,} at most", HeedfulWarning, stacklevel=2)
+        warnings.warn(f"{problem}; from here on they have {self._max_tokens:,} at most", HeedfulWarning, stacklevel=2)
 
     def _lr_factor(self) -> float:
         """Return the factor of the learning rate in the current step."""

@@ -1,4 +1,4 @@
-"""Absurd config.json files are refused by an error that names the field, before anything is read or allocated."""
+"""Invalid values in config.json are refused with the name of the key, before tensors are read or memory is used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {"num_hidden_layers": 2, "id2label": {0: "no", 1: "yes"}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One folder of each family, loaded once; not to be changed."""
+    """Folders of three models, each loaded once; tests must not change them."""
     root = tmp_path_factory.mktemp("configs")
     save_tiny(root / "bert", "bert", "BertForSequenceClassification", **SMALL)
     save_tiny(root / "distilbert", "distilbert", "DistilBertForSequenceClassification", **SMALL | {"n_layers": 2})
@@ -32,10 +32,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a tensor, or opening a connection, fails the test."""
+def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test if a tensor is read or a connection is opened."""
 
-    def refuse(*each: Any, **more: Any) -> None:
+    def refuse(*arguments: Any, **keywords: Any) -> None:
         pytest.fail("config.json should have been refused before")
 
     monkeypatch.setattr("heedful.checkpoint.loading.read_tensors", refuse)
@@ -43,42 +43,42 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", refuse)
 
 
-MORE = object()  # a key that is left out
+MISSING = object()  # value of a key that is left out
 
 
-def changed(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict[str, Any] | str) -> Path:
-    """A copy of the folder with other values in config.json, or with another text."""
+def changed_folder(folders: dict[str, Path], tmp_path: Path, family: str, changes: dict[str, Any] | str) -> Path:
+    """Return a copy of a folder whose config.json has these values or this text, beside code that must not run."""
     folder = Path(shutil.copytree(folders[family], tmp_path / "model"))
     if isinstance(changes, str):
         text = changes
     else:
         values = json.loads((folder / "config.json").read_text()) | changes
-        text = json.dumps({key: value for key, value in values.items() if value is not MORE})
+        text = json.dumps({key: value for key, value in values.items() if value is not MISSING})
     (folder / "config.json").write_text(text)
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\nclass Model: pass\n")
     return folder
 
 
-def refused(folder: Path, tmp_path: Path, message: str) -> str:
-    """Loading is refused with that message, and costs less than a megabyte."""
+def load_error(folder: Path, tmp_path: Path, message: str) -> str:
+    """Check that loading fails with a message, runs no code and needs less than 1 MiB; returns the error."""
     modules = set(sys.modules)
     tracemalloc.start()
     try:
         with pytest.raises(HeedfulError, match=message) as caught:
             heedful.load(folder)
-        most = tracemalloc.get_traced_memory()[1]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert most < 1 << 20, most
+    assert peak_bytes < 1 << 20, peak_bytes
     assert set(sys.modules) == modules
     assert not (tmp_path / "canary").exists()
     assert len(str(caught.value)) < 1500
     return str(caught.value)
 
 
-WHOLE = [0, -1, 10**9, 10**30, "x", None, [], [1], {}, True, 1.5, 32.0]
-BERT: list[tuple[dict[str, Any], str]] = [
-    *(({field: value}, field) for field in ("hidden_size", "num_hidden_layers", "vocab_size") for value in WHOLE),
+NOT_SIZES = [0, -1, 10**9, 10**30, "x", None, [], [1], {}, True, 1.5, 32.0]
+BERT_VALUES: list[tuple[dict[str, Any], str]] = [
+    *(({field: value}, field) for field in ("hidden_size", "num_hidden_layers", "vocab_size") for value in NOT_SIZES),
     *(({"num_attention_heads": value}, "num_attention_heads") for value in (0, -1, 3, 7, 64, "4", None, {"a": 1})),
     *(({"intermediate_size": value}, "intermediate_size") for value in (0, -3072, 10**12, "big", None)),
     *(({"max_position_embeddings": value}, "max_position_embeddings") for value in (0, -5, 10**9, "512", None, [512])),
@@ -99,8 +99,8 @@ BERT: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": 2**24, "num_attention_heads": 2**24}, "hidden_size"),
     ({"hidden_size": 2**24, "intermediate_size": 2**24, "vocab_size": 2**24}, "hidden_size"),
     ({"vocab_size": 2**24}, "vocab_size"),
-    *(({field: MORE}, f"{field} is missing") for field in ("hidden_size", "vocab_size", "hidden_act")),
-    # what would run code, or mean another model
+    *(({field: MISSING}, f"{field} is missing") for field in ("hidden_size", "vocab_size", "hidden_act")),
+    # values that would run code or change the model
     ({"custom_pipelines": {"x": {"impl": "evil.Model"}}}, "custom_pipelines.*runs no code"),
     ({"trust_remote_code": True}, "trust_remote_code.*runs no code"),
     ({"trust_remote_code": "yes"}, "trust_remote_code.*runs no code"),
@@ -125,8 +125,11 @@ BERT: list[tuple[dict[str, Any], str]] = [
     ({"x" * 5000: 1}, "does not know the key 'xxx"),
     ({f"unknown{number}": number for number in range(1000)}, "does not know the key 'unknown0'"),
     ({"\x1b[2J": "\ud800"}, "does not know the key"),
-    # which model, which head
-    *(({"model_type": value}, "model_type") for value in (MORE, None, "", "brt", 5, ["bert"], {}, "../bert", "mamba")),
+    # model type and head
+    *(
+        ({"model_type": value}, "model_type")
+        for value in (MISSING, None, "", "brt", 5, ["bert"], {}, "../bert", "mamba")
+    ),
     ({"architectures": ["Evil"]}, "architectures"),
     ({"architectures": ["BertModel", "BertForMaskedLM"]}, "architectures"),
     *(({"architectures": value}, "architectures") for value in ("BertModel", 5, [5], [None], [[]], [{}], {"a": 1})),
@@ -141,11 +144,11 @@ BERT: list[tuple[dict[str, Any], str]] = [
     ({"label2id": {"no": "0"}}, "label2id"),
     ({"label2id": 7}, "label2id"),
     *(({"num_labels": value}, "num_labels") for value in (0, -1, 10**9, "2", None)),
-    *(({"num_labels": value, "id2label": MORE}, "num_labels") for value in (0, 4097, 10**6)),
-    ({"num_labels": 4096, "id2label": MORE, "label2id": MORE}, "classifier.weight .*num_labels"),
+    *(({"num_labels": value, "id2label": MISSING}, "num_labels") for value in (0, 4097, 10**6)),
+    ({"num_labels": 4096, "id2label": MISSING, "label2id": MISSING}, "classifier.weight .*num_labels"),
     *(({"problem_type": value}, "problem_type") for value in ("x", 1, ["regression"])),
 ]
-DISTILBERT: list[tuple[dict[str, Any], str]] = [
+DISTILBERT_VALUES: list[tuple[dict[str, Any], str]] = [
     *(({field: value}, field) for field in ("dim", "n_layers") for value in (0, -1, 10**9, "x", None, [], {}, True)),
     *(({"n_heads": value}, "n_heads") for value in (0, -1, 3, 64, "4")),
     *(({"hidden_dim": value}, "hidden_dim") for value in (0, 10**12, None)),
@@ -159,24 +162,24 @@ DISTILBERT: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": 32}, "hidden_size"),
     ({"quantization_config": {}}, "quantization_config"),
 ]
-ABSURD = [("bert", *each) for each in BERT] + [("distilbert", *each) for each in DISTILBERT]
+INVALID = [("bert", *case) for case in BERT_VALUES] + [("distilbert", *case) for case in DISTILBERT_VALUES]
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("no_reads")
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
-    ABSURD,
-    ids=[f"{number}-{message[:30]}" for number, (*_, message) in enumerate(ABSURD)],
+    INVALID,
+    ids=[f"{number}-{message[:30]}" for number, (*_, message) in enumerate(INVALID)],
 )
-def test_absurd_values(
+def test_invalid_values_are_refused(
     family: str, changes: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    error_text = refused(changed(folders, tmp_path, family, changes), tmp_path, message)
+    error_text = load_error(changed_folder(folders, tmp_path, family, changes), tmp_path, message)
     assert "config.json" in error_text
     assert error_text.isprintable()
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("no_reads")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -190,9 +193,9 @@ def test_absurd_values(
         ("", "not valid JSON"),
     ],
 )
-def test_absurd_texts(text: str, message: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_invalid_json_is_refused(text: str, message: str, folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=message):
-        heedful.load(changed(folders, tmp_path, "bert", text))
+        heedful.load(changed_folder(folders, tmp_path, "bert", text))
 
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -220,7 +223,7 @@ PLAUSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("masked", {"tie_word_embeddings": False}, r"missing: cls\.predictions\.decoder", "cls.predictions.decoder.weight"),
     ("masked", {"architectures": ["BertForTokenClassification"]}, "missing", "classifier.weight"),
     ("masked", {"model_type": "distilbert"}, "architectures is", "DistilBertModel"),
-    ("bert", {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": MORE}, "see .*id2label", "classifier.weight"),
+    ("bert", {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": MISSING}, "see .*id2label", "classifier.weight"),
     ("distilbert", {"dim": 64}, r"\[99, 64\] .see dim.", "distilbert.embeddings.word_embeddings.weight"),
     ("distilbert", {"n_layers": 3}, r"3 layers .see n_layers.", "distilbert.transformer.layer.2"),
     ("distilbert", {"n_layers": 1}, r"1 layers .see n_layers.", "distilbert.transformer.layer.1"),
@@ -229,12 +232,12 @@ PLAUSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("no_reads")
 @pytest.mark.parametrize(("family", "changes", "message", "tensor"), PLAUSIBLE)
 def test_plausible_values_of_another_model(
     family: str, changes: dict[str, Any], message: str, tensor: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    assert tensor in refused(changed(folders, tmp_path, family, changes), tmp_path, message)
+    assert tensor in load_error(changed_folder(folders, tmp_path, family, changes), tmp_path, message)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +249,12 @@ def test_plausible_values_of_another_model(
         {"transformers_version": "99.0", "torch_dtype": "float8", "dtype": "int4"},
     ],
 )
-def test_what_never_matters_is_accepted_and_not_followed(
+def test_harmless_values_are_accepted_and_not_used(
     changes: dict[str, Any], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket, "socket", lambda *each, **more: pytest.fail("no connection is needed"))
+    monkeypatch.setattr(socket, "socket", lambda *arguments, **keywords: pytest.fail("no connection is needed"))
     modules = set(sys.modules)
-    heedful.load(changed(folders, tmp_path, "bert", changes))
+    heedful.load(changed_folder(folders, tmp_path, "bert", changes))
     assert set(sys.modules) == modules
     assert not (tmp_path / "canary").exists()
 
@@ -259,12 +262,12 @@ def test_what_never_matters_is_accepted_and_not_followed(
 @pytest.mark.parametrize(
     "code", [{"AutoModel": "evil.Model"}, {"AutoModel": "owner/name--https://example.org/evil.py"}]
 )
-def test_code_beside_a_type_that_is_known_is_passed_over_and_said(
+def test_code_of_a_known_model_type_is_not_run_and_warned_of(
     code: dict[str, Any], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket, "socket", lambda *each, **more: pytest.fail("no connection is needed"))
+    monkeypatch.setattr(socket, "socket", lambda *arguments, **keywords: pytest.fail("no connection is needed"))
     modules = set(sys.modules)
-    folder = changed(folders, tmp_path, "bert", {"auto_map": code})
+    folder = changed_folder(folders, tmp_path, "bert", {"auto_map": code})
     with pytest.warns(HeedfulWarning, match=r"names code \(.*evil.* in auto_map\), which is not run: .* as bert"):
         loaded = heedful.load(folder)
     assert set(sys.modules) == modules and not (tmp_path / "canary").exists()
@@ -274,17 +277,20 @@ def test_code_beside_a_type_that_is_known_is_passed_over_and_said(
 
 
 def test_an_unknown_key_can_be_ignored_by_name(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = changed(folders, tmp_path, "bert", {"window": 5, "rope": {}})
+    folder = changed_folder(folders, tmp_path, "bert", {"window": 5, "rope": {}})
     with pytest.raises(HeedfulError, match=r"pass ignore=\('window', 'rope',\)"):
         heedful.load(folder)
     loaded = heedful.load(folder, ignore=("window", "rope", "hidden_size"))
     heedful.save(loaded, tmp_path / "saved")
-    again = heedful.load(tmp_path / "saved")
-    assert again.config == loaded.config
-    assert again.config.hf_config.keys() == json.loads((folder / "config.json").read_text()).keys() - {"window", "rope"}
+    reloaded = heedful.load(tmp_path / "saved")
+    assert reloaded.config == loaded.config
+    assert reloaded.config.hf_config.keys() == json.loads((folder / "config.json").read_text()).keys() - {
+        "window",
+        "rope",
+    }
 
 
-NATIVE: list[tuple[str, Any]] = [
+HEEDFUL_VALUES: list[tuple[str, Any]] = [
     ("width", 10**12),
     ("width", -1),
     ("layers", 10**6),
@@ -300,9 +306,9 @@ NATIVE: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("guarded")
-@pytest.mark.parametrize(("field", "value"), NATIVE)
-def test_absurd_values_of_heedfuls_own(field: str, value: Any, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_reads")
+@pytest.mark.parametrize(("field", "value"), HEEDFUL_VALUES)
+def test_invalid_values_of_the_family_heedful_are_refused(field: str, value: Any, tmp_path: Path) -> None:
     from heedful.checkpoint import create, read_config
     from heedful.families.heedful import write
     from heedful.model.vaswani import VaswaniSize, vaswani_config

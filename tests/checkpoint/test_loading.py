@@ -18,22 +18,22 @@ from tests.support.tiny_models import save_tiny
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file was read."""
+    """Number of reads of each file, by name."""
     counts: Counter[str] = Counter()
     read_bytes = untrusted_files.read_bytes
 
-    def counted(folder: Path, name: str, **more: Any) -> bytes:
+    def count_read(folder: Path, name: str, **options: Any) -> bytes:
         counts[name] += 1
-        return read_bytes(folder, name, **more)
+        return read_bytes(folder, name, **options)
 
-    monkeypatch.setattr(untrusted_files, "read_bytes", counted)
+    monkeypatch.setattr(untrusted_files, "read_bytes", count_read)
     return counts
 
 
 @pytest.mark.filterwarnings("ignore:.*belong to other heads")
 @pytest.mark.parametrize("head", [None, "masked_lm"])
 def test_config_and_notes_are_read_once(tmp_path: Path, reads: Counter[str], head: str | None) -> None:
-    """With tensors of other heads, whose names are looked up by the configuration, too."""
+    """This holds too if the folder has tensors of other heads, whose names follow from the configuration."""
     save_tiny(tmp_path / "hf", "bert", "BertForPreTraining")
     heedful.save(heedful.load(tmp_path / "hf"), tmp_path / "ours")
     reads.clear()
@@ -51,19 +51,19 @@ def test_a_sentence_embedding_is_read_once(tmp_path: Path, reads: Counter[str]) 
 
 
 @pytest.mark.filterwarnings("ignore:.*belong to other heads")
-def test_the_model_of_a_config_is_read_once_more_for_all_other_heads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_config_is_parsed_once_more_for_all_other_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny(tmp_path / "hf", "bert", "BertForPreTraining")
     calls: list[str] = []
     read = FAMILIES["bert"].read
 
-    def counted(reader: Any) -> Any:
+    def count_call(reader: Any) -> Any:
         calls.append(reader.source)
         return read(reader)
 
     family = FAMILIES["bert"]
-    replaced = Family(**{name: getattr(family, name) for name in Family.__dataclass_fields__} | {"read": counted})
-    monkeypatch.setitem(FAMILIES, "bert", replaced)
+    counting_family = Family(
+        **{name: getattr(family, name) for name in Family.__dataclass_fields__} | {"read": count_call}
+    )
+    monkeypatch.setitem(FAMILIES, "bert", counting_family)
     heedful.load(tmp_path / "hf", head="masked_lm")
     assert len(calls) == 2

@@ -17,7 +17,7 @@ import heedful
 from heedful.checkpoint import config_of, weight_files
 from heedful.cli import main
 from heedful.errors import HeedfulError
-from tests.support.tiny_models import packed, save_tiny, sequences
+from tests.support.tiny_models import random_batch, random_sequences, save_tiny
 from tests.support.tokenizer_folders import wordpieces, write_wordpiece
 
 CONFIG: dict[str, Any] = {  # as peft 0.21 writes it
@@ -57,28 +57,33 @@ def write_adapter(folder: Path, tensors: dict[str, Tensor], base: Path | None = 
     return folder
 
 
-def random(*shape: int) -> Tensor:
+def random_tensor(*shape: int) -> Tensor:
+    """Return random numbers that depend only on the shape."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64) / 4
 
 
 def factors(module: str, out: int, width: int, rank: int = 4) -> dict[str, Tensor]:
-    return {f"{module}.lora_A.weight": random(rank, width), f"{module}.lora_B.weight": random(out, rank)}
+    """Return the factors A and B of a linear layer, by their names in an adapter."""
+    return {f"{module}.lora_A.weight": random_tensor(rank, width), f"{module}.lora_B.weight": random_tensor(out, rank)}
 
 
 def classifier() -> dict[str, Tensor]:
-    return {"classifier.weight": random(3, 32), "classifier.bias": random(3)}
+    """Return the tensors of a classifier of three labels."""
+    return {"classifier.weight": random_tensor(3, 32), "classifier.bias": random_tensor(3)}
 
 
-def logits(model: Any, family: str = "bert") -> Tensor:
-    """What transformers computes for the sequences of `packed`, one after the other."""
-    ids, types = sequences(family)
-    typed = [{"token_type_ids": torch.tensor([each])} if family == "bert" else {} for each in types]
+def hf_logits(model: Any, family: str = "bert") -> Tensor:
+    """Return the scores of transformers for the sequences of `random_batch`, computed one by one."""
+    ids, types = random_sequences(family)
+    type_inputs = [{"token_type_ids": torch.tensor([row])} if family == "bert" else {} for row in types]
     with torch.no_grad():
-        return torch.cat([model(torch.tensor([one]), **t).logits for one, t in zip(ids, typed, strict=True)])
+        return torch.cat(
+            [model(torch.tensor([row]), **inputs).logits for row, inputs in zip(ids, type_inputs, strict=True)]
+        )
 
 
-def bert_for_classes(base: Path) -> Any:
-    """The model of transformers that an adapter with a classifier wraps, with the adapter's classifier."""
+def reference_classifier(base: Path) -> Any:
+    """Return the model of transformers that an adapter changes, with the classifier of the adapter."""
     model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=3, dtype=torch.float64).eval()
     model.load_state_dict(classifier(), strict=False)
     return model
@@ -100,50 +105,55 @@ def test_weights_are_merged_by_the_formula(tmp_path: Path, changed: dict[str, An
     for layer in range(4):
         tensors |= factors(QUERY.format(layer), 32, 32, rank)
     write_adapter(tmp_path / "adapter", tensors, tmp_path / "base", task_type="SEQ_CLS", **changed)
-    theirs = bert_for_classes(tmp_path / "base")
-    for block in theirs.bert.encoder.layer:
-        block.attention.self.query.weight.data += scale * random(32, rank) @ random(rank, 32)
+    reference = reference_classifier(tmp_path / "base")
+    for block in reference.bert.encoder.layer:
+        block.attention.self.query.weight.data += scale * random_tensor(32, rank) @ random_tensor(rank, 32)
     ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
     assert ours.config.head.labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # type: ignore[union-attr]
     with torch.no_grad():
-        assert (ours(packed("bert")) - logits(theirs)).abs().max() < 1e-12
+        assert (ours(random_batch("bert")) - hf_logits(reference)).abs().max() < 1e-12
     heedful.save(ours, tmp_path / "merged")
     assert not (tmp_path / "merged/adapter_config.json").exists()
-    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "merged", dtype=torch.float64).eval()
-    assert (logits(again) - logits(theirs)).abs().max() < 1e-12
+    reloaded = transformers.BertForSequenceClassification.from_pretrained(
+        tmp_path / "merged", dtype=torch.float64
+    ).eval()
+    assert (hf_logits(reloaded) - hf_logits(reference)).abs().max() < 1e-12
 
 
 def test_biases_heads_and_embeddings(tmp_path: Path) -> None:
-    """`bias` and the embedding's whole tensor are named as those of wrapped layers; its factors lack .weight."""
+    """Biases and whole embeddings have names of wrapped layers; factors of embeddings lack .weight."""
     save_tiny(tmp_path / "base", "bert", "BertModel", torch.float64)
     base = load_file(tmp_path / "base/model.safetensors")
     words = "bert.embeddings.word_embeddings"
     tensors = classifier() | factors(QUERY.format(1), 32, 32)
-    tensors |= {f"{QUERY.format(1)}.base_layer.bias": random(32), "bert.embeddings.LayerNorm.bias": random(32)}
-    tensors |= {f"{words}.lora_embedding_A": random(4, 99), f"{words}.lora_embedding_B": random(32, 4)}
+    tensors |= {
+        f"{QUERY.format(1)}.base_layer.bias": random_tensor(32),
+        "bert.embeddings.LayerNorm.bias": random_tensor(32),
+    }
+    tensors |= {f"{words}.lora_embedding_A": random_tensor(4, 99), f"{words}.lora_embedding_B": random_tensor(32, 4)}
     tensors[f"{words}.base_layer.weight"] = base["embeddings.word_embeddings.weight"]
     write_adapter(tmp_path / "adapter", tensors, tmp_path / "base", task_type="SEQ_CLS", bias="all")
-    theirs = bert_for_classes(tmp_path / "base")
-    query, embeddings = theirs.bert.encoder.layer[1].attention.self.query, theirs.bert.embeddings
-    query.weight.data += 3 * random(32, 4) @ random(4, 32)
-    query.bias.data = embeddings.LayerNorm.bias.data = random(32)
-    embeddings.word_embeddings.weight.data += 3 * (random(32, 4) @ random(4, 99)).T
+    reference = reference_classifier(tmp_path / "base")
+    query, embeddings = reference.bert.encoder.layer[1].attention.self.query, reference.bert.embeddings
+    query.weight.data += 3 * random_tensor(32, 4) @ random_tensor(4, 32)
+    query.bias.data = embeddings.LayerNorm.bias.data = random_tensor(32)
+    embeddings.word_embeddings.weight.data += 3 * (random_tensor(32, 4) @ random_tensor(4, 99)).T
     ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
     with torch.no_grad():
-        assert (ours(packed("bert")) - logits(theirs)).abs().max() < 1e-12
+        assert (ours(random_batch("bert")) - hf_logits(reference)).abs().max() < 1e-12
 
 
-def test_matrices_that_are_stored_transposed(tmp_path: Path) -> None:
-    theirs = save_tiny(tmp_path / "base", "gpt2", "GPT2LMHeadModel", torch.float64)
+def test_transposed_matrices(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path / "base", "gpt2", "GPT2LMHeadModel", torch.float64)
     module = "transformer.h.2.attn.c_attn"
     tensors = factors(module, 96, 32)
     write_adapter(tmp_path / "adapter", tensors, tmp_path / "base", task_type="CAUSAL_LM", fan_in_fan_out=True)
-    theirs.transformer.h[2].attn.c_attn.weight.data += 3 * (random(96, 4) @ random(4, 32)).T
-    ids, _ = sequences("gpt2")
+    reference.transformer.h[2].attn.c_attn.weight.data += 3 * (random_tensor(96, 4) @ random_tensor(4, 32)).T
+    ids, _ = random_sequences("gpt2")
     with torch.no_grad():
-        expected = torch.cat([theirs(torch.tensor([each])).logits[0] for each in ids])
+        expected = torch.cat([reference(torch.tensor([row])).logits[0] for row in ids])
         ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
-        assert (ours(packed("gpt2")) - expected).abs().max() < 1e-12
+        assert (ours(random_batch("gpt2")) - expected).abs().max() < 1e-12
 
 
 def test_a_lower_precision_rounds_once(tmp_path: Path) -> None:
@@ -154,8 +164,8 @@ def test_a_lower_precision_rounds_once(tmp_path: Path) -> None:
         assert torch.equal(tensor, exact.named_tensors()[name].bfloat16()), name
 
 
-def test_a_sentence_model_beside_the_adapter(tmp_path: Path) -> None:
-    """As sentence-transformers saves a model with an adapter: modules.json is in the adapter's folder."""
+def test_modules_of_sentence_transformers_in_the_folder_of_an_adapter(tmp_path: Path) -> None:
+    """Sentence-transformers saves modules.json of a model with an adapter in the folder of the adapter."""
     save_tiny(tmp_path / "base", "bert", "BertModel")
     write_wordpiece(tmp_path / "base", wordpieces()[:99])
     module = QUERY.format(3).removeprefix("bert.")
@@ -179,10 +189,12 @@ def test_a_sentence_model_beside_the_adapter(tmp_path: Path) -> None:
     )
     weight = load_file(tmp_path / "base/model.safetensors")[f"{module}.weight"]
     merged = ours.named_tensors()["encoder.blocks.3.attention.qkv.weight"][:32]
-    assert torch.allclose(merged, (weight.double() + 3 * random(32, 4) @ random(4, 32)).float(), atol=1e-6)
+    assert torch.allclose(
+        merged, (weight.double() + 3 * random_tensor(32, 4) @ random_tensor(4, 32)).float(), atol=1e-6
+    )
 
 
-def test_convert_merges_into_the_model_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_merges_into_the_given_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny(tmp_path / "base", "bert", "BertForMaskedLM")
     folder = write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32), tmp_path / "gone")
 
@@ -196,12 +208,12 @@ def test_convert_merges_into_the_model_that_is_named(tmp_path: Path, capsys: pyt
     merged, expected = heedful.load(tmp_path / "merged"), heedful.load(folder, base=tmp_path / "base")
     assert merged.weights_digest() == expected.weights_digest() != heedful.load(tmp_path / "base").weights_digest()
     read, facts = transformers.BertForMaskedLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
-    assert not any(facts[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(facts[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     weight = read.bert.encoder.layer[0].attention.self.query.weight
     assert torch.equal(weight, expected.named_tensors()["encoder.blocks.0.attention.qkv.weight"][:32])
 
 
-def test_the_model_can_be_given(tmp_path: Path) -> None:
+def test_the_base_model_can_be_given(tmp_path: Path) -> None:
     save_tiny(tmp_path / "base", "bert", "BertForMaskedLM")
     folder = write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32))
     with pytest.raises(
@@ -213,11 +225,11 @@ def test_the_model_can_be_given(tmp_path: Path) -> None:
         heedful.load(folder, base=folder)
     with pytest.raises(HeedfulError, match="is no adapter, so base='base' has no use"):
         heedful.load(tmp_path / "base", base="base")
-    other = write_adapter(tmp_path / "other", factors(QUERY.format(0), 32, 32), tmp_path / "gone")
+    without_base = write_adapter(tmp_path / "other", factors(QUERY.format(0), 32, 32), tmp_path / "gone")
     with pytest.raises(
         HeedfulError, match=r"other is an adapter of .*gone.* or give it, heedful convert .*load\(\.\.\., base"
     ):
-        heedful.load(other)
+        heedful.load(without_base)
     named = write_adapter(tmp_path / "named", factors(QUERY.format(0), 32, 32), tmp_path / "base")
     assert config_of(named).model.width == 32
     names = [
@@ -249,7 +261,7 @@ def test_the_model_can_be_given(tmp_path: Path) -> None:
         ({"lora_gamma": 1}, "does not know the key 'lora_gamma'"),
     ],
 )
-def test_what_is_not_plain_lora_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_adapters_other_than_plain_lora_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     save_tiny(tmp_path / "base", "bert", "BertModel")
     write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32), tmp_path / "base", **changed)
     with pytest.raises(HeedfulError, match=message):
@@ -261,15 +273,18 @@ def test_what_is_not_plain_lora_is_refused(tmp_path: Path, changed: dict[str, An
     [
         (factors("bert.encoder.layer.9.attention.self.query", 32, 32), "which the model does not have"),
         (factors(QUERY.format(0), 32, 16), r"as \[32, 16\], but the model's is \[32, 32\]"),
-        ({f"{QUERY.format(0)}.lora_A.weight": random(4, 32)}, "has one factor of two"),
+        ({f"{QUERY.format(0)}.lora_A.weight": random_tensor(4, 32)}, "has one factor of two"),
         (
-            factors(QUERY.format(0), 32, 32) | {f"{QUERY.format(0)}.lora_magnitude_vector": random(32)},
+            factors(QUERY.format(0), 32, 32) | {f"{QUERY.format(0)}.lora_magnitude_vector": random_tensor(32)},
             "lora_magnitude_vector is no factor of plain LoRA",
         ),
-        (factors(QUERY.format(0), 32, 32) | {"bert.strange.weight": random(3)}, "not expected: bert.strange.weight"),
+        (
+            factors(QUERY.format(0), 32, 32) | {"bert.strange.weight": random_tensor(3)},
+            "not expected: bert.strange.weight",
+        ),
         (
             {
-                f"bert.embeddings.word_embeddings.lora_embedding_{part}": random(*shape)
+                f"bert.embeddings.word_embeddings.lora_embedding_{part}": random_tensor(*shape)
                 for part, shape in (("A", (4, 99)), ("B", (32, 4)))
             },
             "which the model uses twice, as tokens and as output",

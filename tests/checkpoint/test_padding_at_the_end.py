@@ -1,4 +1,4 @@
-"""A classifier that reads the last row: which row transformers reads where texts end in padding."""
+"""Classifiers that read the last token: which token transformers reads if texts end with the padding token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TOKENIZER = train_tokenizer(
 )
 
 
-def classifier(folder: Path, pad: int | None) -> Path:
-    """A decoder with classes, whose tokenizer ends texts with its separator."""
+def save_classifier(folder: Path, pad: int | None) -> Path:
+    """Save a decoder with a classifier, whose tokenizer ends texts with a separator; returns the folder."""
     values = {
         "model_type": "gpt2",
         "architectures": ["GPT2ForSequenceClassification"],
@@ -38,16 +38,18 @@ def classifier(folder: Path, pad: int | None) -> Path:
     return folder
 
 
-def test_an_end_that_is_padding_too_is_warned_of_once_and_its_advice_gives_their_scores(tmp_path: Path) -> None:
+def test_a_separator_that_is_also_padding_is_warned_of_with_advice_for_the_scores_of_transformers(
+    tmp_path: Path,
+) -> None:
     end = TOKENIZER.encode("a").ids[-1]
-    folder = classifier(tmp_path / "model", end)
+    folder = save_classifier(tmp_path / "model", end)
     with pytest.warns(heedful.HeedfulWarning, match="pad_token_id") as warned:
         ours = heedful.load(folder)
     assert len(warned) == 1
     ids = list(TOKENIZER.encode("the drill smokes").ids)
-    theirs = transformers.GPT2ForSequenceClassification.from_pretrained(folder).eval()
+    reference = transformers.GPT2ForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor([ids])).logits[0]
+        expected = reference(input_ids=torch.tensor([ids])).logits[0]
         assert (ours(Packed.of([ids]))[0] - expected).abs().max() > 1e-3
         assert (ours(Packed.of([ids[:-1]]))[0] - expected).abs().max() < 1e-5
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -55,14 +57,14 @@ def test_an_end_that_is_padding_too_is_warned_of_once_and_its_advice_gives_their
     (folder / "heedful.json").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mended = heedful.load(folder)
-    assert mended.tokenizer is not None
-    assert mended.tokenizer.encode("the drill smokes").ids[-1] == ids[-2]
+        corrected = heedful.load(folder)
+    assert corrected.tokenizer is not None
+    assert corrected.tokenizer.encode("the drill smokes").ids[-1] == ids[-2]
 
 
 @pytest.mark.parametrize("pad", [None, TOKENIZER.special.pad])
-def test_padding_of_its_own_is_not_warned_of(tmp_path: Path, pad: int | None) -> None:
-    classifier(tmp_path / "model", pad)
+def test_another_padding_token_causes_no_warning(tmp_path: Path, pad: int | None) -> None:
+    save_classifier(tmp_path / "model", pad)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         heedful.load(tmp_path / "model")

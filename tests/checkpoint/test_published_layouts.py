@@ -19,93 +19,99 @@ from heedful.packed import Packed
 from tests.families.test_rotary_encoders import GTE_HUB, NOMIC_HUB
 from tests.support.folder_layouts import (
     Step,
-    adapter,
+    add_other_formats,
     bert_base,
-    byte_pairs,
-    config,
-    dense,
-    dense_2,
-    edited,
+    convert_weights,
+    copy_to_reference,
+    edit_config,
+    edit_json,
+    edit_weights,
     gpt2_buffers,
-    last_token,
-    linked,
-    modules_2,
-    modules_6,
-    other_formats,
-    pickled,
-    pickled_shards,
-    pieces,
-    reference,
-    renamed,
-    replaced_config,
-    sharded,
-    stored_as,
+    link_as_hub_cache,
+    make_adapter,
+    make_dense,
+    pickle_shards,
+    pickle_weights,
+    remove_files,
+    rename_tensors,
+    replace_config,
+    save_with_byte_pairs,
+    save_with_end_token,
+    save_with_sentencepiece,
+    save_with_wordpieces,
+    shard_weights,
     t5_small,
-    tensors,
-    tokenizer_json,
-    without,
-    words,
+    write_dense_2,
+    write_modules_2,
+    write_modules_6,
+    write_tokenizer_json,
 )
-from tests.support.tiny_models import ENCODER_DECODER, eager, our_outputs, save_tiny, their_outputs
-from tests.support.tokenizer_folders import ANGLED, wordpieces
+from tests.support.tiny_models import ENCODER_DECODER, hf_outputs, our_outputs, save_tiny, use_eager_attention
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS, wordpieces
 from tests.tokenizer.test_joint_vocabulary import save_files
 
-Check = Callable[[Path], None]  # compares what Heedful computes from a folder with the library that it is made for
+Check = Callable[[Path], None]  # compares the outputs of Heedful for a folder with those of another library
 
 TEXTS = ["Ada reads the blue book", "A child, at 9:30.", "x", "Nobody borrowed the photographs in winter"]
 PAIRS = [("Who reads?", "Ada reads the blue book"), ("When?", "A child, at 9:30."), ("Why", "x")]
 LONG = "Ada reads the blue book. " * 12
 
-# -- what is compared ------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------------
 
 
-def close(ours: Any, theirs: Any) -> bool:
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= 3e-6 * max(1.0, np.abs(theirs).max()))
+def close(actual: Any, expected: Any) -> bool:
+    """Return whether two arrays have the same shape and close values."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    return actual.shape == expected.shape and bool(
+        np.abs(actual - expected).max() <= 3e-6 * max(1.0, np.abs(expected).max())
+    )
 
 
-def vectors(folder: Path) -> None:
-    """Vectors of texts, queries and documents are those of sentence-transformers, before and after saving."""
-    theirs = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+def check_vectors(folder: Path) -> None:
+    """Check that vectors of texts, queries and documents equal those of sentence-transformers, also after saving."""
+    reference_model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
     engine = heedful.Engine(heedful.load(folder))
     for method in ("encode", "encode_query", "encode_document"):
-        expected = getattr(theirs, method)(TEXTS)
+        expected = getattr(reference_model, method)(TEXTS)
         assert close(getattr(engine, method)(TEXTS), expected), method
     assert np.abs(expected[0] - expected[1]).max() > 0.01
     heedful.save(heedful.load(folder), folder / "saved")
-    again = SentenceTransformer(str(folder / "saved"), device="cpu", model_kwargs={"dtype": torch.float32})
-    assert close(again.encode(TEXTS), theirs.encode(TEXTS))
+    reloaded = SentenceTransformer(str(folder / "saved"), device="cpu", model_kwargs={"dtype": torch.float32})
+    assert close(reloaded.encode(TEXTS), reference_model.encode(TEXTS))
 
 
-def cut_vectors(folder: Path) -> None:
-    """Vectors equal those of sentence-transformers, also of a text that both truncate at the same token."""
-    theirs, engine = SentenceTransformer(str(folder), device="cpu"), heedful.Engine(heedful.load(folder))
-    assert close(engine.encode([LONG]), theirs.encode([LONG]))
-    vectors(folder)
+def check_truncated_vectors(folder: Path) -> None:
+    """Check vectors, also of a text that both libraries truncate at the same token."""
+    reference_model, engine = SentenceTransformer(str(folder), device="cpu"), heedful.Engine(heedful.load(folder))
+    assert close(engine.encode([LONG]), reference_model.encode([LONG]))
+    check_vectors(folder)
 
 
-def scores(folder: Path) -> None:
-    """Scores of pairs are those of sentence-transformers' cross-encoder."""
-    theirs, engine = CrossEncoder(str(folder), device="cpu"), heedful.Engine(folder)
+def check_scores(folder: Path) -> None:
+    """Check that scores of pairs equal those of a cross-encoder of sentence-transformers."""
+    reference_model, engine = CrossEncoder(str(folder), device="cpu"), heedful.Engine(folder)
     ours = [list(answer["values"].values()) for answer in engine(PAIRS)]
-    assert close(np.array(ours)[:, 0], theirs.predict(PAIRS))
+    assert close(np.array(ours)[:, 0], reference_model.predict(PAIRS))
 
 
-def outputs(folder: Path) -> None:
-    """Tokens of texts and pairs, and the head's outputs for them, are those of transformers."""
-    check_outputs(folder, "AutoTokenizer")
+def check_outputs(folder: Path) -> None:
+    """Check that tokens of texts and pairs, and the outputs of the head, equal those of transformers."""
+    compare_outputs(folder, "AutoTokenizer")
 
 
-def outputs_by(tokenizer_class: str) -> Check:
-    """Return the same check for a folder that does not name its tokenizer."""
-    return lambda folder: check_outputs(folder, tokenizer_class)
+def outputs_with(tokenizer_class: str) -> Check:
+    """Return `check_outputs` for a folder that does not name the class of its tokenizer."""
+    return lambda folder: compare_outputs(folder, tokenizer_class)
 
 
-def check_outputs(folder: Path, tokenizer_class: str) -> None:
+def compare_outputs(folder: Path, tokenizer_class: str) -> None:
+    """Compare tokens and outputs with those of transformers, whose folder may be `reference` beside this one."""
     loaded, reference = heedful.load(folder), folder.with_name("reference")
     reference = reference if reference.exists() else folder
     (architecture,) = json.loads((reference / "config.json").read_text())["architectures"]
-    theirs = eager(getattr(transformers, architecture).from_pretrained(reference, dtype=torch.float32)).eval()
+    reference_model = use_eager_attention(
+        getattr(transformers, architecture).from_pretrained(reference, dtype=torch.float32)
+    ).eval()
     tokenizer, family = getattr(transformers, tokenizer_class).from_pretrained(reference), loaded.config.family
     texts = [*TEXTS, *([] if family in ENCODER_DECODER else PAIRS)]
     assert loaded.tokenizer is not None
@@ -113,15 +119,15 @@ def check_outputs(folder: Path, tokenizer_class: str) -> None:
     ids, types = [list(text.ids) for text in encoded], [list(text.types) for text in encoded]
     assert ids == [tokenizer(*([text] if isinstance(text, str) else text)).input_ids for text in texts]
     with torch.no_grad():
-        ours, expected = our_outputs(loaded, Packed.of(ids, types)), their_outputs(theirs, family, ids, types)
+        ours, expected = our_outputs(loaded, Packed.of(ids, types)), hf_outputs(reference_model, family, ids, types)
     assert len(ours) == len(expected) and all(map(close, ours, expected))
 
 
-def same_as_merged(folder: Path) -> None:
-    """An adapter's folder computes what its merged model computes in sentence-transformers."""
-    modules_2("Pooling", "Normalize")(folder.with_name("merged"))
-    theirs = SentenceTransformer(str(folder.with_name("merged")), device="cpu")
-    assert close(heedful.Engine(folder).encode(TEXTS), theirs.encode(TEXTS))
+def check_merged_adapter(folder: Path) -> None:
+    """Check that vectors of an adapter equal those of its merged model in sentence-transformers."""
+    write_modules_2("Pooling", "Normalize")(folder.with_name("merged"))
+    reference_model = SentenceTransformer(str(folder.with_name("merged")), device="cpu")
+    assert close(heedful.Engine(folder).encode(TEXTS), reference_model.encode(TEXTS))
 
 
 # -- the layouts -----------------------------------------------------------------------------------------------------
@@ -147,166 +153,204 @@ def marian(folder: Path) -> None:
     save_tiny(folder, "marian", "MarianMTModel", vocab_size=len(vocabulary), **pad)
 
 
-bert, classifier = words("bert", "BertModel"), words("bert", "BertForSequenceClassification", **ONE_LABEL)
-plain = [bert, modules_2("Pooling", "Normalize")]
-as_xlm_roberta = edited("tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer")
+bert, classifier = (
+    save_with_wordpieces("bert", "BertModel"),
+    save_with_wordpieces("bert", "BertForSequenceClassification", **ONE_LABEL),
+)
+plain = [bert, write_modules_2("Pooling", "Normalize")]
+as_xlm_roberta = edit_json("tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer")
 
 LAYOUTS: dict[str, tuple[Check, list[Step]]] = {
     # -- sentence-transformers
-    "version 2: mean and Normalize, as all-MiniLM": (cut_vectors, plain),
+    "version 2: mean and Normalize, as all-MiniLM": (check_truncated_vectors, plain),
     "version 2: no Normalize, a BERT with XLM-RoBERTa's pieces": (
-        vectors,
-        [pieces("bert", "BertModel", **XLM), modules_2("Pooling"), as_xlm_roberta],
+        check_vectors,
+        [save_with_sentencepiece("bert", "BertModel", **XLM), write_modules_2("Pooling"), as_xlm_roberta],
     ),
-    "version 2: first token, as BGE": (vectors, [bert, modules_2("Pooling", "Normalize", pooling="cls")]),
-    "version 2: maximum": (vectors, [bert, modules_2("Pooling", pooling="max")]),
+    "version 2: first token, as BGE": (check_vectors, [bert, write_modules_2("Pooling", "Normalize", pooling="cls")]),
+    "version 2: maximum": (check_vectors, [bert, write_modules_2("Pooling", pooling="max")]),
     "version 2: mean over the root of the length": (
-        vectors,
-        [bert, modules_2("Pooling", pooling="mean_sqrt_len_tokens")],
+        check_vectors,
+        [bert, write_modules_2("Pooling", pooling="mean_sqrt_len_tokens")],
     ),
-    "version 2: Dense, as LaBSE": (vectors, [bert, modules_2("Pooling", "Dense", "Normalize", pooling="cls"), dense_2]),
-    "version 2: no sentence_bert_config.json": (cut_vectors, [bert, modules_2("Pooling", max_length=None)]),
+    "version 2: Dense, as LaBSE": (
+        check_vectors,
+        [bert, write_modules_2("Pooling", "Dense", "Normalize", pooling="cls"), write_dense_2],
+    ),
+    "version 2: no sentence_bert_config.json": (
+        check_truncated_vectors,
+        [bert, write_modules_2("Pooling", max_length=None)],
+    ),
     "version 2: MPNet, as all-mpnet-base": (
-        vectors,
-        [words("mpnet", "MPNetModel", "MPNetTokenizer"), modules_2("Pooling", "Normalize")],
+        check_vectors,
+        [save_with_wordpieces("mpnet", "MPNetModel", "MPNetTokenizer"), write_modules_2("Pooling", "Normalize")],
     ),
     "version 2: T5's encoder and Dense, as sentence-t5": (
-        vectors,
-        [pieces("t5", "T5EncoderModel", "spiece.model", T5), modules_2("Pooling", "Dense", "Normalize"), dense_2],
+        check_vectors,
+        [
+            save_with_sentencepiece("t5", "T5EncoderModel", "spiece.model", T5),
+            write_modules_2("Pooling", "Dense", "Normalize"),
+            write_dense_2,
+        ],
     ),
-    "version 6: mean and Normalize": (cut_vectors, [bert, modules_6(Normalize())]),
-    "version 6: several poolings": (vectors, [bert, modules_6(pooling=("cls", "max"))]),
+    "version 6: mean and Normalize": (check_truncated_vectors, [bert, write_modules_6(Normalize())]),
+    "version 6: several poolings": (check_vectors, [bert, write_modules_6(pooling=("cls", "max"))]),
     "version 6: Dense without activation": (
-        vectors,
-        [bert, modules_6(dense(32, 16, bias=False, activation_function=torch.nn.Identity()), Normalize())],
+        check_vectors,
+        [bert, write_modules_6(make_dense(32, 16, bias=False, activation_function=torch.nn.Identity()), Normalize())],
     ),
     "version 6: prompts of queries and documents, as E5": (
-        vectors,
-        [bert, modules_6(Normalize(), prompts={"query": "query: ", "document": "passage: "})],
+        check_vectors,
+        [bert, write_modules_6(Normalize(), prompts={"query": "query: ", "document": "passage: "})],
     ),
     "version 6: default prompt that is not pooled, as INSTRUCTOR": (
-        vectors,
-        [bert, modules_6(include_prompt=False, prompts={"task": "the : "}, default_prompt_name="task")],
+        check_vectors,
+        [bert, write_modules_6(include_prompt=False, prompts={"task": "the : "}, default_prompt_name="task")],
     ),
-    "version 6: truncate_dim": (vectors, [bert, modules_6(Normalize(), truncate_dim=20)]),
+    "version 6: truncate_dim": (check_vectors, [bert, write_modules_6(Normalize(), truncate_dim=20)]),
     "version 6: last token, as Qwen3-Embedding": (
-        vectors,
-        [last_token, modules_6(Normalize(), pooling="lasttoken", prompts={"query": "Instruct: x\nQuery:"})],
+        check_vectors,
+        [
+            save_with_end_token,
+            write_modules_6(Normalize(), pooling="lasttoken", prompts={"query": "Instruct: x\nQuery:"}),
+        ],
     ),
     "version 6: ModernBERT": (
-        vectors,
-        [words("modernbert", "ModernBertModel"), tokenizer_json, modules_6(Normalize())],
+        check_vectors,
+        [save_with_wordpieces("modernbert", "ModernBertModel"), write_tokenizer_json, write_modules_6(Normalize())],
     ),
-    "half precision": (vectors, [*plain, stored_as(torch.float16), config(torch_dtype="float16")]),
-    "bfloat16": (vectors, [*plain, stored_as(torch.bfloat16), config(dtype="bfloat16")]),
-    "shards": (vectors, [*plain, sharded]),
-    "pytorch_model.bin": (vectors, [*plain, pickled]),
-    "pytorch_model.bin in shards": (outputs, [words("bert", "BertForMaskedLM"), pickled_shards]),
-    "files of other libraries beside the weights": (vectors, [*plain, other_formats]),
-    "links into the blobs of the hub's cache": (outputs, [words("bert", "BertForMaskedLM"), linked]),
-    "an adapter of peft, with modules.json": (same_as_merged, [bert, adapter(), modules_2("Pooling", "Normalize")]),
+    "half precision": (check_vectors, [*plain, convert_weights(torch.float16), edit_config(torch_dtype="float16")]),
+    "bfloat16": (check_vectors, [*plain, convert_weights(torch.bfloat16), edit_config(dtype="bfloat16")]),
+    "shards": (check_vectors, [*plain, shard_weights]),
+    "pytorch_model.bin": (check_vectors, [*plain, pickle_weights]),
+    "pytorch_model.bin in shards": (check_outputs, [save_with_wordpieces("bert", "BertForMaskedLM"), pickle_shards]),
+    "files of other libraries beside the weights": (check_vectors, [*plain, add_other_formats]),
+    "links into the blobs of the hub's cache": (
+        check_outputs,
+        [save_with_wordpieces("bert", "BertForMaskedLM"), link_as_hub_cache],
+    ),
+    "an adapter of peft, with modules.json": (
+        check_merged_adapter,
+        [bert, make_adapter(), write_modules_2("Pooling", "Normalize")],
+    ),
     # -- cross-encoders
-    "cross-encoder before version 4": (scores, [classifier, config(sbert_ce_default_activation_function=SIGMOID)]),
+    "cross-encoder before version 4": (
+        check_scores,
+        [classifier, edit_config(sbert_ce_default_activation_function=SIGMOID)],
+    ),
     "cross-encoder of version 4": (
-        scores,
-        [classifier, config(sentence_transformers={"activation_fn": SIGMOID, "version": "4.1.0"})],
+        check_scores,
+        [classifier, edit_config(sentence_transformers={"activation_fn": SIGMOID, "version": "4.1.0"})],
     ),
     "cross-encoder without a key, as BGE's reranker": (
-        outputs_by("XLMRobertaTokenizer"),
-        [pieces("xlm-roberta", "XLMRobertaForSequenceClassification", **XLM, **ONE_LABEL)],
+        outputs_with("XLMRobertaTokenizer"),
+        [save_with_sentencepiece("xlm-roberta", "XLMRobertaForSequenceClassification", **XLM, **ONE_LABEL)],
     ),
     # -- transformers
     "BERT with old names, two heads and tied copies, as bert-base": (
-        outputs,
-        [words("bert", "BertForPreTraining"), tensors(bert_base), config(architectures=["BertForMaskedLM"])],
+        check_outputs,
+        [
+            save_with_wordpieces("bert", "BertForPreTraining"),
+            edit_weights(bert_base),
+            edit_config(architectures=["BertForMaskedLM"]),
+        ],
     ),
     "BERT with vocab.txt alone": (
-        outputs_by("BertTokenizer"),
-        [words("bert", "BertForTokenClassification"), without("tokenizer_config.json")],
+        outputs_with("BertTokenizer"),
+        [save_with_wordpieces("bert", "BertForTokenClassification"), remove_files("tokenizer_config.json")],
     ),
     "DistilBERT as fine-tuned for SST-2": (
-        outputs,
+        check_outputs,
         [
-            words("distilbert", "DistilBertForSequenceClassification", "DistilBertTokenizer"),
-            config(finetuning_task="sst-2", output_past=True, sinusoidal_pos_embds=False, tie_weights_=True),
+            save_with_wordpieces("distilbert", "DistilBertForSequenceClassification", "DistilBertTokenizer"),
+            edit_config(finetuning_task="sst-2", output_past=True, sinusoidal_pos_embds=False, tie_weights_=True),
         ],
     ),
     "RoBERTa with vocab.json, merges.txt and position ids": (
-        outputs,
+        check_outputs,
         [
-            byte_pairs("roberta", "RobertaForMaskedLM", "RobertaTokenizer", ANGLED),
-            tensors(lambda weights: weights | {"roberta.embeddings.position_ids": torch.arange(42)[None]}),
+            save_with_byte_pairs("roberta", "RobertaForMaskedLM", "RobertaTokenizer", ANGLE_BRACKET_TOKENS),
+            edit_weights(lambda weights: weights | {"roberta.embeddings.position_ids": torch.arange(42)[None]}),
         ],
     ),
     "XLM-RoBERTa with sentencepiece.bpe.model alone": (
-        outputs_by("XLMRobertaTokenizer"),
-        [pieces("xlm-roberta", "XLMRobertaForMaskedLM", **XLM)],
+        outputs_with("XLMRobertaTokenizer"),
+        [save_with_sentencepiece("xlm-roberta", "XLMRobertaForMaskedLM", **XLM)],
     ),
     "CamemBERT with sentencepiece.bpe.model alone": (
-        outputs_by("CamembertTokenizer"),
-        [pieces("camembert", "CamembertForMaskedLM", **XLM)],
+        outputs_with("CamembertTokenizer"),
+        [save_with_sentencepiece("camembert", "CamembertForMaskedLM", **XLM)],
     ),
     "ALBERT with spiece.model alone": (
-        outputs_by("AlbertTokenizer"),
-        [pieces("albert", "AlbertForMaskedLM", "spiece.model", ALBERT)],
+        outputs_with("AlbertTokenizer"),
+        [save_with_sentencepiece("albert", "AlbertForMaskedLM", "spiece.model", ALBERT)],
     ),
     "XLNet with spiece.model alone": (
-        outputs_by("XLNetTokenizer"),
-        [pieces("xlnet", "XLNetForSequenceClassification", "spiece.model", XLNET)],
+        outputs_with("XLNetTokenizer"),
+        [save_with_sentencepiece("xlnet", "XLNetForSequenceClassification", "spiece.model", XLNET)],
     ),
     "DeBERTa with spm.model alone": (
-        outputs_by("DebertaV2Tokenizer"),
-        [pieces("deberta-v2", "DebertaV2ForSequenceClassification", "spm.model", DEBERTA)],
+        outputs_with("DebertaV2Tokenizer"),
+        [save_with_sentencepiece("deberta-v2", "DebertaV2ForSequenceClassification", "spm.model", DEBERTA)],
     ),
     "T5 with spiece.model alone and copies of its tokens, as t5-small": (
-        outputs_by("T5Tokenizer"),
-        [pieces("t5", "T5ForConditionalGeneration", "spiece.model", T5), tensors(t5_small)],
+        outputs_with("T5Tokenizer"),
+        [save_with_sentencepiece("t5", "T5ForConditionalGeneration", "spiece.model", T5), edit_weights(t5_small)],
     ),
     "GPT-2 without a prefix and with causal masks": (
-        outputs,
-        [byte_pairs("gpt2", "GPT2LMHeadModel", "GPT2Tokenizer", ["<|endoftext|>"]), tensors(gpt2_buffers)],
-    ),
-    "ELECTRA's discriminator": (outputs, [words("electra", "ElectraForPreTraining", "ElectraTokenizer")]),
-    "ModernBERT with keys of transformers 4": (
-        outputs,
+        check_outputs,
         [
-            words("modernbert", "ModernBertForMaskedLM"),
-            tokenizer_json,
-            config(rope_parameters=None, layer_types=None, global_rope_theta=160_000.0, local_rope_theta=10_000.0),
+            save_with_byte_pairs("gpt2", "GPT2LMHeadModel", "GPT2Tokenizer", ["<|endoftext|>"]),
+            edit_weights(gpt2_buffers),
+        ],
+    ),
+    "ELECTRA's discriminator": (
+        check_outputs,
+        [save_with_wordpieces("electra", "ElectraForPreTraining", "ElectraTokenizer")],
+    ),
+    "ModernBERT with keys of transformers 4": (
+        check_outputs,
+        [
+            save_with_wordpieces("modernbert", "ModernBertForMaskedLM"),
+            write_tokenizer_json,
+            edit_config(rope_parameters=None, layer_types=None, global_rope_theta=160_000.0, local_rope_theta=10_000.0),
         ],
     ),
     "Nomic BERT with its first keys and auto_map": (
-        outputs,
+        check_outputs,
         [
-            words("nomic_bert", "NomicBertForMaskedLM"),
-            reference,
-            replaced_config(NOMIC_HUB | NOMIC_SIZE | {"architectures": ["NomicBertForMaskedLM"], "auto_map": CODE}),
+            save_with_wordpieces("nomic_bert", "NomicBertForMaskedLM"),
+            copy_to_reference,
+            replace_config(NOMIC_HUB | NOMIC_SIZE | {"architectures": ["NomicBertForMaskedLM"], "auto_map": CODE}),
         ],
     ),
     "GTE with its first keys, names and auto_map": (
-        outputs_by("XLMRobertaTokenizer"),
+        outputs_with("XLMRobertaTokenizer"),
         [
-            pieces("gte", "GteForMaskedLM", **XLM, type_vocab_size=1),
-            reference,
-            renamed("gte.", "new."),
-            replaced_config(GTE_HUB | GTE_SIZE | {"architectures": ["NewForMaskedLM"], "auto_map": CODE}),
+            save_with_sentencepiece("gte", "GteForMaskedLM", **XLM, type_vocab_size=1),
+            copy_to_reference,
+            rename_tensors("gte.", "new."),
+            replace_config(GTE_HUB | GTE_SIZE | {"architectures": ["NewForMaskedLM"], "auto_map": CODE}),
         ],
     ),
-    "EuroBERT with auto_map": (outputs, [words("eurobert", "EuroBertForMaskedLM"), config(auto_map=CODE)]),
-    "Marian with source.spm, target.spm and vocab.json": (outputs_by("MarianTokenizer"), [marian]),
+    "EuroBERT with auto_map": (
+        check_outputs,
+        [save_with_wordpieces("eurobert", "EuroBertForMaskedLM"), edit_config(auto_map=CODE)],
+    ),
+    "Marian with source.spm, target.spm and vocab.json": (outputs_with("MarianTokenizer"), [marian]),
     "mBART with sentencepiece.bpe.model alone": (
-        outputs_by("MBartTokenizer"),
-        [pieces("mbart", "MBartForConditionalGeneration", **XLM)],
+        outputs_with("MBartTokenizer"),
+        [save_with_sentencepiece("mbart", "MBartForConditionalGeneration", **XLM)],
     ),
     "BART as fine-tuned for MNLI": (
-        outputs,
-        [byte_pairs("bart", "BartForSequenceClassification", "BartTokenizer", ANGLED)],
+        check_outputs,
+        [save_with_byte_pairs("bart", "BartForSequenceClassification", "BartTokenizer", ANGLE_BRACKET_TOKENS)],
     ),
     "Llama with keys of transformers 4": (
-        outputs,
+        check_outputs,
         [
-            byte_pairs("llama", "LlamaForCausalLM", "GPT2Tokenizer", ["<|endoftext|>"]),
-            config(rope_parameters=None, rope_theta=10_000.0, rope_scaling=None, pretraining_tp=1),
+            save_with_byte_pairs("llama", "LlamaForCausalLM", "GPT2Tokenizer", ["<|endoftext|>"]),
+            edit_config(rope_parameters=None, rope_theta=10_000.0, rope_scaling=None, pretraining_tp=1),
         ],
     ),
 }
@@ -317,7 +361,7 @@ LAYOUTS: dict[str, tuple[Check, list[Step]]] = {
 )
 @pytest.mark.filterwarnings("ignore:Recommended:UserWarning")  # Marian's tokenizer recommends a package it does not use
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_published_layout_computes_what_its_library_computes(tmp_path: Path, name: str) -> None:
+def test_a_published_layout_has_the_outputs_of_its_library(tmp_path: Path, name: str) -> None:
     check, steps = LAYOUTS[name]
     for step in steps:
         step(tmp_path / "model")

@@ -1,8 +1,8 @@
-"""Whatever a folder holds, loading it raises a HeedfulError or returns exactly the right tensors.
+"""Loading a folder with any content raises a HeedfulError or returns exactly the right tensors.
 
-Right means: the names and shapes that config.json implies, and every byte of theirs as the file has it. A changed byte
-inside a tensor cannot be seen without a hash: such a file gives the changed number, or is refused where that is not
-finite. Two tensors of one shape whose names were exchanged cannot be seen either.
+Tensors are right if they have the names and shapes that config.json implies, and the bytes of the file. Without a hash,
+a changed byte inside a tensor cannot be detected unless the number is no longer finite, and neither can two tensors of
+one shape with exchanged names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from heedful.checkpoint import atomic_folder, folder_of, hub, safetensors_files
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_tensors
 from heedful.errors import HeedfulError, HeedfulWarning
-from tests.support.tiny_models import packed, save_tiny
+from tests.support.tiny_models import random_batch, save_tiny
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 31, "max_position_embeddings": 12}
 ROOT = Path(__file__).parent.parent.parent
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A masked language model of one layer; not to be changed."""
+    """Folder of a masked language model of one layer, which tests must not change."""
     path = tmp_path_factory.mktemp("files") / "model"
     save_tiny(path, "bert", "BertForMaskedLM", **SMALL)
     return path
@@ -48,79 +48,85 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
-    """The same, to be changed."""
+    """A copy of `folder`, which a test may change."""
     return Path(shutil.copytree(folder, tmp_path / "model"))
 
 
-def header_of(raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the data of a safetensors file."""
+def split_file(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the header and the data of a safetensors file."""
     (length,) = struct.unpack("<Q", raw[:8])
     return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
 
-def written(header: Any, data: bytes, length: int | None = None) -> bytes:
-    """A safetensors file with that header, or with a false length of it."""
+def safetensors_bytes(header: Any, data: bytes, length: int | None = None) -> bytes:
+    """Return a safetensors file with this header; `length` replaces the length of the header in the file."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8), **more: Any) -> dict[str, Any]:
-    """What a header says of one tensor."""
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
+def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8), **fields: Any) -> dict[str, Any]:
+    """Return the entry of one tensor in a header."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **fields}
 
 
 DATA = struct.pack("<4f", 1, 2, 3, 4)
-TWO = {"a": entry(), "b": entry(offsets=(8, 16))}
+TWO_TENSORS = {"a": entry(), "b": entry(offsets=(8, 16))}
 BROKEN: dict[str, bytes] = {
     "empty": b"",
     "short": b"\x05\x00\x00",
-    "a header alone": written(TWO, b""),
+    "a header alone": safetensors_bytes(TWO_TENSORS, b""),
     "no header": struct.pack("<Q", 0) + DATA,
-    "2^63 bytes of header": written(TWO, DATA, 1 << 63),
-    "2^64 - 1 bytes of header": written(TWO, DATA, (1 << 64) - 1),
-    "a header of more than 100 MB": written(TWO, DATA, 100_000_001),
-    "a header that is longer than the file": written(TWO, b"", 1 << 12),
-    "bad JSON": written(b'{"a": ', DATA),
-    "UTF-16": written(json.dumps(TWO).encode("utf-16"), DATA),
-    "a byte order mark": written(b"\xef\xbb\xbf" + json.dumps(TWO).encode(), DATA),
-    "a list": written([], DATA),
-    "a number": written(b"12", DATA),
-    "deep JSON": written(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", DATA),
-    "deep metadata": written({"__metadata__": {"a": {"b": "c"}}, **TWO}, DATA),
-    "metadata of numbers": written({"__metadata__": {"a": 1}, **TWO}, DATA),
-    "metadata that are text": written({"__metadata__": "pt", **TWO}, DATA),
-    "an overlap": written({"a": entry(), "b": entry(offsets=(4, 12))}, DATA[:12]),
-    "one place twice": written({"a": entry(), "b": entry()}, DATA[:8]),
-    "a hole": written({"a": entry(), "b": entry(offsets=(12, 20))}, DATA + DATA[:4]),
-    "a hole at the start": written({"a": entry(offsets=(8, 16))}, DATA),
-    "trailing bytes": written(TWO, DATA + b"x"),
-    "a truncation": written(TWO, DATA[:-1]),
-    "an overflowing shape": written({"a": entry(shape=(1 << 62, 8), offsets=(0, 0))}, b""),
-    "a shape that overflows to the right size": written({"a": entry(shape=(1 << 63, 4, 1 << 62), offsets=(0, 0))}, b""),
-    "a negative shape": written({"a": entry(shape=(-1, -2))}, DATA[:8]),
-    "a negative offset": written({"a": entry(offsets=(-8, 0))}, DATA[:8]),
-    "offsets in the wrong order": written({"a": entry(offsets=(8, 0))}, DATA[:8]),
-    "three offsets": written({"a": entry(offsets=(0, 8, 8))}, DATA[:8]),
-    "a shape of text": written({"a": entry(shape=("2",))}, DATA[:8]),
-    "a shape of floats": written({"a": entry(shape=(2.0,))}, DATA[:8]),
-    "a shape of truths": written({"a": entry(shape=(True, 2))}, DATA[:8]),
-    "a shape that is null": written({"a": entry() | {"shape": None}}, DATA[:8]),
-    "a number of 5,000 digits": written(b'{"a": {"shape": [' + b"1" * 5000 + b"]}}", DATA),
-    "an infinite number": written(b'{"a": {"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}}', DATA[:8]),
-    "a thousand dimensions": written({"a": entry(shape=(1,) * 999 + (2,))}, DATA[:8]),
-    "an unknown type": written({"a": entry("F33")}, DATA[:8]),
-    "a type that is no text": written({"a": entry() | {"dtype": 4}}, DATA[:8]),
-    "no type": written({"a": {"shape": [2], "data_offsets": [0, 8]}}, DATA[:8]),
-    "an unknown field": written({"a": entry(file="../b")}, DATA[:8]),
-    "an entry that is a list": written({"a": [1]}, b""),
-    "a name twice": written(b'{"a":%s,"a":%s}' % tuple(json.dumps(each).encode() for each in TWO.values()), DATA),
-    "a field twice": written(b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', DATA[:8]),
-    "a name with a line break": written({"a\nb": entry()}, DATA[:8]),
-    "a name that moves the cursor": written({"\x1b[2J": entry()}, DATA[:8]),
-    "half a surrogate pair": written(b'{"\\ud800":%s}' % json.dumps(entry()).encode(), DATA[:8]),
-    "a name of a megabyte": written({"a" * (1 << 20): entry()}, DATA[:8]),
-    "50 MB of metadata": written({"__metadata__": {"a": "b" * 50_000_000}, **TWO}, DATA),
-    "300,000 tensors": written({f"a{n}": entry(offsets=(0, 0), shape=(0,)) for n in range(300_000)}, b""),
+    "2^63 bytes of header": safetensors_bytes(TWO_TENSORS, DATA, 1 << 63),
+    "2^64 - 1 bytes of header": safetensors_bytes(TWO_TENSORS, DATA, (1 << 64) - 1),
+    "a header of more than 100 MB": safetensors_bytes(TWO_TENSORS, DATA, 100_000_001),
+    "a header that is longer than the file": safetensors_bytes(TWO_TENSORS, b"", 1 << 12),
+    "bad JSON": safetensors_bytes(b'{"a": ', DATA),
+    "UTF-16": safetensors_bytes(json.dumps(TWO_TENSORS).encode("utf-16"), DATA),
+    "a byte order mark": safetensors_bytes(b"\xef\xbb\xbf" + json.dumps(TWO_TENSORS).encode(), DATA),
+    "a list": safetensors_bytes([], DATA),
+    "a number": safetensors_bytes(b"12", DATA),
+    "deep JSON": safetensors_bytes(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", DATA),
+    "deep metadata": safetensors_bytes({"__metadata__": {"a": {"b": "c"}}, **TWO_TENSORS}, DATA),
+    "metadata of numbers": safetensors_bytes({"__metadata__": {"a": 1}, **TWO_TENSORS}, DATA),
+    "metadata that are text": safetensors_bytes({"__metadata__": "pt", **TWO_TENSORS}, DATA),
+    "an overlap": safetensors_bytes({"a": entry(), "b": entry(offsets=(4, 12))}, DATA[:12]),
+    "one place twice": safetensors_bytes({"a": entry(), "b": entry()}, DATA[:8]),
+    "a hole": safetensors_bytes({"a": entry(), "b": entry(offsets=(12, 20))}, DATA + DATA[:4]),
+    "a hole at the start": safetensors_bytes({"a": entry(offsets=(8, 16))}, DATA),
+    "trailing bytes": safetensors_bytes(TWO_TENSORS, DATA + b"x"),
+    "a truncation": safetensors_bytes(TWO_TENSORS, DATA[:-1]),
+    "an overflowing shape": safetensors_bytes({"a": entry(shape=(1 << 62, 8), offsets=(0, 0))}, b""),
+    "a shape that overflows to the right size": safetensors_bytes(
+        {"a": entry(shape=(1 << 63, 4, 1 << 62), offsets=(0, 0))}, b""
+    ),
+    "a negative shape": safetensors_bytes({"a": entry(shape=(-1, -2))}, DATA[:8]),
+    "a negative offset": safetensors_bytes({"a": entry(offsets=(-8, 0))}, DATA[:8]),
+    "offsets in the wrong order": safetensors_bytes({"a": entry(offsets=(8, 0))}, DATA[:8]),
+    "three offsets": safetensors_bytes({"a": entry(offsets=(0, 8, 8))}, DATA[:8]),
+    "a shape of text": safetensors_bytes({"a": entry(shape=("2",))}, DATA[:8]),
+    "a shape of floats": safetensors_bytes({"a": entry(shape=(2.0,))}, DATA[:8]),
+    "a shape of truths": safetensors_bytes({"a": entry(shape=(True, 2))}, DATA[:8]),
+    "a shape that is null": safetensors_bytes({"a": entry() | {"shape": None}}, DATA[:8]),
+    "a number of 5,000 digits": safetensors_bytes(b'{"a": {"shape": [' + b"1" * 5000 + b"]}}", DATA),
+    "an infinite number": safetensors_bytes(b'{"a": {"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}}', DATA[:8]),
+    "a thousand dimensions": safetensors_bytes({"a": entry(shape=(1,) * 999 + (2,))}, DATA[:8]),
+    "an unknown type": safetensors_bytes({"a": entry("F33")}, DATA[:8]),
+    "a type that is no text": safetensors_bytes({"a": entry() | {"dtype": 4}}, DATA[:8]),
+    "no type": safetensors_bytes({"a": {"shape": [2], "data_offsets": [0, 8]}}, DATA[:8]),
+    "an unknown field": safetensors_bytes({"a": entry(file="../b")}, DATA[:8]),
+    "an entry that is a list": safetensors_bytes({"a": [1]}, b""),
+    "a name twice": safetensors_bytes(
+        b'{"a":%s,"a":%s}' % tuple(json.dumps(value).encode() for value in TWO_TENSORS.values()), DATA
+    ),
+    "a field twice": safetensors_bytes(
+        b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', DATA[:8]
+    ),
+    "a name with a line break": safetensors_bytes({"a\nb": entry()}, DATA[:8]),
+    "a name that moves the cursor": safetensors_bytes({"\x1b[2J": entry()}, DATA[:8]),
+    "half a surrogate pair": safetensors_bytes(b'{"\\ud800":%s}' % json.dumps(entry()).encode(), DATA[:8]),
+    "a name of a megabyte": safetensors_bytes({"a" * (1 << 20): entry()}, DATA[:8]),
+    "50 MB of metadata": safetensors_bytes({"__metadata__": {"a": "b" * 50_000_000}, **TWO_TENSORS}, DATA),
+    "300,000 tensors": safetensors_bytes({f"a{n}": entry(offsets=(0, 0), shape=(0,)) for n in range(300_000)}, b""),
 }
 
 
@@ -136,42 +142,48 @@ def test_a_broken_file_is_refused(case: str, tmp_path: Path) -> None:
 
 
 ACCEPTED: dict[str, tuple[bytes, dict[str, tuple[int, ...]]]] = {
-    "two tensors": (written(TWO, DATA), {"a": (2,), "b": (2,)}),
-    "no tensors": (written({}, b""), {}),
-    "metadata": (written({"__metadata__": {"format": "pt"}, **TWO}, DATA), {"a": (2,), "b": (2,)}),
-    "the later one first": (written(dict(reversed(TWO.items())), DATA), {"a": (2,), "b": (2,)}),
-    "a scalar": (written({"a": entry(shape=(), offsets=(0, 4))}, DATA[:4]), {"a": ()}),
-    "nothing, 2^62 wide": (written({"a": entry(shape=(0, 1 << 62), offsets=(0, 0))}, b""), {"a": (0, 1 << 62)}),
-    "a path as a name": (written({"../../etc/x": entry()}, DATA[:8]), {"../../etc/x": (2,)}),
-    "spaces after the header": (written(json.dumps(TWO).encode() + b"   ", DATA), {"a": (2,), "b": (2,)}),
+    "two tensors": (safetensors_bytes(TWO_TENSORS, DATA), {"a": (2,), "b": (2,)}),
+    "no tensors": (safetensors_bytes({}, b""), {}),
+    "metadata": (safetensors_bytes({"__metadata__": {"format": "pt"}, **TWO_TENSORS}, DATA), {"a": (2,), "b": (2,)}),
+    "the later one first": (safetensors_bytes(dict(reversed(TWO_TENSORS.items())), DATA), {"a": (2,), "b": (2,)}),
+    "a scalar": (safetensors_bytes({"a": entry(shape=(), offsets=(0, 4))}, DATA[:4]), {"a": ()}),
+    "nothing, 2^62 wide": (
+        safetensors_bytes({"a": entry(shape=(0, 1 << 62), offsets=(0, 0))}, b""),
+        {"a": (0, 1 << 62)},
+    ),
+    "a path as a name": (safetensors_bytes({"../../etc/x": entry()}, DATA[:8]), {"../../etc/x": (2,)}),
+    "spaces after the header": (
+        safetensors_bytes(json.dumps(TWO_TENSORS).encode() + b"   ", DATA),
+        {"a": (2,), "b": (2,)},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_what_is_accepted_is_read_as_the_library_reads_it(case: str, tmp_path: Path) -> None:
+def test_a_valid_file_is_read_as_safetensors_reads_it(case: str, tmp_path: Path) -> None:
     raw, shapes = ACCEPTED[case]
     (tmp_path / WEIGHTS).write_bytes(raw)
-    slots = find_tensors(tmp_path)
-    assert {name: slot.shape for name, slot in slots.items()} == shapes
-    ours, theirs = read_tensors(slots, torch.float32), load_file(tmp_path / WEIGHTS)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    entries = find_tensors(tmp_path)
+    assert {name: entry.shape for name, entry in entries.items()} == shapes
+    actual, expected = read_tensors(entries, torch.float32), load_file(tmp_path / WEIGHTS)
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in actual)
     assert list(tmp_path.iterdir()) == [tmp_path / WEIGHTS]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_every_type_of_number(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_every_float_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {"a": torch.randn(3, 5).to(dtype), "b": torch.randn(()).to(dtype), "c": torch.ones(0, 4, dtype=dtype)}
     save_file(tensors, tmp_path / WEIGHTS)
-    slots = find_tensors(tmp_path)
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_tensors(slots, dtype).items())
+    entries = find_tensors(tmp_path)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_tensors(entries, dtype).items())
     for bad in (float("nan"), float("inf"), -float("inf")):
         save_file({"a": torch.tensor([1, bad, 2], dtype=dtype)}, tmp_path / WEIGHTS)
         with pytest.raises(HeedfulError, match="a holds NaN or infinite numbers"):
             read_tensors(find_tensors(tmp_path), dtype)
 
 
-def test_numbers_too_large_for_the_wanted_type_and_integers_are_refused(tmp_path: Path) -> None:
+def test_integers_and_numbers_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.tensor([1e30])}, tmp_path / WEIGHTS)
     with pytest.raises(HeedfulError, match=r"a holds NaN or infinite numbers as torch\.float16"):
         read_tensors(find_tensors(tmp_path), torch.float16)
@@ -181,25 +193,25 @@ def test_numbers_too_large_for_the_wanted_type_and_integers_are_refused(tmp_path
             read_tensors(find_tensors(tmp_path), torch.float32)
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_an_error(copy: Path) -> None:
-    slots = find_tensors(copy)  # a mapped file would end the process with SIGBUS here
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error(copy: Path) -> None:
+    entries = find_tensors(copy)  # a mapped file would end the process with SIGBUS here
     raw = (copy / WEIGHTS).read_bytes()
     (copy / WEIGHTS).write_bytes(raw[:-1])
     with pytest.raises(HeedfulError, match="it ended inside"):
-        read_tensors(slots, torch.float32)
+        read_tensors(entries, torch.float32)
     (copy / WEIGHTS).unlink()
     with pytest.raises(HeedfulError, match="cannot be read: No such file"):
-        read_tensors(slots, torch.float32)
+        read_tensors(entries, torch.float32)
 
 
-def test_a_tensor_that_no_memory_holds_is_an_error(tmp_path: Path) -> None:
+def test_a_tensor_larger_than_memory_is_an_error(tmp_path: Path) -> None:
     entry = safetensors_files.TensorEntry(file=tmp_path / WEIGHTS, key="a", shape=(1 << 44, 4), dtype="F32", start=0)
     entry.file.touch()
     with pytest.raises(HeedfulError, match="not enough memory for a"):
         read_tensors({"a": entry}, torch.float32)
 
 
-# -- the whole of load: names, shapes and types are those of config.json -------------------------------------------
+# -- load: names, shapes and dtypes follow from config.json --------------------------------------------------------
 
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 WORDS, TYPES = "bert.embeddings.word_embeddings.weight", "bert.embeddings.token_type_embeddings.weight"
@@ -217,18 +229,19 @@ WRONG: dict[str, tuple[Change, str]] = {
     "exchanged": (lambda t: t | {WORDS: t[TYPES], TYPES: t[WORDS]}, rf"{WORDS} has the shape"),
     "integers": (lambda t: t | {UP: t[UP].to(torch.int32)}, f"{UP} holds I32"),
     "NaN": (lambda t: t | {UP: t[UP] * float("nan")}, f"{UP} holds NaN"),
-    "two names for one": (lambda t: t | {_old(t): torch.ones(32)}, "two names of one tensor"),
+    "two names for one": (lambda t: t | {_old_name(t): torch.ones(32)}, "two names of one tensor"),
     "tied, but different": (lambda t: t | {"cls.predictions.decoder.weight": t[WORDS] + 1}, "should be one tensor"),
     "tied, of another shape": (lambda t: t | {"cls.predictions.decoder.weight": t[UP] + 1}, "should be one tensor"),
 }
 
 
-def _old(tensors: dict[str, Tensor]) -> str:
+def _old_name(tensors: dict[str, Tensor]) -> str:
+    """Return the old name of a norm weight, which ends with gamma."""
     return next(name for name in tensors if name.endswith("LayerNorm.weight")).replace(".weight", ".gamma")
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_other_tensors_than_config_json_implies(case: str, copy: Path) -> None:
+def test_tensors_that_do_not_fit_the_config_are_refused(case: str, copy: Path) -> None:
     change, message = WRONG[case]
     save_file(change(load_file(copy / WEIGHTS)), copy / WEIGHTS)
     with pytest.raises(HeedfulError, match=message):
@@ -236,89 +249,91 @@ def test_other_tensors_than_config_json_implies(case: str, copy: Path) -> None:
 
 
 def test_many_foreign_tensors_are_refused_quickly(copy: Path) -> None:
-    header, data = header_of((copy / WEIGHTS).read_bytes())
+    header, data = split_file((copy / WEIGHTS).read_bytes())
     header |= {f"x.{number}.weight": entry(shape=(0,), offsets=(0, 0)) for number in range(15_000)}
-    (copy / WEIGHTS).write_bytes(written(header, data))
+    (copy / WEIGHTS).write_bytes(safetensors_bytes(header, data))
     start = time.process_time()
     with pytest.raises(HeedfulError, match=r"asks for 1 layers .*, but the weights hold 15026 tensors"):
         heedful.load(copy)
-    assert time.process_time() - start < 10, "a search through the names for each tensor takes minutes"
+    assert time.process_time() - start < 10, "loading took longer than a linear search"
 
 
-def mutate(raw: bytes, luck: random.Random) -> bytes:
-    """One byte, one cut or one value of the header changed."""
+def mutate(raw: bytes, rng: random.Random) -> bytes:
+    """Return the bytes of a file with one byte, one cut or one value of the header changed."""
     (length,) = struct.unpack("<Q", raw[:8])
-    place = luck.randrange(8 + length) if luck.random() < 0.7 else luck.randrange(len(raw))
-    kind = luck.random()
+    place = rng.randrange(8 + length) if rng.random() < 0.7 else rng.randrange(len(raw))
+    kind = rng.random()
     if kind < 0.4:
-        return raw[:place] + bytes([raw[place] ^ (1 << luck.randrange(8))]) + raw[place + 1 :]
+        return raw[:place] + bytes([raw[place] ^ (1 << rng.randrange(8))]) + raw[place + 1 :]
     if kind < 0.6:
-        return raw[:place] + bytes([luck.randrange(256)]) + raw[place + 1 :]
+        return raw[:place] + bytes([rng.randrange(256)]) + raw[place + 1 :]
     if kind < 0.65:
         return raw[:place]
     if kind < 0.7:
-        return raw[:place] + raw[place + luck.randrange(1, 9) :]
+        return raw[:place] + raw[place + rng.randrange(1, 9) :]
     if kind < 0.75:
-        return raw[:place] + luck.randbytes(luck.randrange(1, 9)) + raw[place:]
-    header, data = header_of(raw)
-    name = luck.choice([name for name in header if name != "__metadata__"])
+        return raw[:place] + rng.randbytes(rng.randrange(1, 9)) + raw[place:]
+    header, data = split_file(raw)
+    name = rng.choice([name for name in header if name != "__metadata__"])
     numbers = [0, 1, 2, 12, 31, 32, 48, -1, 1 << 31, 1 << 62, (1 << 64) - 1, 4096]
-    value = luck.choice([*numbers, None, "x", 0.5, [], {}, True, [32], [32, 32], [0, 4096]])
-    where = luck.choice(
-        ["name", "copy", "dtype", "shape", "data_offsets", "one of shape", "one of data_offsets", "all"]
-    )
+    value = rng.choice([*numbers, None, "x", 0.5, [], {}, True, [32], [32, 32], [0, 4096]])
+    where = rng.choice(["name", "copy", "dtype", "shape", "data_offsets", "one of shape", "one of data_offsets", "all"])
     if where in ("name", "copy"):
-        fresh = luck.choice([*header, name.replace("0", "1"), name.upper(), "bert." + name, name.removeprefix("bert.")])
-        header[fresh] = header[name] if where == "copy" else header.pop(name)
+        new_name = rng.choice(
+            [*header, name.replace("0", "1"), name.upper(), "bert." + name, name.removeprefix("bert.")]
+        )
+        header[new_name] = header[name] if where == "copy" else header.pop(name)
     elif where == "dtype":
-        header[name]["dtype"] = luck.choice(["F16", "BF16", "F64", "I32", "U32", "I64", "f32", "C64", value])
+        header[name]["dtype"] = rng.choice(["F16", "BF16", "F64", "I32", "U32", "I64", "f32", "C64", value])
     elif where.startswith("one of"):
-        numbers_there = header[name][where.removeprefix("one of ")]
-        numbers_there[luck.randrange(len(numbers_there))] = value
+        numbers_in_entry = header[name][where.removeprefix("one of ")]
+        numbers_in_entry[rng.randrange(len(numbers_in_entry))] = value
     elif where == "all":
         header[name] = value
     else:
         header[name][where] = value
-    return written(header, data)
+    return safetensors_bytes(header, data)
 
 
 def check_mutations(folder: Path, work: Path, count: int, seed: int) -> Counter[str]:
-    """How many were refused, where, and how many gave the right tensors."""
+    """Load mutated copies of a folder, check the results, and return the number of each outcome."""
     raw = (folder / WEIGHTS).read_bytes()
     start = 8 + struct.unpack("<Q", raw[:8])[0]
-    shapes = {name: slot.shape for name, slot in find_tensors(folder).items()}
+    shapes = {name: entry.shape for name, entry in find_tensors(folder).items()}
     expected = read_tensors(find_tensors(folder), torch.float32)
     target = Path(shutil.copytree(folder, work / "mutated"))
-    luck, outcomes = random.Random(seed), Counter[str]()
+    rng, outcomes = random.Random(seed), Counter[str]()
     for number in range(count):
-        changed = mutate(raw, luck)
+        changed = mutate(raw, rng)
         (target / WEIGHTS).write_bytes(changed)
         before = time.process_time()
         outcome = "right"
         try:
-            slots = find_tensors(target)
-            if same := {name: slot.shape for name, slot in slots.items()} == shapes:
-                tensors = read_tensors(slots, torch.float32)
+            entries = find_tensors(target)
+            if has_same_shapes := {name: entry.shape for name, entry in entries.items()} == shapes:
+                tensors = read_tensors(entries, torch.float32)
         except HeedfulError:
-            outcome, same = "refused by the file functions", True
-        if outcome == "right" and same:
-            other = sum(int((tensors[n].view(torch.uint8) != expected[n].view(torch.uint8)).sum()) for n in shapes)
-            assert other <= (raw[start:] != changed[-len(raw[start:]) :]), changed
-            if other:
+            outcome, has_same_shapes = "refused by the file functions", True
+        if outcome == "right" and has_same_shapes:
+            num_changed = sum(
+                int((tensors[n].view(torch.uint8) != expected[n].view(torch.uint8)).sum()) for n in shapes
+            )
+            assert num_changed <= (raw[start:] != changed[-len(raw[start:]) :]), changed
+            if num_changed:
                 outcome = "a number changed"
-        if not same or number % 50 == 0:  # load decides about names and shapes
+        if not has_same_shapes or number % 50 == 0:  # load checks names and shapes
             try:
                 loaded = heedful.load(target)
             except HeedfulError:
-                assert not same or "file functions" in outcome
-                outcome = outcome if same else "refused by load"
+                assert not has_same_shapes or "file functions" in outcome
+                outcome = outcome if has_same_shapes else "refused by load"
             else:
-                assert same
+                assert has_same_shapes
                 assert "file functions" not in outcome
                 assert {name for name, _ in loaded.named_parameters()}
         assert time.process_time() - before < 1
         outcomes[outcome] += 1
-        if "refused" not in outcome:  # a second opinion
+        if "refused" not in outcome:  # compare with safetensors
             with safetensors.safe_open(target / WEIGHTS, framework="pt") as file:
                 assert {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()} == shapes  # noqa: SIM118
     return outcomes
@@ -337,30 +352,30 @@ def test_many_mutations(folder: Path, tmp_path: Path, seed: int) -> None:
     print(check_mutations(folder, tmp_path, 20_000, seed))
 
 
-MEMORY = """
+PEAK_MEMORY_SCRIPT = """
 import sys, heedful
 from pathlib import Path
 heedful.load(sys.argv[1])
-def most(): return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-Path("/proc/self/clear_refs").write_text("5")  # forget the most so far
-before = most()
+def peak_bytes(): return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+before = peak_bytes()
 loaded = heedful.load(sys.argv[2])
-print((most() - before) / (Path(sys.argv[2]) / "model.safetensors").stat().st_size)
+print((peak_bytes() - before) / (Path(sys.argv[2]) / "model.safetensors").stat().st_size)
 """
 
 
-def in_child(code: str, *arguments: object) -> str:
-    """What a fresh Python prints."""
+def run_python(code: str, *arguments: object) -> str:
+    """Run code in a new Python process, and return its output."""
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 def test_memory_while_loading_is_at_most_twice_the_file(folder: Path, tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForMaskedLM", vocab_size=20_000, hidden_size=512, num_hidden_layers=2)
     assert (tmp_path / WEIGHTS).stat().st_size > 45_000_000
-    ratio = float(in_child(MEMORY, folder, tmp_path))
+    ratio = float(run_python(PEAK_MEMORY_SCRIPT, folder, tmp_path))
     assert 1 <= ratio <= 2, ratio
 
 
@@ -394,7 +409,7 @@ def test_json_is_read_strictly(text: bytes, message: str, tmp_path: Path) -> Non
     assert len(str(caught.value)) < 400
 
 
-def test_json_of_many_doubled_keys_is_refused_quickly(tmp_path: Path) -> None:
+def test_a_repeated_key_among_many_is_refused_quickly(tmp_path: Path) -> None:
     keys = ", ".join(f'"{number}": 1' for number in range(60_000))
     (tmp_path / "x.json").write_text(f'{{{keys}, "59999": 1}}')
     start = time.process_time()
@@ -403,7 +418,7 @@ def test_json_of_many_doubled_keys_is_refused_quickly(tmp_path: Path) -> None:
     assert time.process_time() - start < 1
 
 
-def test_json_that_is_no_plain_file(tmp_path: Path) -> None:
+def test_json_that_is_not_a_plain_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to("/dev/zero")
     with pytest.raises(HeedfulError, match="no plain file"):
         heedful.load(tmp_path)
@@ -419,7 +434,7 @@ def test_json_that_is_no_plain_file(tmp_path: Path) -> None:
         heedful.load(tmp_path / "config.json")
 
 
-def test_a_byte_order_mark_is_forgiven(copy: Path) -> None:
+def test_a_byte_order_mark_is_accepted(copy: Path) -> None:
     (copy / "config.json").write_bytes(b"\xef\xbb\xbf" + (copy / "config.json").read_bytes())
     heedful.load(copy)
 
@@ -427,47 +442,50 @@ def test_a_byte_order_mark_is_forgiven(copy: Path) -> None:
 # -- shards -------------------------------------------------------------------------------------------------------
 
 
-def shard(folder: Path) -> dict[str, Any]:
-    """Put the weights into two files; return the index."""
+def shard_weights(folder: Path) -> dict[str, Any]:
+    """Split the weights of a folder into two shards; returns the index."""
     tensors = load_file(folder / WEIGHTS)
     names, (first, second) = sorted(tensors), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    where = {name: first if number % 2 else second for number, name in enumerate(names)}
+    file_of = {name: first if number % 2 else second for number, name in enumerate(names)}
     for file in (first, second):
-        save_file({name: tensors[name] for name in names if where[name] == file}, folder / file)
+        save_file({name: tensors[name] for name in names if file_of[name] == file}, folder / file)
     (folder / WEIGHTS).unlink()
-    index = {"metadata": {"total_size": 1}, "weight_map": where}
+    index = {"metadata": {"total_size": 1}, "weight_map": file_of}
     (folder / INDEX).write_text(json.dumps(index))
     return index
 
 
-def same(first: Path, second: Path) -> bool:
-    """Whether both folders load, bit for bit equal."""
-    one, two = heedful.load(first).named_tensors(), heedful.load(second).named_tensors()
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+def load_equal(first: Path, second: Path) -> bool:
+    """Load two folders, and return whether their weights are equal bit for bit."""
+    first_weights, second_weights = heedful.load(first).named_tensors(), heedful.load(second).named_tensors()
+    return first_weights.keys() == second_weights.keys() and all(
+        torch.equal(first_weights[name], second_weights[name]) for name in first_weights
+    )
 
 
 def test_shards_load_as_one_file_does(folder: Path, copy: Path) -> None:
-    shard(copy)
-    assert same(folder, copy)
+    shard_weights(copy)
+    assert load_equal(folder, copy)
 
 
 def test_one_file_comes_before_shards(folder: Path, copy: Path) -> None:
-    """As for transformers, which leaves the old index where it saves one file."""
-    index = shard(copy)
+    """Transformers reads one file first too: when it saves one, it does not remove an old index."""
+    index = shard_weights(copy)
     for file in set(index["weight_map"].values()):
         save_file({name: tensor + 1 for name, tensor in load_file(copy / file).items()}, copy / file)
     shutil.copy(folder / WEIGHTS, copy / WEIGHTS)
-    assert same(folder, copy)
+    assert load_equal(folder, copy)
 
 
-def test_transformers_shards_load(tmp_path: Path) -> None:
+def test_shards_of_transformers_are_loaded(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "one", "bert", "BertForMaskedLM", **SMALL)
     model.save_pretrained(tmp_path / "many", max_shard_size="16KB")
     assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2
-    assert same(tmp_path / "one", tmp_path / "many")
+    assert load_equal(tmp_path / "one", tmp_path / "many")
 
 
-def _replace(index: dict[str, Any], name: str) -> None:
+def _set_shard(index: dict[str, Any], name: str) -> None:
+    """Change the file of one tensor in an index."""
     index["weight_map"][WORDS] = name
 
 
@@ -494,10 +512,12 @@ def _replace(index: dict[str, Any], name: str) -> None:
         ("config.json", "are not of one save|is not a complete safetensors file"),
     ],
 )
-def test_shards_that_are_elsewhere_or_nothing(name: str, message: str, folder: Path, copy: Path) -> None:
+def test_shards_that_are_missing_or_outside_the_folder_are_refused(
+    name: str, message: str, folder: Path, copy: Path
+) -> None:
     import os
 
-    index = shard(copy)
+    index = shard_weights(copy)
     shutil.copy(folder / WEIGHTS, copy.parent / "outside.safetensors")
     (copy / "outside-link.safetensors").symlink_to("../outside.safetensors")
     (copy / "dangling-link.safetensors").symlink_to("nowhere")
@@ -506,7 +526,7 @@ def test_shards_that_are_elsewhere_or_nothing(name: str, message: str, folder: P
     (copy / "folder.safetensors").mkdir()
     os.mkfifo(copy / "pipe.safetensors")
     for shard_name in {name, str(copy.parent / "outside.safetensors") if name.startswith("..") else name}:
-        _replace(index, shard_name)
+        _set_shard(index, shard_name)
         (copy / INDEX).write_text(json.dumps(index))
         with pytest.raises(HeedfulError, match=message) as caught:
             heedful.load(copy)
@@ -517,23 +537,23 @@ def test_shards_that_are_elsewhere_or_nothing(name: str, message: str, folder: P
     "value", [None, {}, [], {"a": None}, {"weight_map": {}}, {"weight_map": [1]}, {"weight_map": {"a": 1}}]
 )
 def test_an_index_without_a_map(value: Any, copy: Path) -> None:
-    shard(copy)
+    shard_weights(copy)
     (copy / INDEX).write_text(json.dumps(value))
     with pytest.raises(HeedfulError, match=r"weight_map is missing|expected an object"):
         heedful.load(copy)
 
 
 def test_index_and_shards_must_agree(copy: Path) -> None:
-    index = shard(copy)
+    index = shard_weights(copy)
     first, second = sorted(set(index["weight_map"].values()))
     name = next(name for name, file in index["weight_map"].items() if file == first)
     tensors = load_file(copy / first)
 
-    save_file({other: tensors[other] for other in tensors if other != name}, copy / first)
+    save_file({key: tensors[key] for key in tensors if key != name}, copy / first)
     with pytest.raises(HeedfulError, match=f"lacks {name}: the index and the shards are not of one save"):
         heedful.load(copy)
     save_file(tensors, copy / first)
-    save_file(load_file(copy / second) | {name: tensors[name]}, copy / second)  # now in both
+    save_file(load_file(copy / second) | {name: tensors[name]}, copy / second)  # now the tensor is in both shards
     with pytest.raises(HeedfulError, match=f"holds {name} that {INDEX} does not place there"):
         heedful.load(copy)
     (copy / second).unlink()
@@ -541,7 +561,7 @@ def test_index_and_shards_must_agree(copy: Path) -> None:
         heedful.load(copy)
 
 
-def test_one_file_that_is_a_link(folder: Path, copy: Path) -> None:
+def test_weights_that_are_a_link(folder: Path, copy: Path) -> None:
     shutil.move(copy / WEIGHTS, copy.parent / "outside.safetensors")
     (copy / WEIGHTS).symlink_to("../outside.safetensors")
     with pytest.raises(HeedfulError, match="lies outside the folder"):
@@ -549,11 +569,11 @@ def test_one_file_that_is_a_link(folder: Path, copy: Path) -> None:
     (copy / WEIGHTS).unlink()
     (copy / WEIGHTS).symlink_to("here.safetensors")
     shutil.copy(folder / WEIGHTS, copy / "here.safetensors")
-    assert same(folder, copy)
+    assert load_equal(folder, copy)
 
 
 def make_cache(folder: Path, cache: Path, commit: str = "0123456789abcdef0123456789abcdef01234567") -> Path:
-    """The folder as the hub's cache lays it out: links in snapshots, files in blobs."""
+    """Copy a folder into a cache of the hub, with links in `snapshots` to files in `blobs`; returns the snapshot."""
     root = cache / "models--maker--model"
     snapshot = root / "snapshots" / commit
     snapshot.mkdir(parents=True)
@@ -566,9 +586,9 @@ def make_cache(folder: Path, cache: Path, commit: str = "0123456789abcdef0123456
     return snapshot
 
 
-def test_the_hubs_cache_loads_and_its_links_stay_in_it(folder: Path, tmp_path: Path) -> None:
+def test_links_in_the_cache_of_the_hub_may_not_leave_it(folder: Path, tmp_path: Path) -> None:
     snapshot = make_cache(folder, tmp_path)
-    assert same(folder, snapshot)
+    assert load_equal(folder, snapshot)
     shutil.copy(folder / WEIGHTS, tmp_path / "models--maker--model" / WEIGHTS)
     (snapshot / WEIGHTS).unlink()
     (snapshot / WEIGHTS).symlink_to(f"../../{WEIGHTS}")
@@ -581,7 +601,7 @@ def test_the_hubs_cache_loads_and_its_links_stay_in_it(folder: Path, tmp_path: P
 
 @pytest.fixture
 def cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with one model in it, and no network."""
+    """Snapshot of the only model in a cache of the hub, without network."""
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
@@ -590,13 +610,13 @@ def cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return make_cache(folder, tmp_path)
 
 
-def test_a_name_without_a_revision_is_main_and_its_commit_is_told_once(cache: Path) -> None:
+def test_a_name_without_a_revision_is_main_with_one_warning_that_names_the_commit(cache: Path) -> None:
     with pytest.warns(HeedfulWarning, match=f"using main, which is commit {cache.name}"):
         assert heedful.load("maker/model").source == f"maker/model@{cache.name}"
     assert heedful.load("maker/model").source == hub.pinned("maker/model") == f"maker/model@{cache.name}"
 
 
-def test_main_that_moves_does_not_move_within_a_process(folder: Path, cache: Path) -> None:
+def test_the_commit_of_main_stays_the_same_within_a_process(folder: Path, cache: Path) -> None:
     with pytest.warns(HeedfulWarning, match="using main"):
         first = hub.pinned("maker/model")
     (cache.parent.parent / "refs" / "main").write_text("f" * 40)
@@ -621,7 +641,7 @@ def test_a_name_on_the_hub_loads_from_the_cache(folder: Path, cache: Path) -> No
         assert all(torch.equal(first.named_tensors()[name], tensor) for name, tensor in loaded.named_tensors().items())
 
 
-def test_the_revision_may_stand_in_the_name(folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_name_may_include_the_revision(folder: Path, cache: Path, tmp_path: Path) -> None:
     assert heedful.load("maker/model@main").source == f"maker/model@{cache.name}"
     assert folder_of(f"maker/model@{cache.name}", None) == cache
     local = shutil.copytree(folder, tmp_path / "a@b")
@@ -642,7 +662,7 @@ def test_the_revision_may_stand_in_the_name(folder: Path, cache: Path, tmp_path:
         ("http://example.org/model", "main"),
     ],
 )
-def test_what_the_hub_does_not_have(name: str, revision: str, cache: Path) -> None:
+def test_models_that_are_not_on_the_hub_are_refused(name: str, revision: str, cache: Path) -> None:
     with pytest.raises(
         HeedfulError, match=r"not in the local cache and could not be fetched|neither a folder"
     ) as caught:
@@ -660,13 +680,15 @@ def test_what_the_hub_does_not_have(name: str, revision: str, cache: Path) -> No
         ("OfflineModeIsEnabled", "offline", "offline"),
     ],
 )
-def test_faults_of_the_network_are_told(kind: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_errors_are_in_the_message(
+    kind: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub.errors
 
-    def fails(*args: Any, **more: Any) -> str:
+    def fail(*arguments: Any, **keywords: Any) -> str:
         raise getattr(huggingface_hub.errors, kind)(text)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(HeedfulError, match=f"not in the local cache and could not be fetched: {expected}$"):
         heedful.load("maker/model", revision="main")
 
@@ -679,47 +701,49 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def listing(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder."""
+def file_contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files in a folder, by path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_full_disk_leaves_nothing_or_the_old(
-    old: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_failed_save_leaves_no_files_and_keeps_the_old_folder(
+    overwrite: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, target = heedful.load(folder), tmp_path / "out"
-    if old:
+    if overwrite:
         heedful.save(loaded, target)
-    before = listing(tmp_path)
+    before = file_contents(tmp_path)
 
-    def full(tensors: Any, path: Path, metadata: Any = None) -> None:
+    def fail_with_a_full_disk(tensors: Any, path: Path, metadata: Any = None) -> None:
         save_file(tensors, path)
         path.write_bytes(path.read_bytes()[:1000])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("heedful.checkpoint.saving.save_file", full)
+        patch.setattr("heedful.checkpoint.saving.save_file", fail_with_a_full_disk)
         with pytest.raises(HeedfulError, match=r"nothing of it was kept: .*No space left on device"):
-            heedful.save(loaded, target, overwrite=old)
-    for stage in ("_sync", "_replace"):  # the last moments
+            heedful.save(loaded, target, overwrite=overwrite)
+    for stage in ("_sync", "_replace"):  # the last steps of a save
         with monkeypatch.context() as patch:
-            patch.setattr(atomic_folder, stage, lambda *each: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+            patch.setattr(
+                atomic_folder, stage, lambda *arguments: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+            )
             with pytest.raises(HeedfulError, match="Input/output error"):
-                heedful.save(loaded, target, overwrite=old)
-    assert listing(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == (["out"] if old else [])
-    heedful.save(loaded, target, overwrite=old)
-    assert same(folder, target)
+                heedful.save(loaded, target, overwrite=overwrite)
+    assert file_contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if overwrite else [])
+    heedful.save(loaded, target, overwrite=overwrite)
+    assert load_equal(folder, target)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_when_the_new_folder_cannot_be_moved_the_old_one_comes_back(
+def test_the_old_folder_is_restored_if_the_new_one_cannot_be_moved(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, target = heedful.load(folder), tmp_path / "out"
     heedful.save(loaded, target)
-    before, move, calls = listing(tmp_path), safetensors_files.os.replace, []
+    before, move, calls = file_contents(tmp_path), safetensors_files.os.replace, []
 
     def replace(source: Path, goal: Path) -> None:
         calls.append(source)
@@ -732,11 +756,11 @@ def test_when_the_new_folder_cannot_be_moved_the_old_one_comes_back(
         with pytest.raises(HeedfulError, match="Input/output error"):
             heedful.save(loaded, target, overwrite=True)
     assert len(calls) == 3
-    assert listing(tmp_path) == before
+    assert file_contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-FULL = """
+FILE_SIZE_LIMIT_SCRIPT = """
 import resource, sys, heedful
 loaded = heedful.load(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -749,29 +773,31 @@ for overwrite in (False, True):
 
 
 @pytest.mark.slow
-def test_a_limit_of_the_system_leaves_nothing_or_the_old(folder: Path, tmp_path: Path) -> None:
+def test_a_file_size_limit_leaves_no_files_and_keeps_the_old_folder(folder: Path, tmp_path: Path) -> None:
     heedful.save(heedful.load(folder), tmp_path / "old")
-    before = listing(tmp_path)
-    lines = in_child(FULL, folder, tmp_path / "new", tmp_path / "old").splitlines()
+    before = file_contents(tmp_path)
+    lines = run_python(FILE_SIZE_LIMIT_SCRIPT, folder, tmp_path / "new", tmp_path / "old").splitlines()
     assert len(lines) == 2
     assert all("nothing of it was kept" in line and "File too large" in line for line in lines)
-    assert listing(tmp_path) == before
+    assert file_contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-@pytest.mark.parametrize(("before", "left"), [(0, [".out.{}.part"]), (1, [".out.{}.part", ".out.old.{}.part"])])
-def test_what_a_killed_process_left_goes_with_the_next_save(
-    folder: Path, tmp_path: Path, before: int, left: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("num_renames", "leftovers"), [(0, [".out.{}.part"]), (1, [".out.{}.part", ".out.old.{}.part"])]
+)
+def test_the_next_save_removes_files_of_a_killed_process(
+    folder: Path, tmp_path: Path, num_renames: int, leftovers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, target = heedful.load(folder), tmp_path / "out"
-    if before:
+    if num_renames:
         heedful.save(loaded, target)
     if (pid := os.fork()) == 0:
         move, calls = os.replace, []
 
         def replace(source: Path, goal: Path) -> None:
             calls.append(source)
-            if len(calls) > before:
+            if len(calls) > num_renames:
                 os.kill(os.getpid(), signal.SIGKILL)
             move(source, goal)
 
@@ -781,14 +807,14 @@ def test_what_a_killed_process_left_goes_with_the_next_save(
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert sorted(os.listdir(tmp_path)) == [each.format(pid) for each in left]
-    (tmp_path / f".other.{pid}.part").touch()  # of somebody else
+    assert sorted(os.listdir(tmp_path)) == [name.format(pid) for name in leftovers]
+    (tmp_path / f".other.{pid}.part").touch()  # of another folder
     heedful.save(loaded, target)
-    assert same(folder, target)
+    assert load_equal(folder, target)
     assert sorted(os.listdir(tmp_path)) == [f".other.{pid}.part", "out"]
 
 
-def test_what_is_replaced_is_a_model_folder(folder: Path, tmp_path: Path) -> None:
+def test_only_a_model_folder_is_overwritten(folder: Path, tmp_path: Path) -> None:
     loaded = heedful.load(folder)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letters.txt").write_text("dear")
@@ -798,24 +824,24 @@ def test_what_is_replaced_is_a_model_folder(folder: Path, tmp_path: Path) -> Non
             heedful.save(loaded, tmp_path / target)
         with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
             heedful.save(loaded, tmp_path / target, overwrite=True)
-    for settings in ('{"editor": "vim"}', "[1]", "{"):  # many a program has a config.json
+    for settings in ('{"editor": "vim"}', "[1]", "{"):  # other programs have a config.json too
         (tmp_path / "home" / "config.json").write_text(settings)
         with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
             heedful.save(loaded, tmp_path / "home", overwrite=True)
     assert (tmp_path / "home" / "letters.txt").read_text() == "dear"
     (tmp_path / "empty").mkdir()
     heedful.save(loaded, tmp_path / "empty")
-    assert same(folder, tmp_path / "empty")
+    assert load_equal(folder, tmp_path / "empty")
     (tmp_path / "link").symlink_to("empty")
     heedful.save(loaded, tmp_path / "link", overwrite=True)
     assert (tmp_path / "link").is_symlink()
-    assert same(folder, tmp_path / "link")
+    assert load_equal(folder, tmp_path / "link")
     with pytest.raises(HeedfulError, match="cannot be written"):
         heedful.save(loaded, tmp_path / "file" / "below")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "home", "link"]
 
 
-def test_others_may_read_what_the_umask_lets_them(folder: Path, tmp_path: Path) -> None:
+def test_saved_files_have_the_permissions_of_the_umask(folder: Path, tmp_path: Path) -> None:
     heedful.save(heedful.load(folder), tmp_path / "out")
     (tmp_path / "plain").touch()
     for path in (tmp_path / "out").iterdir():
@@ -824,14 +850,14 @@ def test_others_may_read_what_the_umask_lets_them(folder: Path, tmp_path: Path) 
 
 def test_saving_a_hub_folder_does_not_touch_the_cache(folder: Path, tmp_path: Path) -> None:
     snapshot = make_cache(folder, tmp_path / "cache")
-    before = listing(tmp_path / "cache")
+    before = file_contents(tmp_path / "cache")
     heedful.save(heedful.load(snapshot), tmp_path / "out")
-    assert listing(tmp_path / "cache") == before
+    assert file_contents(tmp_path / "cache") == before
     with torch.no_grad():
-        assert torch.equal(heedful.load(tmp_path / "out")(batch()), heedful.load(snapshot)(batch()))
+        assert torch.equal(heedful.load(tmp_path / "out")(make_batch()), heedful.load(snapshot)(make_batch()))
 
 
-def batch() -> heedful.Packed:
-    """Three short sequences."""
-    batch = packed("bert", (4, 1, 7))
+def make_batch() -> heedful.Packed:
+    """Return a batch of three short sequences."""
+    batch = random_batch("bert", (4, 1, 7))
     return heedful.Packed.of([[token % 31 for token in part.tolist()] for part in batch.unpack(batch.tokens)])

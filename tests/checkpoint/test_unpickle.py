@@ -1,4 +1,4 @@
-"""No pickle is run: load refuses them; convert_pickles reads only plain tables of tensors, in a child process."""
+"""Pickles are never run: load refuses them, and convert_pickles reads only tables of tensors, in a child process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from heedful.checkpoint import unpickle, unpickle_child
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS
 from heedful.checkpoint.unpickle import PICKLE, PICKLE_INDEX, Unpickled, convert_pickles
 from heedful.errors import HeedfulError, HeedfulWarning
-from tests.support.tiny_models import packed, save_tiny
+from tests.support.tiny_models import random_batch, save_tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*with the network in reach:heedful.errors.HeedfulWarning")
 
 
 class Canary:
-    """A pickle of it makes a file when it is read."""
+    """An object whose pickle creates the file `path` if it is run, by os.system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,15 +41,15 @@ class Canary:
         return os.system, (f"touch {self.path}",)
 
 
-class Evaluated(Canary):
-    """The same by other means."""
+class EvalCanary(Canary):
+    """An object whose pickle creates the file `path` if it is run, by eval."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (f"open({str(self.path)!r}, 'w')",)
 
 
-class Opened(Canary):
-    """The same by other means."""
+class OpenCanary(Canary):
+    """An object whose pickle creates the file `path` if it is run, by open."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, (str(self.path), "w")
@@ -57,7 +57,7 @@ class Opened(Canary):
 
 @pytest.fixture(scope="module")
 def safe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with safetensors; not to be changed."""
+    """A model folder with safetensors, which tests must not change."""
     folder = tmp_path_factory.mktemp("pickles") / "safe"
     save_tiny(folder, "bert", "BertForMaskedLM", num_hidden_layers=1)
     return folder
@@ -65,33 +65,33 @@ def safe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(safe: Path, tmp_path: Path) -> Path:
-    """The same without weights."""
+    """A copy of `safe` without weights."""
     copy = Path(shutil.copytree(safe, tmp_path / "model"))
     (copy / WEIGHTS).unlink()
     return copy
 
 
 def outputs(folder: Path) -> torch.Tensor:
-    """What the model in a folder computes."""
+    """Return the outputs of the model in a folder."""
     with torch.no_grad():
-        return torch.as_tensor(heedful.load(folder)(packed("bert")))
+        return torch.as_tensor(heedful.load(folder)(random_batch("bert")))
 
 
-def write_pickle(path: Path, bait: Canary) -> None:
-    path.write_bytes(pickle.dumps(bait))
+def write_pickle(path: Path, canary: Canary) -> None:
+    path.write_bytes(pickle.dumps(canary))
 
 
-def write_torch(path: Path, bait: Canary) -> None:
-    torch.save({"a": torch.ones(2), "b": bait}, path)
+def write_torch(path: Path, canary: Canary) -> None:
+    torch.save({"a": torch.ones(2), "b": canary}, path)
 
 
-def write_old_torch(path: Path, bait: Canary) -> None:
-    torch.save({"a": torch.ones(2), "b": bait}, path, _use_new_zipfile_serialization=False)
+def write_old_torch(path: Path, canary: Canary) -> None:
+    torch.save({"a": torch.ones(2), "b": canary}, path, _use_new_zipfile_serialization=False)
 
 
-def write_numpy(path: Path, bait: Canary) -> None:
+def write_numpy(path: Path, canary: Canary) -> None:
     with path.open("wb") as file:
-        np.save(file, np.array([bait], dtype=object), allow_pickle=True)
+        np.save(file, np.array([canary], dtype=object), allow_pickle=True)
 
 
 WRITERS: list[tuple[str, Callable[[Path, Canary], None]]] = [
@@ -108,7 +108,7 @@ WRITERS: list[tuple[str, Callable[[Path, Canary], None]]] = [
 
 
 @pytest.mark.parametrize(("name", "write"), WRITERS)
-@pytest.mark.parametrize("kind", [Canary, Evaluated, Opened])
+@pytest.mark.parametrize("kind", [Canary, EvalCanary, OpenCanary])
 def test_load_runs_no_pickle(
     name: str, write: Callable[[Path, Canary], None], kind: type[Canary], folder: Path, tmp_path: Path
 ) -> None:
@@ -131,8 +131,8 @@ def test_a_pickle_called_safetensors_is_refused(folder: Path, tmp_path: Path) ->
     assert not (tmp_path / "canary").exists()
 
 
-def test_the_canary_would_sing(tmp_path: Path) -> None:
-    """The bait works where a pickle is run: else these tests would show nothing."""
+def test_the_canary_works_where_a_pickle_is_run(tmp_path: Path) -> None:
+    """Without this, the other tests would prove nothing."""
     write_torch(tmp_path / PICKLE, Canary(tmp_path / "canary"))
     torch.load(tmp_path / PICKLE, weights_only=False)
     assert (tmp_path / "canary").exists()
@@ -143,12 +143,12 @@ def test_the_canary_would_sing(tmp_path: Path) -> None:
 
 def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path: Path) -> None:
     state = load_file(safe / WEIGHTS)
-    state["bert.embeddings.position_ids"] = torch.arange(40)[None]  # as older versions saved them
+    state["bert.embeddings.position_ids"] = torch.arange(40)[None]  # as in folders of older versions
     words = state["bert.embeddings.word_embeddings.weight"]
-    state["cls.predictions.decoder.weight"] = words  # tied, in the same memory
+    state["cls.predictions.decoder.weight"] = words  # tied weights share memory
     state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
     down = "bert.encoder.layer.0.output.dense.weight"
-    state[down] = state[down].T.contiguous().T  # in another order
+    state[down] = state[down].T.contiguous().T  # a tensor that is not contiguous
     torch.save(state, folder / PICKLE)
     (folder / "special_tokens_map.json").write_bytes(b"{}")
     (folder / "run.py").write_text("raise SystemExit")
@@ -156,13 +156,13 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text("{}")
 
-    done = convert_pickles(folder, tmp_path / "out")
-    assert done.tensors == len(state)
+    result = convert_pickles(folder, tmp_path / "out")
+    assert result.tensors == len(state)
     names = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert names == {WEIGHTS, "config.json", "special_tokens_map.json", "1_Pooling/config.json"}
     assert torch.equal(outputs(tmp_path / "out"), outputs(safe))
     with pytest.raises(HeedfulError, match="has safetensors already"):
-        convert_pickles(tmp_path / "out", tmp_path / "again")
+        convert_pickles(tmp_path / "out", tmp_path / "second")
     with pytest.raises(HeedfulError, match="exists and is not empty"):
         convert_pickles(folder, tmp_path / "out")
     assert not (tmp_path / "canary").exists()
@@ -170,7 +170,7 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_pickle_in_the_old_format_and_of_halves(safe: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_pickle_in_the_old_format_and_bfloat16(safe: Path, folder: Path, tmp_path: Path) -> None:
     state = {name: tensor.bfloat16() for name, tensor in load_file(safe / WEIGHTS).items()}
     torch.save(state, folder / PICKLE, _use_new_zipfile_serialization=False)
     convert_pickles(folder, tmp_path / "out")
@@ -180,19 +180,19 @@ def test_a_pickle_in_the_old_format_and_of_halves(safe: Path, folder: Path, tmp_
     heedful.load(tmp_path / "out")
 
 
-def shard(safe: Path, folder: Path) -> dict[str, Any]:
-    """Pickled shards; the index."""
+def pickle_shards(safe: Path, folder: Path) -> dict[str, Any]:
+    """Write the weights of `safe` to `folder` as pickled shards; returns their index."""
     state = load_file(safe / WEIGHTS)
-    where = {name: f"pytorch_model-0000{1 + number % 2}-of-00002.bin" for number, name in enumerate(sorted(state))}
-    for file in set(where.values()):
-        torch.save({name: state[name] for name in state if where[name] == file}, folder / file)
-    index = {"metadata": {}, "weight_map": where}
+    file_of = {name: f"pytorch_model-0000{1 + number % 2}-of-00002.bin" for number, name in enumerate(sorted(state))}
+    for file in set(file_of.values()):
+        torch.save({name: state[name] for name in state if file_of[name] == file}, folder / file)
+    index = {"metadata": {}, "weight_map": file_of}
     (folder / PICKLE_INDEX).write_text(json.dumps(index))
     return index
 
 
 def test_pickled_shards_become_safe_shards(safe: Path, folder: Path, tmp_path: Path) -> None:
-    shard(safe, folder)
+    pickle_shards(safe, folder)
     convert_pickles(folder, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json",
@@ -205,7 +205,7 @@ def test_pickled_shards_become_safe_shards(safe: Path, folder: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_pickled_shards_that_do_not_fit_their_index(safe: Path, folder: Path, tmp_path: Path) -> None:
-    index = shard(safe, folder)
+    index = pickle_shards(safe, folder)
     name = next(iter(index["weight_map"]))
     for file, message in (
         ("../elsewhere.bin", "lies outside the folder"),
@@ -223,8 +223,8 @@ def test_pickled_shards_that_do_not_fit_their_index(safe: Path, folder: Path, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def bomb(path: Path) -> None:
-    """A file that inflates to a thousand times its size."""
+def write_bomb(path: Path) -> None:
+    """Write a file that decompresses to a thousand times its size."""
     torch.save({"a": torch.zeros(64 << 20, dtype=torch.uint8)}, path)
     with zipfile.ZipFile(path) as small:
         parts = {name: small.read(name) for name in small.namelist()}
@@ -233,8 +233,8 @@ def bomb(path: Path) -> None:
             squeezed.writestr(name, part)
 
 
-def tar(path: Path) -> None:
-    """The format of the first versions of torch."""
+def write_tar(path: Path) -> None:
+    """Write a file in the format of the first versions of PyTorch."""
     with tarfile.open(path, "w") as file:
         for name in ("sys_info", "pickle", "tensors", "storages"):
             file.add(__file__, name)
@@ -243,12 +243,12 @@ def tar(path: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "os.system": (lambda path, canary: write_torch(path, Canary(canary)), r"asks for posix\.system.*may be malicious"),
     "eval": (
-        lambda path, canary: write_old_torch(path, Evaluated(canary)),
+        lambda path, canary: write_old_torch(path, EvalCanary(canary)),
         r"asks for (\w+\.)?eval,",
     ),
-    "open": (lambda path, canary: write_torch(path, Opened(canary)), r"asks for (io|_io|__builtin__)\.open"),
+    "open": (lambda path, canary: write_torch(path, OpenCanary(canary)), r"asks for (io|_io|__builtin__)\.open"),
     "a bare pickle": (lambda path, canary: write_pickle(path, Canary(canary)), "torch.save did not write it"),
-    "a tar": (lambda path, canary: tar(path), "tar format of before 2018"),
+    "a tar": (lambda path, canary: write_tar(path), "tar format of before 2018"),
     "nothing": (lambda path, canary: path.touch(), "it is damaged, or torch.save did not write it"),
     "noise": (lambda path, canary: path.write_bytes(b"\x80\x02}" * 99), "it is damaged"),
     "a list": (lambda path, canary: torch.save([torch.ones(2)], path), "holds a list; expected names and tensors"),
@@ -268,7 +268,7 @@ BAD: dict[str, tuple[Callable[[Path, Path], object], str]] = {
         lambda path, canary: torch.save({"a": torch.ones(1).expand(1 << 40)}, path),
         "its tensors are more than .* bytes",
     ),
-    "what inflates": (lambda path, canary: bomb(path), "takes far more memory|are more than|it is damaged"),
+    "what inflates": (lambda path, canary: write_bomb(path), "takes far more memory|are more than|it is damaged"),
     "a line break": (
         lambda path, canary: torch.save({"a\n\x1b[2J": torch.ones(2)}, path),
         "names a tensor",
@@ -277,12 +277,12 @@ BAD: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", [case for case in BAD if case != "what inflates"])
-def test_what_the_child_says(case: str, tmp_path: Path) -> None:
-    """The child's own functions, in this process: they run no pickle either."""
+def test_the_child_explains_refusals(case: str, tmp_path: Path) -> None:
+    """Call functions of the child in this process; they run no pickle either."""
     write, message = BAD[case]
     write(tmp_path / PICKLE, tmp_path / "canary")
     try:
-        with warnings.catch_warnings(action="ignore"):  # the child's go nowhere
+        with warnings.catch_warnings(action="ignore"):  # nobody sees warnings of the child
             unpickle_child.convert(str(tmp_path / PICKLE), str(tmp_path / WEIGHTS), (tmp_path / PICKLE).stat().st_size)
     except Exception as error:
         explanation = f"{PICKLE} could not be converted: {unpickle_child.explain_refusal(error)}"
@@ -290,27 +290,29 @@ def test_what_the_child_says(case: str, tmp_path: Path) -> None:
         assert "weights_only" not in explanation
         assert "add_safe_globals" not in explanation
     else:
-        assert case == "a line break"  # the parent's business
+        assert case == "a line break"  # the parent process refuses this
     assert not (tmp_path / "canary").exists()
 
 
-QUICK = {"os.system", "what inflates", "a line break"}
+FAST_CASES = {"os.system", "what inflates", "a line break"}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in BAD])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST_CASES)) for case in BAD]
+)
 def test_anything_else_than_tensors_is_refused(case: str, folder: Path, tmp_path: Path) -> None:
     write, message = BAD[case]
     write(folder / PICKLE, tmp_path / "canary")
     with pytest.raises(HeedfulError, match=message) as caught:
         convert_pickles(folder, tmp_path / "out")
-    assert "weights_only" not in str(caught.value)  # no advice to switch it off
+    assert "weights_only" not in str(caught.value)  # the message does not advise to switch this off
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 800
-    assert [path.name for path in tmp_path.iterdir()] == ["model"], "a canary, or something half-written"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"], "a canary ran, or incomplete files remain"
 
 
 @pytest.mark.slow
-def test_what_is_not_there_or_elsewhere(safe: Path, folder: Path, tmp_path: Path) -> None:
+def test_missing_files_and_links_out_of_the_folder_are_refused(safe: Path, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=f"has neither {PICKLE} nor {PICKLE_INDEX}"):
         convert_pickles(folder, tmp_path / "out")
     torch.save(load_file(safe / WEIGHTS), tmp_path / "outside.bin")
@@ -357,7 +359,7 @@ print(json.dumps(answer))
 def test_the_child_is_limited() -> None:
     command = [sys.executable, "-I", "-W", "error", "-c", PROBE, unpickle_child.__file__]
     answer = json.loads(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout)
-    assert answer["connected"] == bool(answer["network"]), "it says truly whether there is a network"
+    assert answer["connected"] == bool(answer["network"]), "its answer about the network is wrong"
     assert answer["FSIZE"] == [2 * 1000 + (1 << 20)] * 2
     assert answer["CPU"] == [7, 7]
     assert answer["CORE"] == [0, 0]
@@ -365,7 +367,7 @@ def test_the_child_is_limited() -> None:
     assert not answer["memory"]
 
 
-def test_it_is_said_when_the_network_is_in_reach(
+def test_a_network_in_reach_is_warned_of(
     safe: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(safe / WEIGHTS, tmp_path / WEIGHTS)
@@ -381,7 +383,7 @@ def test_it_is_said_when_the_network_is_in_reach(
     assert str(Unpickled(tensors=3, network="")) == "3 tensors were read in a child process without network"
 
 
-FAKES: dict[str, tuple[str, str]] = {
+FAKE_CHILDREN: dict[str, tuple[str, str]] = {
     "a crash": ("import os; os.abort()", "ended with -6"),
     "no answer": ("", "the child process ended with 0"),
     "an answer that is no JSON": ("print('x')", "the child process ended with 0"),
@@ -400,25 +402,27 @@ FAKES: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", FAKES)
+@pytest.mark.parametrize("case", FAKE_CHILDREN)
 def test_the_child_is_not_trusted(case: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, message = FAKES[case]
+    code, message = FAKE_CHILDREN[case]
     (tmp_path / "child.py").write_text(code)
     torch.save({}, folder / PICKLE)
     monkeypatch.setattr(unpickle, "_CHILD", tmp_path / "child.py")
     run = subprocess.run
     if case == "no end":
-        monkeypatch.setattr(subprocess, "run", lambda *each, **more: run(*each, **more | {"timeout": 0.5}))
+        monkeypatch.setattr(
+            subprocess, "run", lambda *arguments, **keywords: run(*arguments, **keywords | {"timeout": 0.5})
+        )
         message = "and was stopped"
     with pytest.raises(HeedfulError, match=message):
         convert_pickles(folder, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["child.py", "model"]
 
 
-def test_importing_the_checkpoints_imports_nothing_of_it() -> None:
+def test_importing_checkpoint_does_not_import_unpickle() -> None:
     code = "import sys, heedful.checkpoint; print([name for name in sys.modules if 'checkpoint.unpickle' in name])"
     root = Path(heedful.__file__).parent.parent
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"

@@ -758,7 +758,7 @@ def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, mo
         assert f"The run is in {share}: model, plots, report.html, model card." in done.out
         assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
         assert run("finetune", "classify", "a.csv", "--output", share, *flags).code == 0
-    questions_ = generated_data.questions(9, impossible=True)
+    questions_ = generated_data.squad_json(9, impossible=True)
     paragraphs = questions_["data"][0]["paragraphs"]
     paragraphs[:] = [{"context": paragraphs[1]["context"], "qas": [paragraphs[0]["qas"][0], paragraphs[1]["qas"][0]]}]
     Path("b.json").write_text(json.dumps(questions_))

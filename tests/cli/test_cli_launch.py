@@ -13,7 +13,7 @@ from safetensors.torch import load
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from heedful.cli import main
-from tests.support.corpora import corpus_of, documents, trained
+from tests.support.corpora import make_corpus, make_documents, train_on
 from tests.support.generated_data import as_csv, classified
 
 PRETRAIN = ["--model.layers=1", "--model.width=16", "--model.heads=2"]
@@ -91,8 +91,8 @@ def test_nproc_is_refused_inside_torchrun(
 @pytest.mark.parametrize("shard", ["1", '"all"'])
 def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
     """The folder that is published has the same files and the same names, whoever had which part."""
-    documents_ = documents(90)
-    data = corpus_of(tmp_path, documents_, trained(documents_)).folder
+    documents_ = make_documents(90)
+    data = make_corpus(tmp_path, documents_, train_on(documents_)).folder
     calm = ["--train.optimizer.eps=1e-2", "--train.optimizer.lr=2e-2"]
     calm += ["--train.precision=float32"]
     left = []

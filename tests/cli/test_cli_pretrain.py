@@ -17,7 +17,7 @@ import torch
 from heedful.cli import main
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.settings import from_file
-from tests.support.corpora import documents, write
+from tests.support.corpora import make_documents, write_documents
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -72,7 +72,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """120 documents."""
-    return write(tmp_path_factory.mktemp("text") / "harbour.txt", documents(120, seed=1))
+    return write_documents(tmp_path_factory.mktemp("text") / "harbour.txt", make_documents(120, seed=1))
 
 
 def sets(**more: Any) -> list[str]:
@@ -227,7 +227,7 @@ def test_the_same_command_resumes(run: Any, text: Path, tmp_path: Path) -> None:
 
 
 def test_bad_rows(run: Any, tmp_path: Path) -> None:
-    rows = [json.dumps({"text": " ".join(document)}) for document in documents(80)]
+    rows = [json.dumps({"text": " ".join(document)}) for document in make_documents(80)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{broken"]) + "\n")
     arguments = [tmp_path / "a.jsonl", "--output", tmp_path / "run", *sets(**STEPS)]
     done = run("pretrain", *arguments)

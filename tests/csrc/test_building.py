@@ -69,9 +69,9 @@ def becomes_true(condition: Callable[[], object], seconds: float = 20.0) -> bool
 
 
 def test_built_libraries_are_private_to_this_user(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, built: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, folder: Path, kernels_path: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CXX", make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {built}")))
+    monkeypatch.setenv("CXX", make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {kernels_path}")))
     umask = os.umask(0)
     try:
         assert kernels() is not None and unavailable_reason() == ""
@@ -96,21 +96,21 @@ def test_built_libraries_are_private_to_this_user(
     ],
 )
 def test_an_unusable_library_is_not_cached(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path, script: str, message: str
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path, script: str, message: str
 ) -> None:
     monkeypatch.setenv("CXX", make_compiler(tmp_path, script))
     assert kernels() is None and re.search(message, unavailable_reason()), unavailable_reason()
     assert remaining_files(folder) == [] and becomes_true(lambda: not running_commands(folder)), running_commands(
         folder
     )
-    make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {built}"))
+    make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {kernels_path}"))
     assert kernels() is not None and unavailable_reason() == ""
 
 
 def test_a_library_that_computes_wrongly_is_not_cached(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path
 ) -> None:
-    monkeypatch.setenv("CXX", make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {built}")))
+    monkeypatch.setenv("CXX", make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {kernels_path}")))
     with monkeypatch.context() as patch:
         patch.setattr(check, "_gelu", lambda ops, x: x)
         assert kernels() is None and "compiled computes wrongly here: gelu in float32 is off by" in unavailable_reason()
@@ -176,13 +176,13 @@ def test_a_killed_build_leaves_no_process_and_no_file(
 
 
 def test_the_next_build_removes_files_of_a_build_whose_machine_stopped(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path
 ) -> None:
-    stale = folder / f".{built.name}.{2**22 + 1}.part"  # no process has an id above 2**22
+    stale = folder / f".{kernels_path.name}.{2**22 + 1}.part"  # no process has an id above 2**22
     stale.mkdir(parents=True)
     folder.chmod(0o700)
     (stale / "rows.o").write_text("")
-    monkeypatch.setenv("CXX", make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {built}")))
+    monkeypatch.setenv("CXX", make_compiler(tmp_path, WITH_OUTPUT.format(f"cp {kernels_path}")))
     assert kernels() is not None and [name.rpartition(".")[2] for name in remaining_files(folder)] == ["so"]
 
 
@@ -204,11 +204,11 @@ def test_without_kernels_after_waiting_too_long_for_the_build_of_another_process
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("rounds", "max_seconds"), [(60, 0.8), (15, 6.0)], ids=["quick compiler", "real compiler"])
 def test_builds_killed_at_random_moments_leave_nothing_but_a_correct_library(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, built: Path, rounds: int, max_seconds: float
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, kernels_path: Path, rounds: int, max_seconds: float
 ) -> None:
     """The next build works, too."""
     if max_seconds < 1:
-        monkeypatch.setenv("CXX", make_compiler(tmp_path, f"sleep 0.1; {WITH_OUTPUT.format(f'cp {built}')}"))
+        monkeypatch.setenv("CXX", make_compiler(tmp_path, f"sleep 0.1; {WITH_OUTPUT.format(f'cp {kernels_path}')}"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     generator, builds = random.Random(7), {"killed": 0, "finished": 0}

@@ -58,9 +58,11 @@ def test_a_failing_compiler_is_the_reason_and_leaves_no_files(monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
+def test_several_processes_build_it_once(tmp_path: Path, kernels_path: Path) -> None:
     calls = tmp_path / "calls"
-    compiler_path = make_compiler(tmp_path, f'echo x >> {calls}; sleep 0.2; for last; do :; done; cp {built} "$last"')
+    compiler_path = make_compiler(
+        tmp_path, f'echo x >> {calls}; sleep 0.2; for last; do :; done; cp {kernels_path} "$last"'
+    )
     program = "from pathlib import Path; from heedful.csrc.library import build; build(Path.cwd())"
     environment = {**os.environ, "CXX": compiler_path, "PYTHONWARNINGS": "ignore"}
     running = [subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path) for _ in range(3)]
@@ -71,11 +73,11 @@ def test_several_processes_build_it_once(tmp_path: Path, built: Path) -> None:
 
 
 def test_a_cached_library_is_used_without_a_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from heedful.cli.kernels import kernels as kernels_command
 
-    (tmp_path / built.name).write_bytes(built.read_bytes())
+    (tmp_path / kernels_path.name).write_bytes(kernels_path.read_bytes())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HeedfulError, match="no C"):
         library.compiler()
@@ -101,16 +103,18 @@ def test_the_cache_key_depends_on_the_processor(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("damage", [lambda x: b"", lambda x: x[: len(x) // 4], lambda x: bytes(len(x))])
 def test_a_damaged_library_is_built_again_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path, damage: Callable[[bytes], bytes]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    (tmp_path / built.name).write_bytes(damage(built.read_bytes()))
+    (tmp_path / kernels_path.name).write_bytes(damage(kernels_path.read_bytes()))
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
     assert kernels() is None and unavailable_reason().endswith(
-        f"{built.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
+        f"{kernels_path.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
     )
-    compiler_path = make_compiler(tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {built} "$last"')
+    compiler_path = make_compiler(
+        tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {kernels_path} "$last"'
+    )
     monkeypatch.setenv("CXX", compiler_path)
-    with pytest.warns(HeedfulWarning, match=f"{built.name} is damaged: compiling kernels for this processor"):
+    with pytest.warns(HeedfulWarning, match=f"{kernels_path.name} is damaged: compiling kernels for this processor"):
         loaded = kernels()
     assert loaded is not None and check.find_error(loaded) == ""
     calls = (tmp_path / "calls").read_text()
@@ -131,7 +135,7 @@ def test_the_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.Monkey
 
 
 def test_the_cache_key_depends_on_sources_and_flags(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path
 ) -> None:
     digests = {library._digest(library.FLAGS)}
     header = tmp_path / "more.h"
@@ -142,17 +146,19 @@ def test_the_cache_key_depends_on_sources_and_flags(
     assert len(digests) == 3
 
 
-def test_a_library_with_wrong_results_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: Path) -> None:
-    assert check.find_error(library.load_library(built)) == ""
-    (tmp_path / built.name).write_bytes(built.read_bytes())
+def test_a_library_with_wrong_results_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels_path: Path
+) -> None:
+    assert check.find_error(library.load_library(kernels_path)) == ""
+    (tmp_path / kernels_path.name).write_bytes(kernels_path.read_bytes())
     assert kernels() is not None and unavailable_reason() == ""
     monkeypatch.setattr(check, "_gelu", lambda ops, x: x)
     assert kernels() is None and "gelu in float32 is off by" in unavailable_reason()
 
 
 @pytest.mark.parametrize("name", [name for name, (result, _) in abi.SIGNATURES.items() if result is None])
-def test_a_function_without_effect_is_detected(name: str, built: Path) -> None:
-    loaded = library.load_library(built)
+def test_a_function_without_effect_is_detected(name: str, kernels_path: Path) -> None:
+    loaded = library.load_library(kernels_path)
     if name in ("pack8", "linear8") and not loaded.has_int8:
         pytest.skip("this processor does not multiply int8")
     assert "is off by" in check.find_error(replace(loaded, **{name: lambda *arguments: None}))

@@ -16,7 +16,7 @@ from heedful import cache
 from heedful.cli.kernels import kernels as kernels_command
 from heedful.csrc import kernels, library, unavailable_reason
 from heedful.errors import HeedfulError
-from tests.support.other_user import OTHER, as_root, as_user, give, shared_folder
+from tests.support.other_user import OTHER_USER, change_owner, needs_root, run_as_user, shared_folder
 
 # C code that runs when the library is loaded, and makes the file CANARY
 CODE = '__attribute__((constructor)) static void run(void) { FILE *f = fopen(CANARY, "w"); if (f) fclose(f); }'
@@ -65,7 +65,7 @@ def path(tmp_path: Path, canary: Path) -> Path:
 
 def test_a_library_that_only_this_user_can_write_is_loaded(path: Path, canary: Path) -> None:
     """A trusted library is loaded, and its code runs; it has no functions, which is the reason against it."""
-    assert as_user(None, unavailable_reason) == f"{path} is another library: it has no heedful_lanes"
+    assert run_as_user(None, unavailable_reason) == f"{path} is another library: it has no heedful_lanes"
     assert canary.exists()
 
 
@@ -91,8 +91,10 @@ def link_folder(path: Path) -> None:
         (lambda path: path.chmod(0o775), ".so can be written by its group"),
         (link_file, ".so is a link"),
         (link_folder, "other can be written by everybody"),
-        pytest.param(lambda path: give(path.parent), f"cache belongs to user {OTHER}, but this is", marks=as_root),
-        pytest.param(give, f".so belongs to user {OTHER}, but this is", marks=as_root),
+        pytest.param(
+            lambda path: change_owner(path.parent), f"cache belongs to user {OTHER_USER}, but this is", marks=needs_root
+        ),
+        pytest.param(change_owner, f".so belongs to user {OTHER_USER}, but this is", marks=needs_root),
     ],
 )
 def test_a_library_that_others_can_write_is_not_loaded(
@@ -136,31 +138,31 @@ def shared() -> Iterator[Path]:
         yield path
 
 
-@as_root
-def test_a_user_loads_only_libraries_of_its_own_and_of_root(shared: Path, tmp_path: Path, built: Path) -> None:
+@needs_root
+def test_a_user_loads_only_libraries_of_its_own_and_of_root(shared: Path, tmp_path: Path, kernels_path: Path) -> None:
     shared.chmod(0o1777)
-    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER, OTHER), "mixed": (USER, OTHER)}
+    caches = {"root": (0, 0), "mine": (USER, USER), "theirs": (OTHER_USER, OTHER_USER), "mixed": (USER, OTHER_USER)}
     for name, (folder_owner, file_owner) in caches.items():
         path = plant(shared / name, b"")
-        path.write_bytes(built.read_bytes())
+        path.write_bytes(kernels_path.read_bytes())
         path.chmod(0o755)
         path.parent.chmod(0o755)
-        give(path, file_owner)
-        give(path.parent, folder_owner)
+        change_owner(path, file_owner)
+        change_owner(path.parent, folder_owner)
 
     def reason(name: str) -> str:
         os.environ["HEEDFUL_CACHE"] = str(shared / name)
         return unavailable_reason()
 
-    reasons = {name: as_user(USER, lambda name=name: reason(name)) for name in caches}
+    reasons = {name: run_as_user(USER, lambda name=name: reason(name)) for name in caches}
     assert (reasons["root"], reasons["mine"]) == ("", "")
-    assert f"theirs belongs to user {OTHER}, but this is user {USER}" in reasons["theirs"]
-    assert f".so belongs to user {OTHER}" in reasons["mixed"]
+    assert f"theirs belongs to user {OTHER_USER}, but this is user {USER}" in reasons["theirs"]
+    assert f".so belongs to user {OTHER_USER}" in reasons["mixed"]
 
 
-def test_the_checked_file_is_loaded(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checked_file_is_loaded(kernels_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is exchanged between the check and the loader is not loaded."""
-    path = plant(tmp_path / "cache", built.read_bytes())
+    path = plant(tmp_path / "cache", kernels_path.read_bytes())
     open_checked_file = cache.open_checked_file
 
     def exchange_after_check(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -176,14 +178,14 @@ def test_the_checked_file_is_loaded(built: Path, tmp_path: Path, monkeypatch: py
         library.load_library(path)
 
 
-def test_two_libraries_can_be_loaded_in_one_process(built: Path, tmp_path: Path, canary: Path) -> None:
+def test_two_libraries_can_be_loaded_in_one_process(kernels_path: Path, tmp_path: Path, canary: Path) -> None:
     """The loader identifies libraries by their paths, so each must be loaded by a path of its own."""
-    assert library.load_library(built).lanes > 0
+    assert library.load_library(kernels_path).lanes > 0
     path = plant(tmp_path / "cache", compile_planted(tmp_path, canary))
     for _ in range(2):
         with pytest.raises(HeedfulError, match="has no heedful_lanes"):
             library.load_library(path)
-    assert library.load_library(built).lanes > 0
+    assert library.load_library(kernels_path).lanes > 0
 
 
 def test_a_file_that_is_not_a_library_is_the_reason(tmp_path: Path) -> None:

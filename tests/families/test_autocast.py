@@ -13,7 +13,7 @@ from heedful.checkpoint import load
 from heedful.families import FAMILIES
 from heedful.model import attention
 from heedful.nn.layout import AttentionArgs
-from tests.support.tiny_models import TINY, our_rows, packed, save_tiny
+from tests.support.tiny_models import TINY, our_hidden_states, random_batch, save_tiny
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -28,6 +28,6 @@ def test_queries_keys_and_values_are_in_bfloat16(family: str, tmp_path: Path, mo
 
     monkeypatch.setattr(attention, "attend_with", recorded)
     with torch.autocast("cpu", torch.bfloat16):
-        rows = our_rows(load(tmp_path).train(), packed(family))
+        rows = our_hidden_states(load(tmp_path).train(), random_batch(family))
     assert rows.isfinite().all()
     assert dtypes and all(head_dtypes == {torch.bfloat16} for head_dtypes in dtypes)

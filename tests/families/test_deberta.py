@@ -21,7 +21,7 @@ from heedful.model.attention import Attention
 from heedful.nn.positions import ProjectedDistances, signed_log_buckets
 from heedful.packed import Packed
 from tests.support.sentencepiece_models import train_sentencepiece
-from tests.support.tiny_models import Exact, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tiny_models import Float64Mode, hf_outputs, our_outputs, random_batch, random_sequences, save_tiny
 from tests.support.tokenizer_folders import wordpieces, write_wordpiece
 
 BODY, MASKED = "DebertaV2Model", "DebertaV2ForMaskedLM"
@@ -47,21 +47,21 @@ def test_distances_past_the_last_bucket(tmp_path: Path, changed: dict[str, Any])
         # transformers needs a buffer of positions as long as the text, which it does not use
         theirs.embeddings.position_ids = torch.arange(100)[None]
         for row_ids, actual in zip(ids, rows, strict=True):
-            with Exact(torch.float64):
+            with Float64Mode(torch.float64):
                 expected = theirs(torch.tensor([row_ids])).last_hidden_state[0]
             assert (actual - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
 
 
 def test_learned_positions_and_types_as_in_version_2(tmp_path: Path) -> None:
     theirs = save_tiny(tmp_path, "deberta-v2", BODY, torch.float64, position_biased_input=True, type_vocab_size=2)
-    ids, _ = sequences("deberta-v2")
+    ids, _ = random_sequences("deberta-v2")
     types = [[number % 2 for number in range(len(row_ids))] for row_ids in ids]
     batch, ours = Packed.of(ids, types), heedful.load(tmp_path, dtype=torch.float64)
     assert ours.max_length == 40
     with torch.no_grad():
         for number, actual in enumerate(batch.unpack(ours.hidden_states(batch))):
             inputs = torch.tensor([ids[number]]), torch.tensor([types[number]])
-            with Exact(torch.float64):
+            with Float64Mode(torch.float64):
                 expected = theirs(inputs[0], token_type_ids=inputs[1]).last_hidden_state[0]
             assert (actual - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
 
@@ -79,10 +79,10 @@ def test_published_files_hold_the_head_for_masked_tokens_and_the_discriminator(t
     with pytest.warns(heedful.HeedfulWarning, match=r"5 tensors belong to other heads.*lm_predictions"):
         assert heedful.load(tmp_path).head is None
     ours = heedful.load(tmp_path, head="masked_lm")
-    ids, types = sequences("deberta-v2")
+    ids, types = random_sequences("deberta-v2")
     with torch.no_grad():
-        (expected,) = their_outputs(theirs, "deberta-v2", ids, types)
-        (actual,) = our_outputs(ours, packed("deberta-v2"))
+        (expected,) = hf_outputs(theirs, "deberta-v2", ids, types)
+        (actual,) = our_outputs(ours, random_batch("deberta-v2"))
     assert (actual - expected).abs().max() <= 2e-6 * expected.abs().max()
 
 
@@ -162,7 +162,7 @@ def test_distances_are_projected_once_for_inference(tmp_path: Path, precision: A
     assert len(projected) == len(planned.model.encoder.blocks)
     with torch.inference_mode():
         for lengths in ((1,), (2, 9), (10, 3, 30), (30,)):
-            rows, expected = (loaded.model(packed("deberta-v2", lengths)) for loaded in (planned, plain))
+            rows, expected = (loaded.model(random_batch("deberta-v2", lengths)) for loaded in (planned, plain))
             tolerance = 2e-6 if precision == "float32" else 0.2
             assert (rows - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
     if before:

@@ -19,7 +19,16 @@ from heedful.families import FAMILIES
 from heedful.model.config import NextToken
 from heedful.model.heads import ClassesHead
 from heedful.packed import Packed
-from tests.support.tiny_models import TINY, Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tiny_models import (
+    TINY,
+    Float64Mode,
+    hf_outputs,
+    our_outputs,
+    random_batch,
+    random_sequences,
+    save_tiny,
+    use_eager_attention,
+)
 from tests.support.tokenizer_folders import wordpieces, write_wordpiece
 
 GATED = {"feed_forward_proj": "gated-gelu"}
@@ -29,9 +38,9 @@ GATED = {"feed_forward_proj": "gated-gelu"}
 def test_gated(tmp_path: Path, architecture: str) -> None:
     theirs = save_tiny(tmp_path, "t5", architecture, torch.float64, **GATED)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    ids, types = sequences("t5")
+    ids, types = random_sequences("t5")
     with torch.no_grad():
-        (actual,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(theirs, "t5", ids, types)
+        (actual,), (expected,) = our_outputs(ours, random_batch("t5")), hf_outputs(theirs, "t5", ids, types)
     assert (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
     heedful.save(ours, tmp_path / "again")
     before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "again"))
@@ -49,8 +58,8 @@ def test_version_1_1_has_an_output_of_its_own_and_does_not_scale(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     ours = heedful.load(tmp_path, dtype=torch.float64)
     assert ours.config.head == NextToken(tied=False)
-    batch = packed("t5")
-    with torch.no_grad(), Exact(torch.float64):
+    batch = random_batch("t5")
+    with torch.no_grad(), Float64Mode(torch.float64):
         rows = ours.model(batch, batch.shift_right(0))
         assert (ours(batch, batch.shift_right(0)) - rows @ output.T).abs().max() < 1e-12
         tied = theirs(input_ids=batch.tokens[None, :7], decoder_input_ids=batch.shift_right(0).tokens[None, :7]).logits[
@@ -74,15 +83,15 @@ def resaved(tmp_path: Path) -> Any:
     theirs.save_pretrained(tmp_path / "resaved")
     values = json.loads((tmp_path / "resaved/config.json").read_text())
     assert values["tie_word_embeddings"] and values["scale_decoder_outputs"] is False
-    return eager(theirs).eval()
+    return use_eager_attention(theirs).eval()
 
 
 def test_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) -> None:
     ours = heedful.load(tmp_path / "resaved", dtype=torch.float64)
     assert ours.config.head == NextToken(tied=False)
-    ids, types = sequences("t5")
+    ids, types = random_sequences("t5")
     with torch.no_grad():
-        (actual,), (expected,) = our_outputs(ours, packed("t5")), their_outputs(resaved, "t5", ids, types)
+        (actual,), (expected,) = our_outputs(ours, random_batch("t5")), hf_outputs(resaved, "t5", ids, types)
     assert (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
     heedful.save(ours, tmp_path / "again")
     again = heedful.load(tmp_path / "again", dtype=torch.float64)
@@ -138,14 +147,14 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
     whole = save_tiny(tmp_path / "whole", "t5", "T5ForConditionalGeneration", torch.float64)
     encoder = heedful.load(tmp_path / "whole", head="encoder", dtype=torch.float64)
     assert encoder.model.decoder is None and len(encoder.unused_tensors) > 30
-    with torch.no_grad(), Exact(torch.float64):
+    with torch.no_grad(), Float64Mode(torch.float64):
         expected = whole.encoder(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     assert (encoder.model(Packed.of([[5, 6, 7]])) - expected).abs().max() < 1e-12
     heedful.save(encoder, tmp_path / "encoder")
     again, report = transformers.T5EncoderModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
-    with torch.no_grad(), Exact(torch.float64):
-        actual = eager(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+    with torch.no_grad(), Float64Mode(torch.float64):
+        actual = use_eager_attention(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     assert (actual - expected).abs().max() < 1e-12
 
     tagger = with_head(encoder, "token_classification", labels=["a", "b"], seed=1)
@@ -201,9 +210,12 @@ def test_a_folder_without_final_logits_bias(tmp_path: Path) -> None:
     ours = heedful.load(tmp_path, head="language_model", dtype=torch.float64)
     assert ours.head is not None and not ours.named_tensors()["head.decoder.bias"].any()
     writes = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64)
-    ids, types = sequences("bart")
+    ids, types = random_sequences("bart")
     with torch.no_grad():
-        (actual,), (expected,) = our_outputs(ours, packed("bart")), their_outputs(eager(writes), "bart", ids, types)
+        (actual,), (expected,) = (
+            our_outputs(ours, random_batch("bart")),
+            hf_outputs(use_eager_attention(writes), "bart", ids, types),
+        )
     assert theirs is not None and (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
 
 

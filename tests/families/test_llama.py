@@ -24,13 +24,13 @@ from heedful.errors import HeedfulError
 from heedful.model.config import Classes, NextToken, SentenceEmbedding
 from heedful.model.decode import Greedy, generate
 from tests.support.tiny_models import (
-    in_double,
+    hf_outputs,
+    make_tiny,
     our_outputs,
-    packed,
+    random_batch,
+    random_sequences,
     save_tiny,
-    sequences,
-    their_outputs,
-    tiny,
+    transformers_in_float64,
 )
 
 END = "<|endoftext|>"
@@ -45,18 +45,18 @@ def test_poolings_of_a_eurobert_classifier(tmp_path: Path, pooling: str, ours: t
         tmp_path, "eurobert", "EuroBertForSequenceClassification", torch.float64, classifier_pooling=pooling
     )
     loaded = heedful.load(tmp_path, dtype=torch.float64)
-    head, (ids, types) = loaded.config.head, sequences("eurobert")
+    head, (ids, types) = loaded.config.head, random_sequences("eurobert")
     assert isinstance(head, Classes) and (head.pooling, head.pools_last) == ours
     with torch.no_grad():
-        (expected,) = their_outputs(theirs, "eurobert", ids, types)
-        assert (our_outputs(loaded, packed("eurobert"))[0] - expected).abs().max() < 1e-12
+        (expected,) = hf_outputs(theirs, "eurobert", ids, types)
+        assert (our_outputs(loaded, random_batch("eurobert"))[0] - expected).abs().max() < 1e-12
     heedful.save(loaded, tmp_path / "again")
     assert json.loads((tmp_path / "again/config.json").read_text())["classifier_pooling"] == pooling
 
 
 def values_of(family: str, architecture: str, **changed: object) -> dict[str, Any]:
     """Return the complete config.json of a tiny model."""
-    values = json.loads(tiny(family, architecture).config.to_json_string(use_diff=False))
+    values = json.loads(make_tiny(family, architecture).config.to_json_string(use_diff=False))
     return {**values, "architectures": [architecture], **changed}
 
 
@@ -118,10 +118,12 @@ def test_stretched_positions_of_decoders(tmp_path: Path, family: str, parameters
     architecture = f"{family.capitalize()}ForCausalLM"
     theirs = save_tiny(tmp_path, family, architecture, torch.float64, rope_parameters=described)
     ours, lengths = heedful.load(tmp_path, dtype=torch.float64), (3, 10, 11, 37)
-    ids, types = sequences(family, lengths)
-    with in_double():
-        (expected,) = their_outputs(theirs, family, ids, types)
-        assert (our_outputs(ours, packed(family, lengths))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
+    ids, types = random_sequences(family, lengths)
+    with transformers_in_float64():
+        (expected,) = hf_outputs(theirs, family, ids, types)
+        assert (
+            our_outputs(ours, random_batch(family, lengths))[0] - expected
+        ).abs().max() < 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -139,20 +141,22 @@ def test_sliding_windows_of_qwen3(tmp_path: Path, windows: dict[str, Any]) -> No
     """Outputs, tokens that are generated one by one, and what is saved again are those of transformers."""
     theirs = save_tiny(tmp_path / "theirs", "qwen3", "Qwen3ForCausalLM", torch.float64, **windows)
     loaded, lengths = heedful.load(tmp_path / "theirs", dtype=torch.float64), (3, 4, 11, 30)
-    ids, types = sequences("qwen3", lengths)
-    with in_double():
-        (expected,) = their_outputs(theirs, "qwen3", ids, types)
-        assert (our_outputs(loaded, packed("qwen3", lengths))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
+    ids, types = random_sequences("qwen3", lengths)
+    with transformers_in_float64():
+        (expected,) = hf_outputs(theirs, "qwen3", ids, types)
+        assert (
+            our_outputs(loaded, random_batch("qwen3", lengths))[0] - expected
+        ).abs().max() < 1e-12 * expected.abs().max()
     inputs, options = torch.tensor([ids[2]]), {"do_sample": False, "max_new_tokens": 7, "eos_token_id": 200}
-    with in_double():
+    with transformers_in_float64():
         written = theirs.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=0, **options)
     assert loaded.head is not None
-    texts = generate(loaded.model, loaded.head, packed("qwen3", lengths), Greedy(), max_new_tokens=7, stop=[])
+    texts = generate(loaded.model, loaded.head, random_batch("qwen3", lengths), Greedy(), max_new_tokens=7, stop=[])
     assert texts[2][0].tokens == written[0, len(ids[2]) :].tolist()
     heedful.save(loaded, tmp_path / "ours")
-    with in_double():
+    with transformers_in_float64():
         again = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float64).eval()
-        (resaved,) = their_outputs(again, "qwen3", ids, types)
+        (resaved,) = hf_outputs(again, "qwen3", ids, types)
         assert (resaved - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
@@ -161,10 +165,10 @@ def test_vocabulary_head_tied_or_not(tmp_path: Path, tied: bool) -> None:
     for family, architecture in (("qwen3", "Qwen3ForCausalLM"), ("eurobert", "EuroBertForMaskedLM")):
         folder = tmp_path / family
         theirs = save_tiny(folder / "theirs", family, architecture, torch.float64, tie_word_embeddings=tied)
-        loaded, (ids, types) = heedful.load(folder / "theirs", dtype=torch.float64), sequences(family)
+        loaded, (ids, types) = heedful.load(folder / "theirs", dtype=torch.float64), random_sequences(family)
         with torch.no_grad():
-            (expected,) = their_outputs(theirs, family, ids, types)
-            assert (our_outputs(loaded, packed(family))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
+            (expected,) = hf_outputs(theirs, family, ids, types)
+            assert (our_outputs(loaded, random_batch(family))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
         heedful.save(loaded, folder / "ours")
         before, after = (load_file(folder / side / "model.safetensors") for side in ("theirs", "ours"))
         assert ("lm_head.weight" in before) != tied and before.keys() == after.keys()

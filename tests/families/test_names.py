@@ -20,13 +20,13 @@ from heedful.families.names import name_pattern
 from tests.support.tiny_models import (
     MODELS,
     MODELS_WITH_OWN_HEADS,
-    eager,
+    hf_outputs,
+    make_tiny,
     our_outputs,
-    packed,
+    random_batch,
+    random_sequences,
     save_tiny,
-    sequences,
-    their_outputs,
-    tiny,
+    use_eager_attention,
 )
 
 Saved = Callable[..., tuple[Any, Path]]
@@ -67,11 +67,11 @@ def test_round_trip_is_bitwise_and_transformers_reads_it(
     expected, actual = theirs.state_dict(), again.state_dict()
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    eager(again)
-    ids, types = sequences(family)
+    use_eager_attention(again)
+    ids, types = random_sequences(family)
     with torch.no_grad():  # the same bits at other addresses may be summed in another order
         for one, other in zip(
-            their_outputs(theirs, family, ids, types), their_outputs(again.eval(), family, ids, types), strict=True
+            hf_outputs(theirs, family, ids, types), hf_outputs(again.eval(), family, ids, types), strict=True
         ):
             assert (one - other).abs().max() <= 2e-6 * max(1.0, one.abs().max())
 
@@ -79,7 +79,7 @@ def test_round_trip_is_bitwise_and_transformers_reads_it(
 @each_own_head
 def test_config_is_written_as_transformers_understands_it(family: str, architecture: str) -> None:
     """Without the config.json that we read: everything that matters is written from our own config."""
-    source = tiny(family, architecture, problem_type="multi_label_classification")
+    source = make_tiny(family, architecture, problem_type="multi_label_classification")
     theirs = source.config
     values = json.loads(theirs.to_json_string(use_diff=False)) | {"architectures": [architecture]}
     config = read_config(values, "config.json")
@@ -89,11 +89,11 @@ def test_config_is_written_as_transformers_understands_it(family: str, architect
     rebuilt = type(theirs)(**written)
     model = getattr(transformers, architecture)(rebuilt)
     model.load_state_dict(source.state_dict())
-    eager(model)
-    ids, types = sequences(family)
+    use_eager_attention(model)
+    ids, types = random_sequences(family)
     with torch.no_grad():
         for expected, actual in zip(
-            their_outputs(source, family, ids, types), their_outputs(model.eval(), family, ids, types), strict=True
+            hf_outputs(source, family, ids, types), hf_outputs(model.eval(), family, ids, types), strict=True
         ):
             assert (expected - actual).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
 
@@ -103,17 +103,17 @@ def test_untied_vocabulary_head(tmp_path: Path, family: str) -> None:
     architecture = next(a for f, a in MODELS if f == family and "MaskedLM" in a)
     theirs = save_tiny(tmp_path / "theirs", family, architecture, tie_word_embeddings=False)
     ours = heedful.load(tmp_path / "theirs")
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        expected = their_outputs(theirs, family, ids, types)[0]
-        assert (our_outputs(ours, packed(family))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+        expected = hf_outputs(theirs, family, ids, types)[0]
+        assert (our_outputs(ours, random_batch(family))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
     heedful.save(ours, tmp_path / "ours")
     before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
     assert before.keys() == after.keys()
     again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
     with torch.no_grad():
-        assert (their_outputs(again.eval(), family, ids, types)[0] - expected).abs().max() <= 2e-6 * max(
+        assert (hf_outputs(again.eval(), family, ids, types)[0] - expected).abs().max() <= 2e-6 * max(
             1.0, expected.abs().max()
         )
 
@@ -150,7 +150,7 @@ def test_tied_tensors_that_are_stored_twice_are_one(tmp_path: Path) -> None:
 def test_old_names_of_norms(tmp_path: Path) -> None:
     """Gamma and beta, position_ids that older versions saved, and a folder without the prefix."""
     save_tiny(tmp_path, "bert", "BertForMaskedLM")
-    expected = heedful.load(tmp_path)(packed("bert"))
+    expected = heedful.load(tmp_path)(random_batch("bert"))
 
     def old(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         renamed = {
@@ -161,7 +161,7 @@ def test_old_names_of_norms(tmp_path: Path) -> None:
 
     _rewrite(tmp_path, old)
     assert "cls.predictions.transform.LayerNorm.gamma" in load_file(tmp_path / "model.safetensors")
-    assert torch.equal(heedful.load(tmp_path)(packed("bert")), expected)
+    assert torch.equal(heedful.load(tmp_path)(random_batch("bert")), expected)
 
 
 def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
     assert loaded.config.head is not None and loaded.config.head.kind == "masked_lm"
     whole = heedful.load(tmp_path, head="pretraining")
     assert whole.unused_tensors == ()
-    ids, types = sequences("bert")
+    ids, types = random_sequences("bert")
     with torch.no_grad():
         for actual, expected in zip(
-            our_outputs(whole, packed("bert")), their_outputs(theirs, "bert", ids, types), strict=True
+            our_outputs(whole, random_batch("bert")), hf_outputs(theirs, "bert", ids, types), strict=True
         ):
             assert (actual - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):
@@ -187,7 +187,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
 
 
 def test_a_bare_folder_without_its_pooler(tmp_path: Path) -> None:
-    model = tiny("bert", "BertModel")
+    model = make_tiny("bert", "BertModel")
     bare = transformers.BertModel(model.config, add_pooling_layer=False)
     bare.save_pretrained(tmp_path)
     loaded = heedful.load(tmp_path)

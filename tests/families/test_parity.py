@@ -17,13 +17,13 @@ from heedful.packed import Packed
 from tests.support.tiny_models import (
     MODELS,
     MODELS_WITH_OWN_HEADS,
+    hf_hidden_states,
+    hf_inputs,
+    hf_outputs,
+    our_hidden_states,
     our_outputs,
-    our_rows,
-    packed,
-    sequences,
-    their_inputs,
-    their_outputs,
-    their_rows,
+    random_batch,
+    random_sequences,
     under_file_names,
 )
 
@@ -56,14 +56,14 @@ def test_hidden_states_and_head(
     both: Both, family: str, architecture: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     theirs, ours = both(family, architecture, dtype)
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        rows = our_rows(ours, packed(family))
-        for span, each_ids, each_types in zip(packed(family).spans(), ids, types, strict=True):
-            expected = their_rows(theirs, family, each_ids, each_types)
+        rows = our_hidden_states(ours, random_batch(family))
+        for span, each_ids, each_types in zip(random_batch(family).spans(), ids, types, strict=True):
+            expected = hf_hidden_states(theirs, family, each_ids, each_types)
             assert (rows[span] - expected).abs().max() <= tolerance * _scale(expected)
-        outputs = our_outputs(ours, packed(family))
-        for out, expected in zip(outputs, their_outputs(theirs, family, ids, types), strict=True):
+        outputs = our_outputs(ours, random_batch(family))
+        for out, expected in zip(outputs, hf_outputs(theirs, family, ids, types), strict=True):
             assert out.shape == expected.shape
             assert (out - expected).abs().max() <= tolerance * _scale(expected)
 
@@ -75,12 +75,12 @@ def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtyp
     from heedful.families.names import to_our_names
 
     theirs, ours = both(family, architecture, dtype)
-    ids, types = sequences(family)
-    expected = their_outputs(theirs, family, ids, types)
+    ids, types = random_sequences(family)
+    expected = hf_outputs(theirs, family, ids, types)
     torch.manual_seed(1)
     pushes = [torch.randn_like(out) for out in expected]
     sum((out * push).sum() for out, push in zip(expected, pushes, strict=True)).backward()  # type: ignore[union-attr]
-    outputs = our_outputs(ours, packed(family))
+    outputs = our_outputs(ours, random_batch(family))
     sum((out * push).sum() for out, push in zip(outputs, pushes, strict=True)).backward()  # type: ignore[union-attr]
 
     table = FAMILIES[family].table(ours.config.model, ours.config.head)
@@ -108,13 +108,13 @@ def test_dropout_is_applied_at_the_same_sites(
 
     monkeypatch.setattr(F, "dropout", scaled)
     monkeypatch.setattr("heedful.nn.dropout._factors", lambda x, below: torch.full_like(x, 1 + below / STEPS))
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        still = our_outputs(ours, packed(family))
+        still = our_outputs(ours, random_batch(family))
         theirs.train()
         ours.train()
-        outputs = our_outputs(ours, packed(family))
-        for out, expected, before in zip(outputs, their_outputs(theirs, family, ids, types), still, strict=True):
+        outputs = our_outputs(ours, random_batch(family))
+        for out, expected, before in zip(outputs, hf_outputs(theirs, family, ids, types), still, strict=True):
             assert (out - expected).abs().max() <= 1e-12 * _scale(expected)
             assert (out - before).abs().max() > 1e-3  # it was on
 
@@ -123,14 +123,14 @@ def test_dropout_is_applied_at_the_same_sites(
 def test_packed_is_alone_is_in_any_company(both: Both, family: str, architecture: str) -> None:
     """Forward and gradient of a sequence do not depend on its neighbours, nor on their order."""
     _, ours = both(family, architecture, torch.float64)
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
 
     def run(order: list[int]) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
         batch = Packed.of([ids[b] for b in order], [types[b] for b in order])
         ours.zero_grad()
         outputs = our_outputs(ours, batch)
         sum(out.square().sum() for out in outputs).backward()  # type: ignore[union-attr]
-        rows = dict(zip(order, batch.unpack(our_rows(ours, batch).detach()), strict=True))
+        rows = dict(zip(order, batch.unpack(our_hidden_states(ours, batch).detach()), strict=True))
         return rows, {n: p.grad.clone() for n, p in ours.named_parameters() if p.grad is not None}
 
     together, gradients = run([0, 1, 2, 3])
@@ -150,12 +150,12 @@ def test_packed_is_alone_is_in_any_company(both: Both, family: str, architecture
 def test_a_changed_token_changes_nothing_in_its_neighbour(both: Both, family: str, architecture: str) -> None:
     """Packed by restarted positions alone, transformers fails this by 1.25."""
     _, ours = both(family, architecture, torch.float32)
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     changed = [list(each) for each in ids]
     changed[1][5] = (changed[1][5] + 7) % 90 + 5
     with torch.no_grad():
-        before = Packed.of(ids, types).unpack(our_rows(ours, Packed.of(ids, types)))
-        after = Packed.of(changed, types).unpack(our_rows(ours, Packed.of(changed, types)))
+        before = Packed.of(ids, types).unpack(our_hidden_states(ours, Packed.of(ids, types)))
+        after = Packed.of(changed, types).unpack(our_hidden_states(ours, Packed.of(changed, types)))
     for b in (0, 2, 3):
         assert torch.equal(before[b], after[b])
     assert (before[1] - after[1]).abs().max() > 0.01
@@ -166,7 +166,7 @@ def test_packed_is_padded(both: Both, family: str) -> None:
     """Transformers' padded batch with its mask agrees with ours without padding."""
     bare = next(architecture for each, architecture in MODELS if each == family)
     theirs, ours = both(family, bare, torch.float64)
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     longest, pad = max(map(len, ids)), theirs.config.pad_token_id
 
     def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
@@ -177,7 +177,7 @@ def test_packed_is_padded(both: Both, family: str) -> None:
         inputs["token_type_ids"] = padded(types, 0)
     with torch.no_grad():
         expected = theirs.base_model(**inputs).last_hidden_state
-        for b, rows in enumerate(packed(family).unpack(ours.model(packed(family)))):
+        for b, rows in enumerate(random_batch(family).unpack(ours.model(random_batch(family)))):
             assert (rows - expected[b, : len(rows)]).abs().max() <= 1e-12 * _scale(expected)
 
 
@@ -188,11 +188,11 @@ def test_bfloat16_is_as_near_as_transformers_is(both: Both, tmp_path: Path, fami
     theirs, exact = both(family, bare, torch.float32)
     theirs.save_pretrained(tmp_path)
     ours = heedful.load(tmp_path, dtype=torch.bfloat16)
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        truth = exact.model(packed(family))
-        actual = ours.model(packed(family)).float()
-        inputs = [their_inputs(family, *each) for each in zip(ids, types, strict=True)]
+        truth = exact.model(random_batch(family))
+        actual = ours.model(random_batch(family)).float()
+        inputs = [hf_inputs(family, *each) for each in zip(ids, types, strict=True)]
         rounding = copy.deepcopy(theirs).bfloat16()
         rounded = torch.cat([rounding.base_model(**each).last_hidden_state[0].float() for each in inputs])
     assert (actual - truth).square().mean() <= 1.5**2 * (rounded - truth).square().mean()

@@ -19,19 +19,19 @@ from heedful.model.config import Learned, Normal, Rotary, Yarn
 from heedful.packed import Packed
 from tests.support.tiny_models import (
     TINY,
-    Exact,
-    in_double,
+    Float64Mode,
+    hf_outputs,
+    make_tiny,
     our_outputs,
-    packed,
+    random_batch,
+    random_sequences,
     save_tiny,
-    sequences,
-    their_outputs,
-    tiny,
+    transformers_in_float64,
 )
 
 
 def _values(family: str, architecture: str, **changed: object) -> dict[str, object]:
-    return json.loads(tiny(family, architecture).config.to_json_string(use_diff=False)) | {
+    return json.loads(make_tiny(family, architecture).config.to_json_string(use_diff=False)) | {
         "architectures": [architecture],
         **changed,
     }
@@ -45,7 +45,7 @@ def test_the_activation_is_the_files_own(tmp_path: Path, theirs: str, ours: str)
     model = save_tiny(tmp_path, "bert", "BertForMaskedLM", torch.float64, hidden_act=theirs)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
     assert loaded.config.model.encoder is not None and loaded.config.model.encoder.activation == ours
-    batch = packed("bert", (9,))
+    batch = random_batch("bert", (9,))
     with torch.no_grad():
         expected = model(batch.tokens[None], token_type_ids=batch.types[None]).logits[0]
         assert (loaded(batch) - expected).abs().max() < 1e-12 * expected.abs().max()
@@ -120,7 +120,7 @@ def test_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
 def test_zero_means_the_next_sentence(tmp_path: Path) -> None:
     """NSP logit 0 is "follows": transformers' label 0 gives the loss of our logit 0."""
     theirs = save_tiny(tmp_path, "bert", "BertForNextSentencePrediction")
-    batch = packed("bert", (9,))
+    batch = random_batch("bert", (9,))
     with torch.no_grad():
         scores = heedful.load(tmp_path)(batch)
         loss = theirs(batch.tokens[None], token_type_ids=batch.types[None], labels=torch.tensor([0])).loss
@@ -130,7 +130,7 @@ def test_zero_means_the_next_sentence(tmp_path: Path) -> None:
 def test_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float64)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
-    batch = packed("bert")
+    batch = random_batch("bert")
     with torch.no_grad():
         rows, dense = loaded.model(batch), loaded.head.first.dense  # type: ignore[union-attr]
         for b, start in enumerate(batch.bounds[:-1]):
@@ -162,26 +162,24 @@ def test_albert_projects_embeddings_as_wide_as_the_model(tmp_path: Path, archite
     heedful.save(created, tmp_path / "created")
     their_created, report = type(theirs).from_pretrained(tmp_path / "created", output_loading_info=True)
     assert not any(report.values())
-    batch, (ids, types) = packed("albert"), sequences("albert")
+    batch, (ids, types) = random_batch("albert"), random_sequences("albert")
     with torch.no_grad():
         for model, expected, tolerance in ((ours, theirs, 1e-12), (created.eval(), their_created.eval(), 1e-5)):
-            for out, right in zip(
-                our_outputs(model, batch), their_outputs(expected, "albert", ids, types), strict=True
-            ):
+            for out, right in zip(our_outputs(model, batch), hf_outputs(expected, "albert", ids, types), strict=True):
                 assert (out - right).abs().max() <= tolerance
 
 
 def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> None:
     """Their batches are padded on the left; rows at the end are the same with and without padding."""
     theirs = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("xlnet", (5, 9))
+    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("xlnet", (5, 9))
     ids, types = (batch.unpack(each) for each in (batch.tokens, batch.types))
     inputs = {
         "input_ids": torch.stack([torch.cat([torch.full((4,), 5), ids[0]]), ids[1]]),
         "token_type_ids": torch.stack([torch.cat([torch.full((4,), 3), types[0]]), types[1]]),
         "attention_mask": torch.tensor([[0] * 4 + [1] * 5, [1] * 9]),
     }
-    with torch.no_grad(), Exact(torch.float64):
+    with torch.no_grad(), Float64Mode(torch.float64):
         assert (ours(batch) - theirs(**inputs).logits).abs().max() < 1e-12
     config = json.loads((tmp_path / "config.json").read_text())
     for key, value in (("attn_type", "uni"), ("bi_data", True), ("same_length", True), ("untie_r", False)):
@@ -193,7 +191,7 @@ def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> Non
 
 def test_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> None:
     theirs = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("gpt2", (5, 9))
+    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("gpt2", (5, 9))
     ids = batch.unpack(batch.tokens)
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
     inputs = {"input_ids": torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), ids[0]]), ids[1]])}
@@ -240,7 +238,7 @@ def test_relative_positions_of_transformers_4(tmp_path: Path) -> None:
     transformers.AttentionInterface.register("version_4", version_4)
     model.config._attn_implementation = "version_4"
     model.embeddings.position_embeddings.weight.data.zero_()
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), packed("bert", (23,))
+    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("bert", (23,))
     inputs = {"input_ids": batch.tokens[None], "token_type_ids": batch.types[None]}
     with torch.no_grad():
         expected = model(**inputs).last_hidden_state[0]
@@ -346,15 +344,15 @@ LONGROPE |= {"short_factor": [1.0, 1.0625, 1.5, 2.25], "long_factor": [1.0, 2.5,
 def test_uneven_layers_and_stretched_positions_of_modernbert(tmp_path: Path, changed: dict[str, Any]) -> None:
     theirs = save_tiny(tmp_path, "modernbert", "ModernBertModel", torch.float64, **changed)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    ids = sequences("modernbert", (3, 9, 11, 30))[0]
-    with in_double():
+    ids = random_sequences("modernbert", (3, 9, 11, 30))[0]
+    with transformers_in_float64():
         expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
-        rows = ours.model(packed("modernbert", (3, 9, 11, 30)))
+        rows = ours.model(random_batch("modernbert", (3, 9, 11, 30)))
         assert (rows - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
     values = FAMILIES["modernbert"].write(ours.config.model) | {"model_type": "modernbert"}
     assert read_config(values, "config.json").model == ours.config.model
     heedful.save(ours, tmp_path / "again")
-    with in_double():
+    with transformers_in_float64():
         again = transformers.ModernBertModel.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
         expected_again = torch.cat([again(torch.tensor([each])).last_hidden_state[0] for each in ids])
     assert (expected_again - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
@@ -387,7 +385,7 @@ def test_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
 
     theirs = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    batch = packed("bert")
+    batch = random_batch("bert")
     with torch.no_grad():
         before = ours.model(batch)
         seen: list[torch.Tensor] = []

@@ -14,7 +14,7 @@ import heedful
 from heedful.checkpoint import ModelBundle, read_config
 from heedful.families import FAMILIES
 from heedful.packed import Packed
-from tests.support.tiny_models import in_double
+from tests.support.tiny_models import transformers_in_float64
 
 BERT: dict[str, Any] = {  # a BERT of 12 layers, 384 wide
     "architectures": ["BertModel"],
@@ -254,7 +254,7 @@ def test_a_small_model_of_the_published_keys_equals_transformers(tmp_path: Path,
     values |= {key: value for key, value in small.items() if key in values}
     (tmp_path / "config.json").write_text(json.dumps(values))
     torch.manual_seed(1)
-    with in_double():
+    with transformers_in_float64():
         theirs = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(tmp_path)).double().eval()
         theirs.save_pretrained(tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": [type(theirs).__name__]}))

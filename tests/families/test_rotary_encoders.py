@@ -17,14 +17,14 @@ from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.model.config import LinearScaling, Rotary
 from tests.support.tiny_models import (
-    in_double,
+    hf_hidden_states,
+    hf_outputs,
+    our_hidden_states,
     our_outputs,
-    our_rows,
-    packed,
+    random_batch,
+    random_sequences,
     save_tiny,
-    sequences,
-    their_outputs,
-    their_rows,
+    transformers_in_float64,
 )
 
 NOMIC_HUB = {  # as nomic-embed-text-v1.5 is published, less its sizes
@@ -103,11 +103,15 @@ def rewrite(folder: Path, config: dict[str, Any], prefixes: tuple[str, str] = ("
 def check_outputs_and_round_trip(theirs: Any, family: str, folder: Path, tmp_path: Path) -> None:
     """Compare with transformers, and the saved folder with the one that was read."""
     ours = heedful.load(folder)
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        expected = torch.cat([their_rows(theirs, family, *each) for each in zip(ids, types, strict=True)])
-        assert (our_rows(ours, packed(family)) - expected).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
-        for out, each in zip(our_outputs(ours, packed(family)), their_outputs(theirs, family, ids, types), strict=True):
+        expected = torch.cat([hf_hidden_states(theirs, family, *each) for each in zip(ids, types, strict=True)])
+        assert (our_hidden_states(ours, random_batch(family)) - expected).abs().max() <= 2e-6 * max(
+            1.0, expected.abs().max()
+        )
+        for out, each in zip(
+            our_outputs(ours, random_batch(family)), hf_outputs(theirs, family, ids, types), strict=True
+        ):
             assert (out - each).abs().max() <= 2e-6 * max(1.0, each.abs().max())
     heedful.save(ours, tmp_path / "again")
     before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "again"))
@@ -164,9 +168,9 @@ def test_gte_as_it_was_published_first(tmp_path: Path, head: str) -> None:
 
 def test_gte_without_types(tmp_path: Path) -> None:
     theirs = save_tiny(tmp_path / "gte", "gte", "GteModel", type_vocab_size=0)
-    ids, _ = sequences("gte")
+    ids, _ = random_sequences("gte")
     with torch.no_grad():
-        rows = our_rows(heedful.load(tmp_path / "gte"), packed("gte"))
+        rows = our_hidden_states(heedful.load(tmp_path / "gte"), random_batch("gte"))
         expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
     assert (rows - expected).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
 
@@ -239,11 +243,13 @@ def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, par
         max_position_embeddings=10,
     )
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    ids, types = sequences(family, (3, 9, 11, 30))  # longer ones later: transformers keeps the base of the longest
-    batch = packed(family, (3, 9, 11, 30))
-    with in_double():
-        expected = torch.cat([their_rows(theirs, family, *each) for each in zip(ids, types, strict=True)])
-        assert (our_rows(ours, batch) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+    ids, types = random_sequences(
+        family, (3, 9, 11, 30)
+    )  # longer ones later: transformers keeps the base of the longest
+    batch = random_batch(family, (3, 9, 11, 30))
+    with transformers_in_float64():
+        expected = torch.cat([hf_hidden_states(theirs, family, *each) for each in zip(ids, types, strict=True)])
+        assert (our_hidden_states(ours, batch) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
     values = FAMILIES[family].write(ours.config.model) | {"model_type": family}
     assert read_config(values, "config.json").model == ours.config.model
 
@@ -254,7 +260,7 @@ def test_rotations_by_length_do_not_depend_on_the_batch(tmp_path: Path, paramete
     described = {"rope_theta": 500.0} | parameters
     save_tiny(tmp_path, "gte", "GteModel", torch.float64, rope_parameters=described, max_position_embeddings=10)
     model = heedful.load(tmp_path, dtype=torch.float64).model
-    batch = packed("gte", (3, 30, 12))
+    batch = random_batch("gte", (3, 30, 12))
     together = batch.unpack(model(batch))
     for number, rows in enumerate(batch.unpack(batch.tokens)):
         alone = model(heedful.Packed.of([rows.tolist()], types=[batch.unpack(batch.types)[number].tolist()]))

@@ -9,7 +9,7 @@ import torch
 
 import heedful
 from heedful.packed import Packed
-from tests.support.tiny_models import Exact, save_tiny
+from tests.support.tiny_models import Float64Mode, save_tiny
 
 
 def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict[str, torch.Tensor]]]:
@@ -55,7 +55,7 @@ def test_two_streams_are_those_of_transformers(tmp_path: Path) -> None:
     theirs = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
     batch, their_inputs = permuted(lengths)
-    with torch.no_grad(), Exact(torch.float64):
+    with torch.no_grad(), Float64Mode(torch.float64):
         actual = batch.unpack(ours(batch))
         for rows, length, each in zip(actual, lengths, their_inputs, strict=True):
             assert (rows[length:] - theirs(**each).logits[0]).abs().max() < 1e-12

@@ -34,8 +34,8 @@ from heedful.train.optim import AdamW, Optimizer
 from heedful.train.trainer import Step, Trainer
 from tests.nn.test_kernels import HEADS, LENGTHS, make_layout, max_error, run_kernel, sample_bias
 from tests.support.generated_data import classified, data, tune
-from tests.support.tiny_models import save_tiny, sequences
-from tests.train.test_compiled import IN_GRAPH_FAMILIES, learn_compiled, learn_in_graph
+from tests.support.tiny_models import random_sequences, save_tiny
+from tests.train.test_compiled import IN_GRAPH_FAMILIES, check_compiled_blocks, learn_in_graph
 
 pytestmark = [
     pytest.mark.gpu,
@@ -186,7 +186,7 @@ ARCHITECTURES |= {"xlnet": "XLNetLMHeadModel", "t5": "T5ForConditionalGeneration
 def test_models_learn_the_same(family: str, tmp_path: Path) -> None:
     """float32 rows and gradients on the device, beside float64 on the CPU."""
     save_tiny(tmp_path, family, ARCHITECTURES[family])
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     outcomes = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         loaded = heedful.load(tmp_path, dtype=dtype).to(device).eval()
@@ -222,7 +222,7 @@ _SHAPES = {"encoder.blocks.0.mlp.up.weight": (40, 30), "encoder.blocks.0.mlp.up.
 @pytest.mark.timeout(420)
 def test_compiled_blocks_learn_the_same(tmp_path: Path) -> None:
     """In float64, where attention is computed between the two parts of a block."""
-    learn_compiled(tmp_path, "cuda")
+    check_compiled_blocks(tmp_path, "cuda")
 
 
 @pytest.mark.parametrize("family", IN_GRAPH_FAMILIES)

@@ -33,8 +33,8 @@ from heedful.train.optim import AdamW, Constant
 from heedful.train.ranks import Ranks
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.generated_data import data, tune
-from tests.support.tiny_models import save_tiny, sequences, target
-from tests.support.tiny_runs import everything, records, same, tokenizer, trainer, weights
+from tests.support.tiny_models import decoder_input, random_sequences, save_tiny
+from tests.support.tiny_runs import copy_state, copy_weights, make_trainer, records, tensors_equal, tokenizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,8 +91,8 @@ def test_batches_made_ahead_give_the_same_weights(workers: int) -> None:
         training = encoder(max_steps=12, deterministic=True, num_workers=workers if prefetches else 0)
         assert training._prefetches
         training._prefetches = prefetches
-        outcomes.append((records(list(training)), weights(training)))
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+        outcomes.append((records(list(training)), copy_weights(training)))
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
 
 
 def test_batches_made_ahead_are_pinned() -> None:
@@ -110,15 +110,15 @@ def test_deterministic_runs_from_one_checkpoint_have_the_same_bits() -> None:
     training = encoder(deterministic=True)
     for _ in range(5):
         training.train_step()
-    state = everything(training)
+    state = copy_state(training)
     training.close()
     outcomes = []
     for _ in range(2):
         again = encoder(deterministic=True)
         again.load_state(*state)
-        outcomes.append((records(list(again)), everything(again)[0]))
+        outcomes.append((records(list(again)), copy_state(again)[0]))
         assert again.step == 25
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -136,7 +136,7 @@ class Squares(Objective):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         packed = pack_samples(samples)
         rows = torch.ones(packed.bounds[-1])
-        return Batch(packed=packed, targets=rows, weights=rows, decoder_input=target(self.loaded, packed))
+        return Batch(packed=packed, targets=rows, weights=rows, decoder_input=decoder_input(self.loaded, packed))
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         rows = loaded.hidden_states(batch.packed, batch.decoder_input)
@@ -150,7 +150,7 @@ def of_family(family: str, folder: Path, dropout: float, **train: Any) -> Traine
     for part in loaded.modules():
         if isinstance(part, Attention | CrossAttention):
             part.dropout = dropout
-    ids, types = sequences(family, (7, 23, 39, 12, 30, 18, 25, 3))
+    ids, types = random_sequences(family, (7, 23, 39, 12, 30, 18, 25, 3))
     samples = [Sample.of([row], [row_types]) for row, row_types in zip(ids, types, strict=True)]
     settings: dict[str, Any] = {"max_steps": 6, "batch_size": 4, "device": "cuda", "precision": "bfloat16"}
     return Trainer(loaded, Squares(loaded), samples, TrainSettings(**settings | train))
@@ -161,8 +161,8 @@ def test_families_have_deterministic_algorithms(family: str, tmp_path: Path) -> 
     outcomes = []
     for number in range(2):
         training = of_family(family, tmp_path / str(number), 0.1, deterministic=True)
-        outcomes.append((records(list(training)), weights(training)))
-    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+        outcomes.append((records(list(training)), copy_weights(training)))
+    assert outcomes[0][0] == outcomes[1][0] and tensors_equal(outcomes[0][1], outcomes[1][1])
 
 
 # -- kernels ------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_a_wait_for_the_gpu_ends_with_its_work_or_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("task", ["classify", "tag", "packed"])
 def test_a_step_of_each_task_waits_at_most_twice(task: str) -> None:
-    waits = waits_of_a_step(trainer(task, device="cuda", precision="bfloat16"))
+    waits = waits_of_a_step(make_trainer(task, device="cuda", precision="bfloat16"))
     assert len(waits) <= 2, waits
 
 
@@ -250,7 +250,7 @@ def test_float16_learns_with_a_scaled_loss() -> None:
         training = encoder(precision=precision, max_steps=60, max_tokens_per_microbatch=10**6)
         steps = list(training)
         losses[precision] = [step.loss for step in steps]
-        assert all(tensor.isfinite().all() for tensor in weights(training).values())
+        assert all(tensor.isfinite().all() for tensor in copy_weights(training).values())
         assert training.overflows == sum(not step.updated for step in steps) <= 15
         assert (steps[-1].loss_scale is not None) == (precision == "float16")
     first, last = (sum(losses["float16"][part]) / 5 for part in (slice(5), slice(-5, None)))
@@ -297,7 +297,7 @@ def test_a_checkpoint_in_the_background_holds_the_values_of_its_step(tmp_path: P
     training = encoder()
     for _ in range(3):
         training.train_step()
-    expected = {name: tensor.cpu() for name, tensor in everything(training)[0].items()}
+    expected = {name: tensor.cpu() for name, tensor in copy_state(training)[0].items()}
     saver = AsyncCheckpointer(CheckpointManager(tmp_path / "state"), training, background=True)
     torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # the copies and the next updates wait for it
     copies = saver._copy(training.state()[0])
@@ -308,7 +308,12 @@ def test_a_checkpoint_in_the_background_holds_the_values_of_its_step(tmp_path: P
     saver.wait()
     saved = CheckpointManager(tmp_path / "state").load()
     training.close()
-    assert saved is not None and saved.step == 3 and same(saved.tensors, expected) and same(copies, expected)
+    assert (
+        saved is not None
+        and saved.step == 3
+        and tensors_equal(saved.tensors, expected)
+        and tensors_equal(copies, expected)
+    )
 
 
 def test_a_checkpoint_holds_nothing_of_batches_made_ahead() -> None:
@@ -317,7 +322,7 @@ def test_a_checkpoint_holds_nothing_of_batches_made_ahead() -> None:
     for one in (training, plain):
         for _ in range(3):
             one.train_step()
-    (tensors, values), (expected, expected_values) = everything(training), everything(plain)
+    (tensors, values), (expected, expected_values) = copy_state(training), copy_state(plain)
     training.close()
-    assert same(tensors, expected)
+    assert tensors_equal(tensors, expected)
     assert values | {"seconds": 0} == expected_values | {"seconds": 0}

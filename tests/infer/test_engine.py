@@ -24,7 +24,16 @@ from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tasks.predictions import Classification
 from heedful.tokenizer import PreTokenized
-from tests.support.model_folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
+from tests.support.model_folders import (
+    HEADS,
+    LIMIT,
+    NAMES,
+    VOCABULARY,
+    load_reference,
+    long_text,
+    make,
+    reference_logits,
+)
 
 TEXTS = ["the cat sat on the mat .", "", "ada", "she lives in paris !", "the dog ran here and there , who knows why ?"]
 MASKED = ["the [MASK] sat .", "[MASK]", "ada wrote the first [MASK] and the [MASK] .", "in paris"]
@@ -89,9 +98,9 @@ def strings(answer: Any) -> list[str]:
 @pytest.mark.parametrize("name", ["masked", "pretraining"])
 def test_masked_tokens_equal_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     for text, answer in zip(MASKED, Engine(folders[name])(MASKED, top_k=7), strict=True):
-        outputs = their_logits(folders[name], text)
+        outputs = reference_logits(folders[name], text)
         logits = outputs.get("prediction_logits", outputs.get("logits"))
-        ids = theirs(folders[name])[1](text)["input_ids"]
+        ids = load_reference(folders[name])[1](text)["input_ids"]
         positions = [position for position, id in enumerate(ids) if id == VOCABULARY.index("[MASK]")]
         assert len(answer["masks"]) == len(positions)
         for mask, position in zip(answer["masks"], positions, strict=True):
@@ -116,7 +125,7 @@ def test_a_text_without_a_mask_gets_a_note(folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize("name", ["next", "pretraining"])
 def test_next_sentence_probabilities_equal_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     for pair, answer in zip(PAIRS, Engine(folders[name])(PAIRS), strict=True):
-        outputs = their_logits(folders[name], *pair)
+        outputs = reference_logits(folders[name], *pair)
         logits = outputs.get("seq_relationship_logits", outputs.get("logits"))
         assert answer["is_next_probability"] == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
 
@@ -157,7 +166,7 @@ def test_a_prediction_set_has_the_labels_above_the_calibrated_probability(folder
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])
 def test_classifications_equal_those_of_transformers(folders: dict[str, Path], name: str) -> None:
     for item, answer in zip(INPUTS[name], Engine(folders[name])(INPUTS[name]), strict=True):
-        logits = their_logits(folders[name], *([item] if isinstance(item, str) else item)).logits[0]
+        logits = reference_logits(folders[name], *([item] if isinstance(item, str) else item)).logits[0]
         labels = ["bad", "fair", "good"]
         if name == "regression":
             assert answer["values"] == {"stars": pytest.approx(float(logits[0]), abs=1e-5)}
@@ -172,8 +181,8 @@ def test_classifications_equal_those_of_transformers(folders: dict[str, Path], n
 def test_tags_equal_those_of_transformers(folders: dict[str, Path]) -> None:
     words = ["Ada", "lives", "in", "Paris", "and", "wrotezed", "first", "."]
     (answer,) = Engine(folders["tag"])([words])
-    encoding = theirs(folders["tag"])[1](words, is_split_into_words=True)
-    probabilities = their_logits(folders["tag"], words, is_split_into_words=True).logits[0].softmax(-1)
+    encoding = load_reference(folders["tag"])[1](words, is_split_into_words=True)
+    probabilities = reference_logits(folders["tag"], words, is_split_into_words=True).logits[0].softmax(-1)
     for number, word in enumerate(answer["words"]):
         first = encoding.word_ids().index(number)  # the first token of the word decides its tag
         assert word["text"] == words[number]
@@ -199,8 +208,10 @@ def best_span(
 
 def test_answer_spans_equal_the_best_spans_of_transformers(folders: dict[str, Path]) -> None:
     for question, answer in zip(QUESTIONS, Engine(folders["span"])(QUESTIONS), strict=True):
-        outputs = their_logits(folders["span"], question["question"], question["context"])
-        encoding = theirs(folders["span"])[1](question["question"], question["context"], return_offsets_mapping=True)
+        outputs = reference_logits(folders["span"], question["question"], question["context"])
+        encoding = load_reference(folders["span"])[1](
+            question["question"], question["context"], return_offsets_mapping=True
+        )
         context = [position for position, segment in enumerate(encoding.sequence_ids()) if segment == 1]
         score, i, j = best_span(outputs.start_logits[0], outputs.end_logits[0], context, context)
         start, stop = encoding["offset_mapping"][i][0], encoding["offset_mapping"][j][1]
@@ -216,7 +227,7 @@ def test_an_empty_context_has_no_answer(folders: dict[str, Path]) -> None:
 
 
 def test_choices_equal_those_of_transformers(folders: dict[str, Path]) -> None:
-    model, tokenizer = theirs(folders["choice"])
+    model, tokenizer = load_reference(folders["choice"])
     for choice_item, answer in zip(CHOICES, Engine(folders["choice"])(CHOICES), strict=True):
         pairs = [(choice_item["prompt"], choice) for choice in choice_item["choices"]]
         batch = tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
@@ -270,7 +281,7 @@ def test_similarities_of_pairs_are_cosines_of_their_vectors() -> None:
 
 def reference_windows(folder: Path, first: str, second: str | None = None) -> Any:
     """Return transformers' windows with an overlap of one half (`stride` is the overlap)."""
-    tokenizer = theirs(folder)[1]
+    tokenizer = load_reference(folder)[1]
     special = 2 if second is None else 3
     room = LIMIT - special - (0 if second is None else len(tokenizer.tokenize(first)))
     return tokenizer(
@@ -286,7 +297,7 @@ def reference_windows(folder: Path, first: str, second: str | None = None) -> An
 @torch.no_grad()
 def reference_outputs(folder: Path, encoding: Any) -> list[Any]:
     """Return transformers' outputs for each window."""
-    model, _ = theirs(folder)
+    model, _ = load_reference(folder)
     columns = zip(encoding["input_ids"], encoding["token_type_ids"], strict=True)
     return [model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])) for ids, types in columns]
 
@@ -380,7 +391,7 @@ def test_a_long_next_sentence_pair_is_rejected(folders: dict[str, Path]) -> None
 def test_a_long_prompt_has_the_same_windows_with_each_candidate(folders: dict[str, Path]) -> None:
     item = {"prompt": long_text(100), "choices": ["sat on the mat", "", "ran"]}
     (answer,) = Engine(folders["choice"])([item])
-    model, tokenizer = theirs(folders["choice"])
+    model, tokenizer = load_reference(folders["choice"])
     room = LIMIT - 3 - 4  # tokens of the prompt beside the longest candidate
     prompt = tokenizer(item["prompt"], add_special_tokens=False)["input_ids"]
     starts = range(0, len(prompt) - room + room // 2, room // 2)
@@ -420,7 +431,7 @@ def test_long_inputs_are_answered_in_windows_or_truncated(folders: dict[str, Pat
 
 def test_a_pair_with_a_long_first_text_gets_the_mean_over_its_windows(folders: dict[str, Path]) -> None:
     text, short_text = long_text(60), "the cat sat"
-    model, tokenizer = theirs(folders["single"])
+    model, tokenizer = load_reference(folders["single"])
     first, second = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text, short_text))
     room, shares = LIMIT - 3 - len(second), []
     for start in range(0, len(first), room // 2):

@@ -13,7 +13,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
-from tests.support.model_folders import long_text, make, their_logits
+from tests.support.model_folders import long_text, make, reference_logits
 
 TEXTS = ["the cat sat on the mat .", "she lives in paris", ""]
 LABELS = ["cat", "capital", "program"]
@@ -30,23 +30,23 @@ def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def reference_logits(folder: Path, text: str, template: str) -> torch.Tensor:
+def label_logits(folder: Path, text: str, template: str) -> torch.Tensor:
     """Return transformers' logits of pairs of a text and each label, [labels, classes]."""
-    return torch.stack([their_logits(folder, text, template.format(label)).logits[0] for label in LABELS])
+    return torch.stack([reference_logits(folder, text, template.format(label)).logits[0] for label in LABELS])
 
 
 @pytest.mark.parametrize("template", [None, "it is {} ."])
 def test_entailment_probabilities_equal_those_of_transformers(nli: Path, template: str | None) -> None:
     answers = heedful.predict(nli, TEXTS, heedful.Classification, candidate_labels=LABELS, template=template)
     for text, answer in zip(TEXTS, answers, strict=True):
-        expected = reference_logits(nli, text, template or "This example is {}.")[:, 2].softmax(0)
+        expected = label_logits(nli, text, template or "This example is {}.")[:, 2].softmax(0)
         assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
         assert answer.label == LABELS[int(expected.argmax())] and list(answer.probabilities) == LABELS
     multi_label_answers = heedful.predict(
         nli, TEXTS, heedful.MultiLabelClassification, candidate_labels=LABELS, template=template, multi_label=True
     )
     for text, answer in zip(TEXTS, multi_label_answers, strict=True):
-        expected = reference_logits(nli, text, template or "This example is {}.")[:, [0, 2]].softmax(1)[:, 1]
+        expected = label_logits(nli, text, template or "This example is {}.")[:, [0, 2]].softmax(1)[:, 1]
         assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
         assert list(answer.labels) == [label for label, p in zip(LABELS, expected, strict=True) if p >= 0.5]
 
@@ -54,7 +54,7 @@ def test_entailment_probabilities_equal_those_of_transformers(nli: Path, templat
 def test_cross_encoder_probabilities_equal_those_of_transformers(tmp_path: Path) -> None:
     folder = make(tmp_path, "regression")
     (answer,) = heedful.predict(folder, TEXTS[:1], heedful.Classification, candidate_labels=LABELS, template="{}")
-    expected = reference_logits(folder, TEXTS[0], "{}")[:, 0].softmax(0)
+    expected = label_logits(folder, TEXTS[0], "{}")[:, 0].softmax(0)
     assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
 
 

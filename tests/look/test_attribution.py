@@ -25,8 +25,8 @@ from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.checkpoint import CheckpointManager
 from tests.look.test_inspection import TEXT, WORDS, ending, numbers
-from tests.support.classic_models import bare, classic
-from tests.support.model_folders import make, theirs
+from tests.support.classic_models import make_classic, make_classic_encoder
+from tests.support.model_folders import load_reference, make
 
 PROMPT, CHOICES = "the cat sat on the mat", ["a dog ran", "she lives in france", "the program"]
 
@@ -35,7 +35,7 @@ def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
     folder = make(tmp_path / "choice", "choice")
     loaded = heedful.load(folder)
     asks = PageAPI(inspect_choices(loaded, PROMPT, CHOICES))
-    model, tokenizer = theirs(folder)
+    model, tokenizer = load_reference(folder)
     batch = tokenizer([PROMPT] * 3, CHOICES, return_tensors="pt", padding=True)
     with torch.no_grad():
         logits = model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
@@ -93,7 +93,7 @@ def test_similarity_is_attributed_to_both_texts(tmp_path: Path) -> None:
 def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_its_queries() -> None:
     text = "the film was not good . the end . very bad"
     for name in ("plain attention", "a query for each class", "structured", "hierarchical"):
-        inside = Inspection(classic(name), text)
+        inside = Inspection(make_classic(name), text)
         heads = inside.weights("reader", 0)[:, 0].numpy()
         for label in (0, 1):
             expected = heads[-1] if name == "hierarchical" else heads.mean(0)
@@ -104,14 +104,19 @@ def test_what_a_classic_model_takes_is_of_the_class_that_is_explained_or_of_all_
             assert ("of its queries" in answer["from"]) == (name == "structured")
             assert (f'for "{("bad", "good")[label]}"' in answer["from"]) == (name == "a query for each class")
     over = with_head(
-        bare(AttentionPooling(over=UntrainedSelfAttention())), "sequence_classification", labels=("bad", "good")
+        make_classic_encoder(AttentionPooling(over=UntrainedSelfAttention())),
+        "sequence_classification",
+        labels=("bad", "good"),
     ).eval()
     assert PageAPI([Inspection(over, text)])("prediction", {})["attention"] is not None
 
 
 def test_of_two_labels_with_one_score_both_have_reasons() -> None:
     loaded = with_head(
-        bare(AttentionPooling(binary="sigmoid")), "sequence_classification", labels=("bad", "good"), seed=1
+        make_classic_encoder(AttentionPooling(binary="sigmoid")),
+        "sequence_classification",
+        labels=("bad", "good"),
+        seed=1,
     ).eval()
     bad, good = (PageAPI([Inspection(loaded, "the film was good")])("prediction", {"label": str(n)}) for n in (0, 1))
     mine, negative = (numbers(attribution["attribution"]["values"]) for attribution in (bad, good))

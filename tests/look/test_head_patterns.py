@@ -19,14 +19,14 @@ from heedful.look.head_report import head_importance, head_report
 from heedful.look.inspection import Inspection
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.packed import Packed
-from tests.support.classic_models import classic
-from tests.support.known_heads import KNOWN, PLACES, known, pairs, tokenizer
+from tests.support.classic_models import make_classic
+from tests.support.known_heads import HEAD_PATTERNS, MAX_POSITIONS, model_with_known_heads, sentence_pairs, tokenizer
 from tests.support.model_folders import make
 
 
 def test_known_heads_are_named(tmp_path: Path) -> None:
-    patterns = head_patterns.find_head_patterns(known(tmp_path), pairs(40))
-    assert tuple(head.name for head in patterns) == KNOWN
+    patterns = head_patterns.find_head_patterns(model_with_known_heads(tmp_path), sentence_pairs(40))
+    assert tuple(head.name for head in patterns) == HEAD_PATTERNS
     for head in patterns:
         best = head.patterns[head.name]
         assert best.score > 0.9 and 0 < best.lift <= 1 + 1e-6
@@ -40,21 +40,23 @@ def test_known_heads_are_named(tmp_path: Path) -> None:
 def test_random_heads_are_not_named(tmp_path: Path) -> None:
     """Heads with random weights, flat or sharp, get no name."""
     words = tokenizer(tmp_path)
-    places = Learned(count=PLACES)
+    places = Learned(count=MAX_POSITIONS)
     embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=places, types=2, norm="layer")
     for scale, most in ((0.5, 0), (200.0, 2)):
         stack = StackConfig(width=32, layers=2, heads=8, head_width=4, inner_width=8, score_scale=scale)
         config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
-        patterns = head_patterns.find_head_patterns(create(config, words, seed=1).eval(), pairs(8), related=False)
+        patterns = head_patterns.find_head_patterns(
+            create(config, words, seed=1).eval(), sentence_pairs(8), related=False
+        )
         assert sum(head.name not in ("mixed", "broad") for head in patterns) <= most
     with pytest.raises(HeedfulError, match="no texts were given"):
-        head_patterns.find_head_patterns(known(tmp_path), [])
+        head_patterns.find_head_patterns(model_with_known_heads(tmp_path), [])
 
 
 def test_head_gates_and_importance(tmp_path: Path) -> None:
     """Closed gates are zeros in W_O; importance is the gradient; effects are differences of losses."""
     words = tokenizer(tmp_path)
-    embedding = EmbeddingConfig(vocabulary=words.size, width=16, positions=Learned(count=PLACES))
+    embedding = EmbeddingConfig(vocabulary=words.size, width=16, positions=Learned(count=MAX_POSITIONS))
     stack = StackConfig(width=16, layers=4, blocks=2, heads=4, head_width=4, inner_width=8)
     config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
     model = create(config, words, seed=2).double().eval()
@@ -92,7 +94,7 @@ def test_head_gates_and_importance(tmp_path: Path) -> None:
 
 def test_a_model_without_heads_says_so(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="no self-attention heads"):
-        head_report(classic("bag of means"), tmp_path / "is not read.csv")
+        head_report(make_classic("bag of means"), tmp_path / "is not read.csv")
 
 
 def test_a_text_that_is_too_long_is_refused_before_the_report(

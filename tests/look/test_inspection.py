@@ -45,7 +45,7 @@ from heedful.packed import Packed
 from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import SpecialIds
 from heedful.tokenizer.words import word_tokenizer
-from tests.support.classic_models import READERS, bare, classic
+from tests.support.classic_models import READERS, make_classic, make_classic_encoder
 from tests.support.model_folders import make
 from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
@@ -245,7 +245,7 @@ def test_classic_models_show_what_they_look_at() -> None:
         "recurrent",
         "dot products",
     ):
-        loaded = classic(name)
+        loaded = make_classic(name)
         inside = Inspection(loaded, text)
         for view in inside.views:
             weights = inside.weights(view.part, 0)
@@ -259,14 +259,14 @@ def test_classic_models_show_what_they_look_at() -> None:
     x = loaded.model.embedding(inside.source)
     assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
     with pytest.raises(HeedfulError, match="no attention"):
-        Inspection(bare(READERS["plain attention"]), text)
+        Inspection(make_classic_encoder(READERS["plain attention"]), text)
     assert set(READERS) >= {"structured"}
 
 
 @pytest.mark.parametrize("name", ["bag of means", "bag of sums"])
 def test_a_bag_rests_on_each_word_alike(name: str) -> None:
     """The share of each word is exact: the score is linear in the word vectors."""
-    inside = Inspection(classic(name), "the film was not good")
+    inside = Inspection(make_classic(name), "the film was not good")
     message = PageAPI([inside])("prediction", {"label": "1"})
     assert numbers(message["attention"]).tolist() == pytest.approx([0.2] * 5, abs=1e-4)
     assert message["attribution"]["missing"] == pytest.approx(0, abs=1e-12)
@@ -391,7 +391,7 @@ def test_decoding_leaves_a_model_in_training_mode(tmp_path: Path) -> None:
 
 def test_static_vectors_have_analogies_and_neighbours() -> None:
     """With vectors written by hand, of which it is known what they make; a net over them is the context."""
-    plain, net = classic("plain attention"), classic("structured")
+    plain, net = make_classic("plain attention"), make_classic("structured")
     with torch.no_grad():
         table = plain.model.embedding.tokens.weight
         table.zero_()

@@ -14,7 +14,7 @@ from heedful.look.inspection import Inspection
 from heedful.look.interventions import intervene, masking_gates, replace_tokens
 from heedful.look.page_api import PageAPI
 from heedful.packed import Packed
-from tests.support.classic_models import classic
+from tests.support.classic_models import make_classic
 from tests.support.model_folders import make
 
 PAIR = ("The cat sat on the mat.", "A dog ran.")
@@ -85,6 +85,6 @@ def test_what_is_not_there_is_refused(single: Inspection, params: dict[str, str]
 
 
 def test_a_model_without_self_attention_heads_says_so() -> None:
-    inspection = Inspection(classic("plain attention"), "the film was good")
+    inspection = Inspection(make_classic("plain attention"), "the film was good")
     with pytest.raises(HeedfulError, match="this model has no heads that can be switched off: replace tokens instead"):
         PageAPI([inspection])("changed", {"off": "reader.0.0"})

@@ -32,7 +32,7 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from tests.look.test_inspection import TEXT, WORDS, ending
 from tests.support.browser import Browser, browser
-from tests.support.classic_models import classic
+from tests.support.classic_models import make_classic
 from tests.support.model_folders import make
 from tests.support.tiny_models import save_tiny
 
@@ -601,7 +601,8 @@ def inspections_of_every_kind(folder: Path) -> dict[str, list[Inspection]]:
     }
     shown = {name: Inspection(heedful.load(make(folder / name, name)), text) for name, text in texts.items()}
     shown |= {
-        name: Inspection(classic(name), "the film was not good . the end .") for name in ("structured", "hierarchical")
+        name: Inspection(make_classic(name), "the film was not good . the end .")
+        for name in ("structured", "hierarchical")
     }
     save_tiny(folder / "t5", "t5", "T5ForConditionalGeneration", vocab_size=96)
     save_tiny(folder / "gpt2", "gpt2", "GPT2LMHeadModel", vocab_size=96, bos_token_id=1, eos_token_id=1)

@@ -33,7 +33,7 @@ from heedful.tokenizer.words import word_tokenizer
 from tests.look.test_inspection import TEXT, WORDS, ending
 from tests.look.test_page import CONTRAST, inspections_of_every_kind
 from tests.support.browser import Browser, browser
-from tests.support.classic_models import READERS, classic
+from tests.support.classic_models import READERS, make_classic
 from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window
 from tests.support.tiny_models import TINY, save_tiny
 
@@ -157,7 +157,7 @@ def test_layout_of_every_classic_model(chrome: Browser, width: int) -> None:
     set_window(chrome, width)
     problems = {}
     inspections = {
-        f"{kind}-{length}": Inspection(classic(kind), text) for kind in READERS for length, text in REVIEWS.items()
+        f"{kind}-{length}": Inspection(make_classic(kind), text) for kind in READERS for length, text in REVIEWS.items()
     } | {kind: Inspection(recurrent_seq2seq(look), TEXT) for kind, look in SOURCE_ATTENTION.items()}
     for number, (kind, inspection) in enumerate(inspections.items()):
         chrome.dark(number % 2 == 1)

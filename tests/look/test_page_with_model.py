@@ -35,7 +35,7 @@ from heedful.tokenizer.words import word_tokenizer
 from tests.look.test_inspection import WORDS, numbers
 from tests.page.test_forward import MIXTURES, mixture
 from tests.support.browser import Browser, browser
-from tests.support.classic_models import classic
+from tests.support.classic_models import make_classic
 from tests.support.model_folders import make
 from tests.support.tiny_models import save_tiny
 
@@ -552,7 +552,7 @@ def test_other_models_are_refused(tmp_path: Path, family: str, architecture: str
 
 
 def test_classic_models_and_second_models_are_refused(bundle: ModelBundle) -> None:
-    structured = Inspection(classic("structured"), "the film was not good .")
+    structured = Inspection(make_classic("structured"), "the film was not good .")
     with pytest.raises(HeedfulError, match="has no Transformer encoder, which a page with the model in it computes"):
         render_html_with_model(PageAPI([structured]))
     with pytest.raises(HeedfulError, match="there are two models: a page with a model in it has one"):

@@ -30,7 +30,15 @@ from heedful.packed import Packed
 from heedful.tasks.classify import Classify
 from heedful.train.settings import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.classic_models import BATCH, END, READERS, TOKENIZER, bare, classic, recurrent
+from tests.support.classic_models import (
+    BATCH,
+    END,
+    READERS,
+    TOKENIZER,
+    make_classic,
+    make_classic_encoder,
+    run_recurrent,
+)
 
 
 def softmax(scores: list[Tensor]) -> list[Tensor]:
@@ -58,7 +66,7 @@ def by_loops(loaded: ModelBundle, ids: list[int], ends: tuple[int, ...] = (END,)
     rows = body.embedding.tokens.weight[torch.tensor(ids, dtype=torch.long)]
     match reader.over:
         case Recurrent() if ids:
-            rows = recurrent(body.over.cells, rows)
+            rows = run_recurrent(body.over.cells, rows)
         case None | Recurrent():
             pass
         case over:
@@ -80,7 +88,7 @@ def by_loops(loaded: ModelBundle, ids: list[int], ends: tuple[int, ...] = (END,)
                 parts[-1].append(row)
             word_vectors = [mixed(head.hierarchy.words, part)[0] for part in parts]
             if head.hierarchy.over is not None and word_vectors:
-                word_vectors = list(recurrent(head.hierarchy.over.cells, torch.stack(word_vectors)))
+                word_vectors = list(run_recurrent(head.hierarchy.over.cells, torch.stack(word_vectors)))
             vectors = (
                 mixed(head.hierarchy.sentences, word_vectors)
                 if word_vectors
@@ -106,7 +114,7 @@ def by_loops(loaded: ModelBundle, ids: list[int], ends: tuple[int, ...] = (END,)
 
 @pytest.mark.parametrize("name", READERS)
 def test_each_model_is_its_formula_packed_and_alone(name: str) -> None:
-    loaded = classic(name)
+    loaded = make_classic(name)
     with torch.no_grad():
         together = loaded(Packed.of(BATCH))
         for ids, scores in zip(BATCH, together, strict=True):
@@ -135,7 +143,7 @@ def gradient(loaded: ModelBundle, sequences: list[list[int]]) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["structured", "hierarchical", "keys and values"])
 def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_texts(name: str) -> None:
-    loaded = classic(name)
+    loaded = make_classic(name)
     alone = [gradient(loaded, [ids]) for ids in BATCH]
     for packed, *single in zip(gradient(loaded, BATCH), *alone, strict=True):
         assert torch.allclose(packed, sum(single, torch.zeros_like(packed)), atol=1e-12)
@@ -150,7 +158,9 @@ def test_sentences_end_once_and_pairs_begin_anew() -> None:
 def test_the_penalty_is_the_norm_of_frobenius() -> None:
     """Two hops over two rows: A = [[a, 1 - a], [b, 1 - b]] gives four numbers of A A - 1."""
     loaded = with_head(
-        bare(StructuredPooling(over=None, hops=2, inner=5, penalty=0.5)), "sequence_classification", labels=("a", "b")
+        make_classic_encoder(StructuredPooling(over=None, hops=2, inner=5, penalty=0.5)),
+        "sequence_classification",
+        labels=("a", "b"),
     ).double()
     head, batch = loaded.head, Packed.of([[3, 4], [], [7]])
     assert isinstance(head, PooledClassesHead)
@@ -177,7 +187,7 @@ TEXTS = {"the film was good": "good", "the film was bad": "bad", "not good . the
 
 @pytest.mark.parametrize("name", ["keys and values", "structured", "hierarchical"])
 def test_it_overfits_a_few_texts(name: str) -> None:
-    loaded = with_head(bare(READERS[name], width=16), "sequence_classification", labels=("bad", "good"))
+    loaded = with_head(make_classic_encoder(READERS[name], width=16), "sequence_classification", labels=("bad", "good"))
     task = Classify(tokenizer=TOKENIZER, limit=None, labels=("bad", "good"))
     examples = [LabelledExample(text=text, label=label, file="x", line=1) for text, label in TEXTS.items()]
     how = TrainSettings(max_steps=25, batch_size=4, optimizer=AdamW(lr=0.05), precision="float32")
@@ -202,7 +212,7 @@ def test_an_encoder_that_is_frozen_gives_words_in_context() -> None:
     inner = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH), body.execution)
     again = body.encoder(body.embedding(Packed.of(BATCH)), Packed.of(BATCH), body.execution)
     assert torch.equal(inner, again), "nothing is dropped out"
-    assert torch.allclose(body(Packed.of(BATCH))[:12], recurrent(body.over.cells, inner[:12]), atol=1e-6)
+    assert torch.allclose(body(Packed.of(BATCH))[:12], run_recurrent(body.over.cells, inner[:12]), atol=1e-6)
     before = {name: tensor.detach().clone() for name, tensor in loaded.named_tensors().items()}
     task = Classify(tokenizer=TOKENIZER, limit=20, labels=("a", "b"))
     samples = task.encode_split([LabelledExample(text="the film", label="a", file="x", line=1)]).samples
@@ -233,12 +243,14 @@ def test_counts_that_are_published() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match='"sigmoid", which is for two labels, but there are 3: use "softmax"'):
-        classic("bag of sums", labels=("a", "b", "c"))
+        make_classic("bag of sums", labels=("a", "b", "c"))
     with pytest.raises(HeedfulError, match='queries is "classes", which gives each class its own score'):
         AttentionPooling(queries="classes", binary="sigmoid")
     with pytest.raises(HeedfulError, match="hops is 0; expected a number from 1"):
         StructuredPooling(hops=0)
     with pytest.raises(HeedfulError, match="reinit_layers is 1, but this model has 0 blocks"):
-        with_head(bare(BagPooling()), "sequence_classification", labels=("a", "b"), reinit_layers=1)
+        with_head(make_classic_encoder(BagPooling()), "sequence_classification", labels=("a", "b"), reinit_layers=1)
     with pytest.raises(HeedfulError, match="trace: this model has no weights, q"):
-        bare(BagPooling(over=UntrainedSelfAttention())).model(Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"]))
+        make_classic_encoder(BagPooling(over=UntrainedSelfAttention())).model(
+            Packed.of([[1, 2]]), trace=Trace(what=["weights", "q"])
+        )

@@ -27,7 +27,7 @@ from heedful.model.decode import (
 )
 from heedful.model.vaswani import VaswaniSize, vaswani_config
 from heedful.packed import Packed
-from tests.support.tiny_models import Exact, save_tiny
+from tests.support.tiny_models import Float64Mode, save_tiny
 
 MOST = 12
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18]]
@@ -56,7 +56,7 @@ def decoding_inputs(family: str, prompts: list[list[int]] = PROMPTS) -> dict[str
 
 
 def theirs_writes(reference: Any, family: str, prompt: list[int], stop: int, **how: Any) -> Any:
-    with torch.no_grad(), Exact(torch.float64):
+    with torch.no_grad(), Float64Mode(torch.float64):
         return reference.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

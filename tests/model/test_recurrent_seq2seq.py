@@ -17,7 +17,7 @@ from heedful.model.config import EmbeddingConfig, NextToken, StackConfig
 from heedful.model.decode import BeamSearch, Sampling, generate, stream
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from tests.support.classic_models import recurrent, step
+from tests.support.classic_models import recurrent_step, run_recurrent
 
 SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [], [17, 18]]
 TARGET = [[1, 5, 6], [1, 3, 4, 5, 6, 7, 8], [1], [1, 9], [1, 2]]
@@ -89,7 +89,7 @@ def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple
     words = body.embedding.tokens.weight * 2.0
     rows, ends = torch.zeros(0, width).double(), torch.zeros(width).double()
     if source:
-        rows = recurrent(body.reading.cells, words[source])
+        rows = run_recurrent(body.reading.cells, words[source])
         ends = torch.cat([rows[-1, :half], rows[0, half:]])
     start = (body.bridge.weight @ ends + body.bridge.bias).view(-1, layers, width)
     h = [start[0, layer].tanh() for layer in range(layers)]
@@ -98,7 +98,7 @@ def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple
     for t, token in enumerate(target):
         x = torch.cat([words[token], fed]) if body.feeds_output else words[token]
         for layer in range(layers):
-            h[layer], c[layer] = step(body.writing, x, h[layer], c[layer], f"l{layer}")
+            h[layer], c[layer] = recurrent_step(body.writing, x, h[layer], c[layer], f"l{layer}")
             x = h[layer]
         if body.look is not None:
             weights = looked(body.look, x, rows, t) if source else torch.zeros(0).double()

@@ -13,7 +13,16 @@ from heedful.model import trace as trace_module
 from heedful.model.decode import Greedy, generate
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from tests.support.tiny_models import ENCODER_DECODER, TINY, Exact, packed, save_tiny, sequences, target, their_inputs
+from tests.support.tiny_models import (
+    ENCODER_DECODER,
+    TINY,
+    Float64Mode,
+    decoder_input,
+    hf_inputs,
+    random_batch,
+    random_sequences,
+    save_tiny,
+)
 
 EVERYTHING = ("q", "k", "v", "scores", "weights", "states")
 BARE = {family: next(iter(heedful.families.FAMILIES[family].heads)) for family in TINY}
@@ -27,17 +36,17 @@ def loaded_of(folder: Path, family: str) -> tuple[Any, heedful.ModelBundle]:
 @pytest.mark.parametrize("family", TINY)
 def test_weights_and_states_equal_transformers(tmp_path: Path, family: str) -> None:
     reference, bundle = loaded_of(tmp_path, family)
-    ids, types = sequences(family)
-    batch, trace = packed(family), Trace(what=EVERYTHING)
+    ids, types = random_sequences(family)
+    batch, trace = random_batch(family), Trace(what=EVERYTHING)
     with torch.no_grad():
-        bundle.model(batch, target(bundle, batch), trace=trace)
+        bundle.model(batch, decoder_input(bundle, batch), trace=trace)
         for number in range(len(batch)):
-            inputs = their_inputs(family, ids[number], types[number])
+            inputs = hf_inputs(family, ids[number], types[number])
             if family in ENCODER_DECODER:
                 inputs["decoder_input_ids"] = torch.tensor(
                     [[reference.config.decoder_start_token_id, *ids[number][:-1]]]
                 )
-            with Exact(torch.float64):
+            with Float64Mode(torch.float64):
                 out = reference(**inputs, output_attentions=True, output_hidden_states=True)
             if family in ENCODER_DECODER:
                 sides = {
@@ -63,9 +72,9 @@ def test_weights_and_states_equal_transformers(tmp_path: Path, family: str) -> N
 def test_scores_are_products_and_weights_their_softmax(tmp_path: Path, family: str) -> None:
     """The weights and the values give the input of the next layer."""
     _, bundle = loaded_of(tmp_path, family)
-    batch, trace = packed(family), Trace(what=EVERYTHING)
+    batch, trace = random_batch(family), Trace(what=EVERYTHING)
     with torch.no_grad():
-        rows = bundle.model(batch, target(bundle, batch), trace=trace)
+        rows = bundle.model(batch, decoder_input(bundle, batch), trace=trace)
     assert trace.attention
     biased = False
     for attention in trace.attention.values():
@@ -86,18 +95,18 @@ def test_scores_are_products_and_weights_their_softmax(tmp_path: Path, family: s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tracing_changes_no_output(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     save_tiny(tmp_path, family, BARE[family])
-    bundle, batch = heedful.load(tmp_path, dtype=dtype), packed(family)
+    bundle, batch = heedful.load(tmp_path, dtype=dtype), random_batch(family)
     with torch.no_grad():
-        before = bundle.model(batch, target(bundle, batch))
+        before = bundle.model(batch, decoder_input(bundle, batch))
         trace = Trace(what=EVERYTHING)
-        assert torch.equal(bundle.model(batch, target(bundle, batch), trace=trace), before)
+        assert torch.equal(bundle.model(batch, decoder_input(bundle, batch), trace=trace), before)
     assert {key[2] for key in trace.attention} == set(range(len(batch)))
 
 
 def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, bundle = loaded_of(tmp_path, "t5")
-    batch, whole = packed("t5"), Trace(what=EVERYTHING)
-    bundle.model(batch, target(bundle, batch), trace=whole)
+    batch, whole = random_batch("t5"), Trace(what=EVERYTHING)
+    bundle.model(batch, decoder_input(bundle, batch), trace=whole)
     calls = []
     attention_logits = trace_module.attention_logits
 
@@ -107,7 +116,7 @@ def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(trace_module, "attention_logits", counted)
     trace = Trace(what=["scores"], parts=["cross"], layers=[1], heads=[2, 0], sequences=[1, 3], rows=[4, 20])
-    bundle.model(batch, target(bundle, batch), trace=trace)
+    bundle.model(batch, decoder_input(bundle, batch), trace=trace)
     assert calls == [(1, [4, 20], [2, 0]), (3, [4], [2, 0])]  # sequence 3 has 12 rows
     assert list(trace.attention) == [("cross", 1, 1), ("cross", 1, 3)] and not trace.states
     attention, expected = trace.attention["cross", 1, 1], whole.attention["cross", 1, 1]
@@ -121,14 +130,14 @@ def test_only_what_was_asked_for_is_computed(tmp_path: Path, monkeypatch: pytest
 
     calls.clear()
     some = Trace(what=["q", "states"], layers=[0])
-    bundle.model(batch, target(bundle, batch), trace=some)
+    bundle.model(batch, decoder_input(bundle, batch), trace=some)
     assert not calls and {key[:2] for key in some.states} == {("encoder", 0), ("decoder", 0)}
     with pytest.raises(heedful.HeedfulError, match=r"trace: heads \[4\] do not exist; give numbers from 0 to 3"):
-        bundle.model(batch, target(bundle, batch), trace=Trace(heads=[4]))
+        bundle.model(batch, decoder_input(bundle, batch), trace=Trace(heads=[4]))
     with pytest.raises(heedful.HeedfulError, match=r"trace: layers \[4, -1\] do not exist; give numbers from 0 to 3"):
-        bundle.model(batch, target(bundle, batch), trace=Trace(layers=[0, 4, -1]))
+        bundle.model(batch, decoder_input(bundle, batch), trace=Trace(layers=[0, 4, -1]))
     last = Trace(what=["states"], layers=[4])  # what comes out of the last block
-    bundle.model(batch, target(bundle, batch), trace=last)
+    bundle.model(batch, decoder_input(bundle, batch), trace=last)
     assert set(last.states) == {("encoder", 4, number) for number in range(len(batch))}  # the decoder has fewer
 
 

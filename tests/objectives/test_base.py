@@ -1,4 +1,4 @@
-"""Samples and batches: what goes in comes out in order, and a loss is a sum with its count."""
+"""Samples, batches and weighted losses: packing, weights, and moves to a device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ sequence = st.lists(st.tuples(token, st.integers(0, 255)), max_size=6)
 groups = st.lists(st.lists(sequence, min_size=1, max_size=4), max_size=5)
 
 
-def sample(group: list[list[tuple[int, int]]]) -> Sample:
-    """Of pairs of id and type."""
-    return Sample.of([[id for id, _ in each] for each in group], [[kind for _, kind in each] for each in group])
+def make_sample(group: list[list[tuple[int, int]]]) -> Sample:
+    """Return a sample of sequences, which are lists of token ids and types."""
+    return Sample.of([[id for id, _ in tokens] for tokens in group], [[type for _, type in tokens] for tokens in group])
 
 
 @given(groups)
-def test_packed_samples_are_their_sequences_end_to_end(groups_of_texts: list[list[list[tuple[int, int]]]]) -> None:
-    samples = [sample(group) for group in groups_of_texts]
-    assert [len(each) for each in samples] == [sum(map(len, group)) for group in groups_of_texts]
-    flat = [each for group in groups_of_texts for each in group]
-    expected = Packed.of([[id for id, _ in each] for each in flat], [[kind for _, kind in each] for each in flat])
+def test_packed_samples_have_their_sequences_end_to_end(groups_of_texts: list[list[list[tuple[int, int]]]]) -> None:
+    samples = [make_sample(group) for group in groups_of_texts]
+    assert [len(sample) for sample in samples] == [sum(map(len, group)) for group in groups_of_texts]
+    sequences = [tokens for group in groups_of_texts for tokens in group]
+    expected = Packed.of(
+        [[id for id, _ in tokens] for tokens in sequences], [[type for _, type in tokens] for tokens in sequences]
+    )
     packed = pack_samples(samples)
     assert packed.bounds == expected.bounds
     for name in ("tokens", "positions", "types"):
@@ -43,44 +45,46 @@ def test_samples_are_compact() -> None:
     assert (labelled.bounds, labelled.target, labelled.weight) == ((0, 2, 3), "t", 0.5)
     assert (
         labelled != Sample.of([[1, 2], [3]], [[0, 1], [0]]) and labelled == labelled
-    )  # arrays have no truth to compare by
+    )  # samples are compared by identity, since arrays cannot be
     with pytest.raises(OverflowError):
         Sample.of([[2**31]], [[0]])
 
 
-def weighted(weights: torch.Tensor) -> Batch:
-    """A batch with these weights alone."""
+def batch_with_weights(weights: torch.Tensor) -> Batch:
+    """Return a batch without tokens, whose targets have these weights."""
     return Batch(packed=Packed.of([]), targets=torch.zeros(len(weights)), weights=weights)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10, width=32), st.floats(0.015625, 1, width=32)), min_size=1, max_size=20))
-def test_a_loss_is_a_sum_and_what_it_weighs(pairs: list[tuple[float, float]]) -> None:
-    losses, share = torch.tensor([loss for loss, _ in pairs]), torch.tensor([weight for _, weight in pairs])
-    total = weighted_loss(losses.double(), weighted(share))
+def test_a_weighted_loss_has_the_sum_and_the_total_weight(pairs: list[tuple[float, float]]) -> None:
+    losses, weights = torch.tensor([loss for loss, _ in pairs]), torch.tensor([weight for _, weight in pairs])
+    total = weighted_loss(losses.double(), batch_with_weights(weights))
     assert float(total.sum) == pytest.approx(sum(loss * weight for loss, weight in pairs), abs=1e-9)
     assert total.count == pytest.approx(sum(weight for _, weight in pairs), abs=1e-12)
-    assert weighted_loss(losses.double().flip(0), weighted(share.flip(0))).count == total.count  # in any order
+    assert (
+        weighted_loss(losses.double().flip(0), batch_with_weights(weights.flip(0))).count == total.count
+    )  # the order does not matter
 
 
 def test_a_loss_keeps_its_graph() -> None:
     losses = torch.ones(3, requires_grad=True)
-    weighted_loss(losses, weighted(torch.tensor([1.0, 0.5, 0.25]))).sum.backward()
+    weighted_loss(losses, batch_with_weights(torch.tensor([1.0, 0.5, 0.25]))).sum.backward()
     assert losses.grad is not None and losses.grad.tolist() == [1.0, 0.5, 0.25]
 
 
-def test_weights_and_widths() -> None:
+def test_weights_of_samples_and_upcast() -> None:
     samples = [Sample.of([[1]], [[0]], weight=weight) for weight in (1.0, 1 / 3)]
     assert torch.equal(weights_of_samples(samples), torch.tensor([1.0, 1 / 3])) and weights_of_samples([]).shape == (0,)
-    for narrow, expected in (
+    for dtype, expected in (
         (torch.bfloat16, torch.float32),
         (torch.float16, torch.float32),
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
     ):
-        assert upcast(torch.ones(2, dtype=narrow)).dtype == expected
+        assert upcast(torch.ones(2, dtype=dtype)).dtype == expected
 
 
-def test_batches_move_as_a_whole() -> None:
+def test_all_tensors_of_a_batch_move() -> None:
     batch = Batch(packed=Packed.of([[1, 2]]), targets=torch.ones(1), weights=torch.ones(1), groups=(1,))
     for original in (
         batch,

@@ -1,4 +1,4 @@
-"""Contrastive learning of labelled texts: all pairs of a group, however a step is split."""
+"""Contrastive learning from labels: the loss over all pairs of a group, for any split of a step."""
 
 from __future__ import annotations
 
@@ -45,19 +45,21 @@ def test_a_group_of_one_text_has_no_loss() -> None:
     assert objective.loss(loaded, objective.batch(samples[:1], KEYS[:1])).sum.item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_several_labels_are_as_similar_as_the_share_that_they_have_in_common() -> None:
+def test_the_similarity_of_several_labels_is_their_jaccard_index() -> None:
     labels = torch.tensor([[1.0, 1, 0], [0, 1, 1], [0, 0, 0], [0, 0, 0]])
     expected = [[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     assert torch.allclose(label_similarity(labels), torch.tensor(expected))
     loaded, _, samples = classify(dropout=0.0)
-    one = ContrastiveClasses(group_size=8, classes=len(LABELS))
-    several = [replace(sample, target=np.eye(2)[sample.target].tolist()) for sample in samples[:8]]
-    losses = [one.loss(loaded, one.batch(chosen, KEYS[:8])).sum.item() for chosen in (samples[:8], several)]
-    assert losses[0] == losses[1], "one label of several is the same as one of any number"
+    objective = ContrastiveClasses(group_size=8, classes=len(LABELS))
+    multi_label = [replace(sample, target=np.eye(2)[sample.target].tolist()) for sample in samples[:8]]
+    losses = [
+        objective.loss(loaded, objective.batch(texts, KEYS[:8])).sum.item() for texts in (samples[:8], multi_label)
+    ]
+    assert losses[0] == losses[1], "a list with one label has another loss than the label"
 
 
-def test_training_brings_texts_with_one_label_together_whatever_the_size_of_micro_batches() -> None:
-    trained = []
+def test_training_lowers_the_loss_equally_for_any_micro_batches() -> None:
+    losses_by_size = []
     for tokens in (64, 4096):
         loaded, _, samples = classify(dropout=0.0)
         settings = TrainSettings(
@@ -66,5 +68,5 @@ def test_training_brings_texts_with_one_label_together_whatever_the_size_of_micr
         objective = ContrastiveClasses(group_size=8, classes=len(LABELS))
         losses = [step.loss for step in Trainer(loaded, objective, samples, settings)]
         assert losses[-1] < 0.6 * losses[0]
-        trained.append(losses)
-    assert trained[0] == pytest.approx(trained[1], rel=1e-3)
+        losses_by_size.append(losses)
+    assert losses_by_size[0] == pytest.approx(losses_by_size[1], rel=1e-3)

@@ -1,4 +1,4 @@
-"""Products of a training step: those of linear layers and the vocabulary head are what the formula says, no more."""
+"""Matrix products of a training step: those of linear layers and the head are as many as a formula says."""
 
 from __future__ import annotations
 
@@ -22,52 +22,54 @@ from heedful.packed import Packed
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.tiny_runs import tokenizer
 
-LAYERS, WIDTH, LENGTH, ROW, STEP = 3, 48, 128, 1024, 4
-LINEAR = {"mm", "addmm"}  # what linear layers are made of
-ATTENTION = {"bmm", "baddbmm"}  # attention's products have a batch of lines and heads
-# what ends a word in the name of any other product
+LAYERS, WIDTH = 3, 48
+MAX_LENGTH = 128  # tokens in a sequence
+PACK_TOKENS, BATCH_SIZE = 1024, 4
+LINEAR = {"mm", "addmm"}  # ops of linear layers
+ATTENTION = {"bmm", "baddbmm"}  # ops of attention, whose products are batched over sequences and heads
+# ends of words in the names of other ops that compute products
 PRODUCT = ("mm", "matmul", "linear", "attention", "dot", "einsum", "convolution", "addr", "mv")
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """[m, k] x [k, n], so many times."""
+    """A batch of `times` products of matrices [m, k] and [k, n]."""
 
     op: str
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int]  # m, k, n
     times: int = 1
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition each."""
+        """Number of floating-point operations, two for each multiply-add."""
         return 2 * prod(self.sizes) * self.times
 
 
-class Products(TorchDispatchMode):
-    """Takes down every product that is computed inside, forward and backward."""
+class ProductRecorder(TorchDispatchMode):
+    """Context that records every product which is computed in it, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Product] = []
-        self.unknown: Counter[str] = Counter()  # ops that sound like products, and are not understood here
+        self.products: list[Product] = []
+        self.unknown: Counter[str] = Counter()  # calls of ops that may be products, but are not recorded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in LINEAR | ATTENTION:
-            a, b = [each for each in args if isinstance(each, Tensor) and each.ndim >= 2][-2:]
+            a, b = [argument for argument in args if isinstance(argument, Tensor) and argument.ndim >= 2][-2:]
             times = a.shape[0] if a.ndim == 3 else 1
-            self.seen.append(Product(name, (a.shape[-2], a.shape[-1], b.shape[-1]), times))
+            self.products.append(Product(name, (a.shape[-2], a.shape[-1], b.shape[-1]), times))
         elif name.startswith("_scaled_dot_product"):
-            self.seen.append(Product(name, (0, 0, 0)))
+            self.products.append(Product(name, (0, 0, 0)))
         elif any(part.endswith(PRODUCT) for part in name.split("_")):
             self.unknown[name] += 1
         return func(*args, **(kwargs or {}))
 
 
-def model() -> ModelBundle:
-    """A stack whose inner width is four times its width, and a tied head over the vocabulary."""
+def make_model() -> ModelBundle:
+    """Return an encoder whose inner width is four times its width, with a tied head over the vocabulary."""
     embedding = EmbeddingConfig(
-        vocabulary=tokenizer().size, width=WIDTH, positions=Learned(count=LENGTH), types=2, norm="layer"
+        vocabulary=tokenizer().size, width=WIDTH, positions=Learned(count=MAX_LENGTH), types=2, norm="layer"
     )
     encoder = StackConfig(width=WIDTH, layers=LAYERS, heads=3, head_width=WIDTH // 3, inner_width=4 * WIDTH)
     config = BundleConfig(
@@ -76,71 +78,77 @@ def model() -> ModelBundle:
     return create(config, tokenizer(), seed=1)
 
 
-def rows() -> list[Sample]:
-    """Rows of 1,024 tokens, of sequences of 5 to 128 tokens; no more than one of them is not full."""
-    draw = np.random.default_rng(1)
-    lengths = np.minimum(draw.lognormal(4.5, 0.5, 200).astype(np.int64) + 5, LENGTH)
-    packs = pack_best_fit(lengths, ROW, seed=1)
-    packed_ids = [[draw.integers(5, tokenizer().size, lengths[each]).tolist() for each in row] for row in packs]
-    return [Sample.of(ids, [[0] * len(each) for each in ids]) for ids in packed_ids if sum(map(len, ids)) >= FULL * ROW]
+def make_packs() -> list[Sample]:
+    """Return the full packs of 200 sequences of 5 to 128 tokens."""
+    rng = np.random.default_rng(1)
+    lengths = np.minimum(rng.lognormal(4.5, 0.5, 200).astype(np.int64) + 5, MAX_LENGTH)
+    packs = pack_best_fit(lengths, PACK_TOKENS, seed=1)
+    packed_ids = [[rng.integers(5, tokenizer().size, lengths[index]).tolist() for index in pack] for pack in packs]
+    return [
+        Sample.of(ids, [[0] * len(sequence) for sequence in ids])
+        for ids in packed_ids
+        if sum(map(len, ids)) >= FULL * PACK_TOKENS
+    ]
 
 
-def products_of_a_step(precision: Literal["float32", "bfloat16"]) -> tuple[Products, int, int, set[tuple[int, int]]]:
-    """What one update computes, how many tokens and targets it has, and the shapes of all linear layers."""
-    settings = TrainSettings(max_steps=9, batch_size=STEP, precision=precision)
-    trainer = Trainer(model(), MaskedLM(tokenizer=tokenizer()), rows(), settings)
+def products_of_a_step(
+    precision: Literal["float32", "bfloat16"],
+) -> tuple[ProductRecorder, int, int, set[tuple[int, int]]]:
+    """Return the products of one update, its numbers of tokens and targets, and the shapes of all linear layers."""
+    settings = TrainSettings(max_steps=9, batch_size=BATCH_SIZE, precision=precision)
+    trainer = Trainer(make_model(), MaskedLM(tokenizer=tokenizer()), make_packs(), settings)
     plan = trainer.order.plan(0)
     batch = trainer.objective.batch([trainer.samples[index] for index in plan.indices], plan.keys)
-    with Products() as products:
+    with ProductRecorder() as recorder:
         step = trainer.train_step()
     assert step.tokens == len(batch.packed.tokens)
-    layers = [each for each in trainer.loaded.modules() if isinstance(each, nn.Linear)]
-    weights = {(min(each.weight.shape), max(each.weight.shape)) for each in layers}
-    return products, step.tokens, len(batch.targets), weights
+    layers = [module for module in trainer.loaded.modules() if isinstance(module, nn.Linear)]
+    weights = {(min(layer.weight.shape), max(layer.weight.shape)) for layer in layers}
+    return recorder, step.tokens, len(batch.targets), weights
 
 
-def formula(tokens: int, targets: int) -> int:
-    """Forward, and twice as much backward; inner width 4 d, scores apart.
+def expected_flops(tokens: int, targets: int) -> int:
+    """Return the operations of linear layers and the head: forward, and twice as many backward.
 
-    After its attention the last block (2 d^2 to leave it, 16 d^2 of the MLP) goes on with the targets' rows alone.
+    After its attention, the last block computes only rows of targets: 2 d^2 for the output, 16 d^2 for the MLP.
     """
     d, V = WIDTH, tokenizer().size
     return 3 * (tokens * (LAYERS * 24 - 18) * d**2 + targets * (18 * d**2 + 2 * d**2 + 2 * d * V))
 
 
-def of_weights(products: Iterable[Product], weights: set[tuple[int, int]]) -> int:
-    """The operations of those that read a weight, or make the gradient of one, for any number of rows.
+def weight_flops(products: Iterable[Product], weights: set[tuple[int, int]]) -> int:
+    """Return the operations of products that read a weight, or compute the gradient of one, for any number of rows.
 
     These are x W, its gradient dy W^T, and x^T dy, so that two of the three sizes are those of W.
     """
     total = 0
-    for each in products:
-        m, k, n = each.sizes
-        if each.times == 1 and {(min(pair), max(pair)) for pair in ((m, k), (k, n), (m, n))} & weights:
-            total += each.flops
+    for product in products:
+        m, k, n = product.sizes
+        if product.times == 1 and {(min(pair), max(pair)) for pair in ((m, k), (k, n), (m, n))} & weights:
+            total += product.flops
     return total
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_products_are_those_of_the_formula(precision: Literal["float32", "bfloat16"]) -> None:
-    products, tokens, targets, weights = products_of_a_step(precision)
-    assert not products.unknown, "count them, or say that they are none"
-    assert FULL * ROW * STEP <= tokens <= ROW * STEP
-    linear = [each for each in products.seen if each.op in LINEAR]
-    # the op and the shape have to tell the same: nothing of attention is among the linear layers, and nothing of theirs
-    # among attention's products
-    assert of_weights(linear, weights) == sum(each.flops for each in linear)
-    assert any(each.op not in LINEAR for each in products.seen)
-    assert not of_weights([each for each in products.seen if each.op not in LINEAR], weights)
-    ratio = sum(each.flops for each in linear) / formula(tokens, targets)
+def test_operations_equal_the_formula(precision: Literal["float32", "bfloat16"]) -> None:
+    recorder, tokens, targets, weights = products_of_a_step(precision)
+    assert not recorder.unknown, "record these ops, or exclude them"
+    assert FULL * PACK_TOKENS * BATCH_SIZE <= tokens <= PACK_TOKENS * BATCH_SIZE
+    linear = [product for product in recorder.products if product.op in LINEAR]
+    # ops and shapes must agree: products of attention are not counted as linear layers, and products of linear layers
+    # not as attention
+    assert weight_flops(linear, weights) == sum(product.flops for product in linear)
+    assert any(product.op not in LINEAR for product in recorder.products)
+    assert not weight_flops([product for product in recorder.products if product.op not in LINEAR], weights)
+    ratio = sum(product.flops for product in linear) / expected_flops(tokens, targets)
     if precision == "float32":
         assert ratio == 1
-    else:  # rows that only fill: see Packed.filled
+    else:  # with rows of padding, see Packed.pad_to_bucket
         assert 1 <= ratio <= 1.02
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 8, 16])
-def test_rows_that_fill_are_few(batch: int) -> None:
-    """In bfloat16 the number of rows is rounded up: rows of 1,024 that are nearly full leave almost nothing to add."""
-    for tokens in (batch * ROW, round(FULL * batch * ROW)):
+def test_padding_to_buckets_adds_few_rows(batch: int) -> None:
+    """In bfloat16, the number of rows is rounded up; for packs that are nearly full, this adds at most 2 %."""
+    for tokens in (batch * PACK_TOKENS, round(FULL * batch * PACK_TOKENS)):
         assert Packed.of([[7] * tokens]).pad_to_bucket().bounds[-1] <= 1.02 * tokens

@@ -1,4 +1,4 @@
-"""Masked tokens: rates, whole words, spans, what replaces them; equal to transformers; and it learns."""
+"""Masked language modelling: shares of masks, whole words, spans, replacements, and the losses of transformers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from heedful.objectives import Sample
 from heedful.objectives.base import term_scales
 from heedful.objectives.masked_lm import MAX_SPAN_WORDS, MaskedLM, MaskedLMWithPairs, _choose_spans
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
-from tests.support.task_parity import same_gradients
-from tests.support.tiny_models import Exact, save_tiny
+from tests.support.task_parity import assert_same_gradients
+from tests.support.tiny_models import Float64Mode, save_tiny
 from tests.support.tiny_runs import tokenizer
 
 TEXTS = ["unbelievable foxes jumped overwhelmingly", "the dogs slept", "near hidden wonders, nothing ceased", "a"] * 6
@@ -29,199 +29,206 @@ TEXTS = ["unbelievable foxes jumped overwhelmingly", "the dogs slept", "near hid
 
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
-    """Many words are several pieces."""
+    """A tokenizer that splits many words into several tokens."""
     return train_tokenizer(TEXTS, TokenizerSettings(vocab_size=64))
 
 
-def rows_of(tokenizer: Tokenizer, texts: list[str]) -> Sample:
-    """A sample of several sequences."""
+def make_sample(tokenizer: Tokenizer, texts: list[str]) -> Sample:
+    """Return a sample with a sequence for each text."""
     encoded = tokenizer.encode_batch(texts)
-    return Sample.of([each.ids for each in encoded], [each.types for each in encoded])
+    return Sample.of([encoding.ids for encoding in encoded], [encoding.types for encoding in encoded])
 
 
-CHOICES = ("tokens", "words", "spans")
+MASK_UNITS = ("tokens", "words", "spans")
 
 
-@pytest.mark.parametrize("choose", CHOICES)
-def test_mask_share_is_15_percent_split_80_10_10(words: Tokenizer, choose: Any) -> None:
-    sample = rows_of(words, TEXTS)
-    objective = MaskedLM(tokenizer=words, mask_unit=choose)
-    free = int(objective.is_text_id[sample.tokens].sum())
-    hidden = replaced = kept = total = 0
+@pytest.mark.parametrize("mask_unit", MASK_UNITS)
+def test_mask_share_is_15_percent_split_80_10_10(words: Tokenizer, mask_unit: Any) -> None:
+    sample = make_sample(words, TEXTS)
+    objective = MaskedLM(tokenizer=words, mask_unit=mask_unit)
+    num_maskable = int(objective.is_text_id[sample.tokens].sum())
+    masked = replaced = unchanged = total = 0
     for key in range(200):
         batch = objective.batch([sample], [key])
         assert batch.rows is not None
-        now, before = batch.packed.tokens[batch.rows].numpy(), batch.targets.numpy()
-        assert np.array_equal(sample.tokens[batch.rows.numpy()], before)
-        assert objective.is_text_id[before].all()  # neither special nor padding
+        new_ids, old_ids = batch.packed.tokens[batch.rows].numpy(), batch.targets.numpy()
+        assert np.array_equal(sample.tokens[batch.rows.numpy()], old_ids)
+        assert objective.is_text_id[old_ids].all()
         assert len(set(batch.rows.tolist())) == len(batch.rows)
-        others = np.delete(np.arange(len(sample)), batch.rows.numpy())
-        assert np.array_equal(batch.packed.tokens.numpy()[others], sample.tokens[others])
-        assert len(before) <= round(0.15 * free)
-        total += len(before)
-        hidden += int((now == words.special.mask).sum())
-        kept += int((now == before).sum())
-        replaced += int(((now != before) & (now != words.special.mask)).sum())
-    assert total >= 0.99 * 200 * round(0.15 * free)
-    spread = 5 * np.sqrt(0.8 * 0.2 * total) * (2 if choose == "spans" else 1)  # a span is of one kind
-    assert abs(hidden - 0.8 * total) < spread
-    drawn = 0.1 * total / words.size  # a token may be replaced by itself
-    assert abs(replaced - 0.1 * total + drawn) < spread and abs(kept - 0.1 * total - drawn) < spread
+        other_positions = np.delete(np.arange(len(sample)), batch.rows.numpy())
+        assert np.array_equal(batch.packed.tokens.numpy()[other_positions], sample.tokens[other_positions])
+        assert len(old_ids) <= round(0.15 * num_maskable)
+        total += len(old_ids)
+        masked += int((new_ids == words.special.mask).sum())
+        unchanged += int((new_ids == old_ids).sum())
+        replaced += int(((new_ids != old_ids) & (new_ids != words.special.mask)).sum())
+    assert total >= 0.99 * 200 * round(0.15 * num_maskable)
+    spread = 2 if mask_unit == "spans" else 1  # all tokens of a span are treated alike, so the variance is larger
+    tolerance = 5 * np.sqrt(0.8 * 0.2 * total) * spread
+    assert abs(masked - 0.8 * total) < tolerance
+    same = 0.1 * total / words.size  # expected number of tokens that are replaced by themselves
+    assert abs(replaced - 0.1 * total + same) < tolerance and abs(unchanged - 0.1 * total - same) < tolerance
 
 
 def test_random_replacements_cover_the_vocabulary(words: Tokenizer) -> None:
-    sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words)
-    seen: set[int] = set()
+    sample, objective = make_sample(words, TEXTS), MaskedLM(tokenizer=words)
+    new_ids: set[int] = set()
     for key in range(400):
         batch = objective.batch([sample], [key])
         assert batch.rows is not None
-        seen.update(batch.packed.tokens[batch.rows].tolist())
-    assert seen == set(range(words.size))
+        new_ids.update(batch.packed.tokens[batch.rows].tolist())
+    assert new_ids == set(range(words.size))
 
 
 def test_whole_words_are_masked_together(words: Tokenizer) -> None:
-    sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="words")
+    sample, objective = make_sample(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="words")
     names = [words.name(int(id)) for id in sample.tokens]
     kinds = []
     for key in range(50):
         batch = objective.batch([sample], [key])
         assert batch.rows is not None
         chosen = set(batch.rows.tolist())
-        for place, name in enumerate(names):
+        for position, name in enumerate(names):
             if name.startswith("##"):
-                assert (place in chosen) == (place - 1 in chosen), (place, name)
-                if place in chosen:
-                    now = batch.packed.tokens[[place - 1, place]] == words.special.mask
-                    kinds.append(tuple(now.tolist()))
-    assert {(True, True), (True, False), (False, True)} <= set(kinds)  # each piece is treated on its own
+                assert (position in chosen) == (position - 1 in chosen), (position, name)
+                if position in chosen:
+                    is_masked = batch.packed.tokens[[position - 1, position]] == words.special.mask
+                    kinds.append(tuple(is_masked.tolist()))
+    assert {(True, True), (True, False), (False, True)} <= set(kinds)  # tokens of a word are masked independently
 
 
-def test_spans_are_of_words_and_of_one_kind(words: Tokenizer) -> None:
-    """A span begins and ends where words do, but for the last one that is drawn; its pieces are treated alike."""
-    sample, objective = rows_of(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="spans", mask_prob=0.3)
+def test_spans_have_whole_words_that_are_treated_alike(words: Tokenizer) -> None:
+    """Spans begin and end at bounds of words, except for the last one; all of their tokens are treated alike."""
+    sample, objective = make_sample(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="spans", mask_prob=0.3)
     names = [words.name(int(id)) for id in sample.tokens]
-    pieces = max(len(each.ids) - 2 for each in words.encode_batch([w for text in TEXTS for w in text.split()]))
-    longest = inside = cut = 0
+    max_word_tokens = max(
+        len(encoding.ids) - 2 for encoding in words.encode_batch([w for text in TEXTS for w in text.split()])
+    )
+    longest = num_inside = num_cut = 0
     for key in range(50):
-        places, how, _ = objective._draw(sample, key)
-        kinds = dict(zip(places.tolist(), how.tolist(), strict=True))
-        for place, kind in kinds.items():
-            if names[place].startswith("##"):
-                assert kinds.get(place - 1) == kind, (key, place, names[place])
-                inside += 1
-        ends = [place for place in kinds if place + 1 not in kinds and names[place + 1].startswith("##")]
+        positions, actions, _ = objective._draw(sample, key)
+        kinds = dict(zip(positions.tolist(), actions.tolist(), strict=True))
+        for position, kind in kinds.items():
+            if names[position].startswith("##"):
+                assert kinds.get(position - 1) == kind, (key, position, names[position])
+                num_inside += 1
+        ends = [position for position in kinds if position + 1 not in kinds and names[position + 1].startswith("##")]
         assert len(ends) <= 1
-        cut += len(ends)
-        runs = np.split(places, 1 + np.flatnonzero(np.diff(places) > 1))
+        num_cut += len(ends)
+        runs = np.split(positions, 1 + np.flatnonzero(np.diff(positions) > 1))
         longest = max(longest, *(len(run) for run in runs))
         for run in runs:
             assert sum(run[0] < bound <= run[-1] for bound in sample.bounds) == 0
-    assert inside > 100 and 0 < cut < 50
-    assert 1 < longest <= 3 * MAX_SPAN_WORDS * pieces  # neighbouring spans touch
+    assert num_inside > 100 and 0 < num_cut < 50
+    assert 1 < longest <= 3 * MAX_SPAN_WORDS * max_word_tokens  # adjacent spans look like one
 
 
-def test_what_follows_a_lines_end_is_a_word_of_its_own() -> None:
-    """Byte-level vocabularies mark the space before a word, and there is none."""
+def test_a_word_after_a_newline_is_a_word_of_its_own() -> None:
+    """Byte-level vocabularies mark a word by the space before it, which is missing after a newline."""
     texts = ["the fox ran\nThe dog slept\n\nno one came"] * 9
-    own = train_tokenizer(texts, TokenizerSettings(algorithm="bpe", vocab_size=300))
-    sample = rows_of(own, texts[:1])
-    names = [own.name(int(id)) for id in sample.tokens]
-    after = [place for place in range(1, len(names)) if names[place - 1] == "\u010a"]
-    assert [names[place][0] for place in after] == ["T", "\u010a", "n"]
-    assert own.starts(sample.tokens)[after].all() and own.continues[sample.tokens[after[::2]]].all()
-    objective = MaskedLM(tokenizer=own, mask_unit="words", mask_prob=0.5)
+    bpe = train_tokenizer(texts, TokenizerSettings(algorithm="bpe", vocab_size=300))
+    sample = make_sample(bpe, texts[:1])
+    names = [bpe.name(int(id)) for id in sample.tokens]
+    after = [position for position in range(1, len(names)) if names[position - 1] == "\u010a"]
+    assert [names[position][0] for position in after] == ["T", "\u010a", "n"]
+    assert bpe.starts(sample.tokens)[after].all() and bpe.continues[sample.tokens[after[::2]]].all()
+    objective = MaskedLM(tokenizer=bpe, mask_unit="words", mask_prob=0.5)
     chosen = [set(objective._draw(sample, key)[0].tolist()) for key in range(40)]
-    for place in after:
-        assert any((place in each) != (place - 1 in each) for each in chosen)
+    for position in after:
+        assert any((position in positions) != (position - 1 in positions) for positions in chosen)
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62))
-def test_masks_depend_on_the_key_alone(one: int, two: int) -> None:
+def test_masks_depend_only_on_the_key(first_key: int, second_key: int) -> None:
     objective = MaskedLM(tokenizer=tokenizer())
     first, second = (Sample.of([list(range(5, 25))], [[0] * 20]) for _ in range(2))
-    alone = objective.batch([first], [one])
-    company = objective.batch([second, first], [two, one])
-    assert torch.equal(alone.packed.tokens, company.packed.tokens[20:])
-    again = objective.batch([second, first], [two, one])
-    assert torch.equal(company.packed.tokens, again.packed.tokens)
-    if one != two:
-        draws = {tuple(objective.batch([first], [key]).packed.tokens.tolist()) for key in range(one, one + 20)}
-        assert len(draws) > 10
+    single = objective.batch([first], [first_key])
+    both = objective.batch([second, first], [second_key, first_key])
+    assert torch.equal(single.packed.tokens, both.packed.tokens[20:])
+    repeated = objective.batch([second, first], [second_key, first_key])
+    assert torch.equal(both.packed.tokens, repeated.packed.tokens)
+    if first_key != second_key:
+        masks = {
+            tuple(objective.batch([first], [key]).packed.tokens.tolist()) for key in range(first_key, first_key + 20)
+        }
+        assert len(masks) > 10
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(HeedfulError, match=r"mask_prob is 1\.5; expected a share of the tokens between 0 and 1"):
         MaskedLM(tokenizer=tokenizer(), mask_prob=1.5)
-    plain = {"[UNK]": 0, "[MASK]": 1, "a": 2}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(plain, unk_token="[UNK]"))
-    odd = Tokenizer(backend, {"mask_token": "[MASK]"})
-    MaskedLM(tokenizer=odd, mask_unit="spans")
+    vocabulary = {"[UNK]": 0, "[MASK]": 1, "a": 2}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    word_tokenizer = Tokenizer(backend, {"mask_token": "[MASK]"})
+    MaskedLM(tokenizer=word_tokenizer, mask_unit="spans")
     with pytest.raises(HeedfulError, match="does not mark words"):
-        MaskedLM(tokenizer=odd, mask_unit="words")
+        MaskedLM(tokenizer=word_tokenizer, mask_unit="words")
 
 
 # -- parity -----------------------------------------------------------------------------------------------------------
 
 
-def pairs() -> list[Sample]:
-    """Two samples of three pairs with labels."""
-    draw = np.random.default_rng(3)
+def make_pairs() -> list[Sample]:
+    """Return two samples with three labelled pairs in total."""
+    rng = np.random.default_rng(3)
     samples = []
     for lengths, labels in (((9, 14), (0, 1)), ((20,), (1,))):
-        ids = [draw.integers(5, 60, length).tolist() for length in lengths]
-        types = [[0] * (len(each) // 2) + [1] * (len(each) - len(each) // 2) for each in ids]
+        ids = [rng.integers(5, 60, length).tolist() for length in lengths]
+        types = [[0] * (len(pair) // 2) + [1] * (len(pair) - len(pair) // 2) for pair in ids]
         samples.append(Sample.of(ids, types, target=np.array(labels)))
     return samples
 
 
 @pytest.mark.parametrize(
-    ("family", "architecture", "second"),
+    ("family", "architecture", "label_name"),
     [("bert", "BertForPreTraining", "next_sentence_label"), ("albert", "AlbertForPreTraining", "sentence_order_label")],
 )
-def test_both_terms_are_those_of_transformers(tmp_path: Path, family: str, architecture: str, second: str) -> None:
-    theirs = save_tiny(tmp_path, family, architecture, torch.float64)
+def test_both_terms_equal_those_of_transformers(
+    tmp_path: Path, family: str, architecture: str, label_name: str
+) -> None:
+    reference = save_tiny(tmp_path, family, architecture, torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
     objective = MaskedLMWithPairs(tokenizer=tokenizer(), name="nsp")
-    batch = objective.batch(pairs(), [1, 2])
+    batch = objective.batch(make_pairs(), [1, 2])
     loss = objective.loss(ours, batch)
     loss.sum.backward()
     width = max(batch.packed.lengths)
     ids, types, mask, labels = (torch.zeros(3, width, dtype=torch.long) for _ in range(4))
     labels -= 100
-    full = torch.full((batch.packed.bounds[-1],), -100)
-    full[batch.rows] = batch.targets
+    all_labels = torch.full((batch.packed.bounds[-1],), -100)
+    all_labels[batch.rows] = batch.targets
     for number, (start, stop) in enumerate(pairwise(batch.packed.bounds)):
         ids[number, : stop - start] = batch.packed.tokens[start:stop]
         types[number, : stop - start] = batch.packed.types[start:stop]
         mask[number, : stop - start] = 1
-        labels[number, : stop - start] = full[start:stop]
-    with Exact(torch.float64):
-        expected = theirs(
-            input_ids=ids, token_type_ids=types, attention_mask=mask, labels=labels, **{second: batch.labels}
+        labels[number, : stop - start] = all_labels[start:stop]
+    with Float64Mode(torch.float64):
+        expected = reference(
+            input_ids=ids, token_type_ids=types, attention_mask=mask, labels=labels, **{label_name: batch.labels}
         ).loss
     assert abs(float(loss.sum.detach()) / loss.count / float(expected.detach()) - 1) < 1e-12
-    same_gradients(theirs, expected, ours, loss.count, tolerance=1e-11)
+    assert_same_gradients(reference, expected, ours, loss.count, tolerance=1e-11)
 
 
 def test_terms_are_means_over_the_whole_step(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
     ours = heedful.load(tmp_path, dtype=torch.float64)
-    objective, samples = MaskedLMWithPairs(tokenizer=tokenizer()), pairs()
-    whole = objective.loss(ours, objective.batch(samples, [1, 2]))
+    objective, samples = MaskedLMWithPairs(tokenizer=tokenizer()), make_pairs()
+    full_loss = objective.loss(ours, objective.batch(samples, [1, 2]))
     parts = [objective.batch([sample], [key]) for sample, key in zip(samples, (1, 2), strict=True)]
-    scales = term_scales([sum(each) for each in zip(*(part.counts for part in parts), strict=True)])
+    scales = term_scales([sum(column) for column in zip(*(part.counts for part in parts), strict=True)])
     losses = [objective.loss(ours, replace(part, scales=scales)) for part in parts]
     total = sum(float(loss.sum.detach()) for loss in losses) / sum(loss.count for loss in losses)
-    assert total == pytest.approx(float(whole.sum.detach()) / whole.count, rel=1e-12)
-    measured = objective.measure(ours, objective.batch(samples, [1, 2]))
-    assert set(measured) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
-    assert measured["nsp_accuracy"][1] == 3
+    assert total == pytest.approx(float(full_loss.sum.detach()) / full_loss.count, rel=1e-12)
+    metrics = objective.measure(ours, objective.batch(samples, [1, 2]))
+    assert set(metrics) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
+    assert metrics["nsp_accuracy"][1] == 3
 
 
-def test_lengths_of_spans_are_those_of_the_published_code(words: Tokenizer) -> None:
-    """Geometric, of lengths up to 10 alone (Joshi et al. 2020, section 3.1): 3.8 on average."""
-    free, starts = np.ones(400_000, dtype=bool), np.ones(400_000, dtype=bool)
+def test_lengths_of_spans_follow_the_published_distribution(words: Tokenizer) -> None:
+    """The distribution is geometric, cut at 10, with mean 3.8 (Joshi et al. 2020, section 3.1)."""
+    maskable, starts = np.ones(400_000, dtype=bool), np.ones(400_000, dtype=bool)
     draws = np.random.default_rng(1).random((2, 400_000))
-    _, span_starts = _choose_spans(starts, free, draws[0], draws[1], 20_000)
+    _, span_starts = _choose_spans(starts, maskable, draws[0], draws[1], 20_000)
     lengths = np.unique(span_starts, return_counts=True)[1]
     assert abs(lengths.mean() - 3.797) < 0.15 and abs((lengths >= 10).mean() - 0.03) < 0.02

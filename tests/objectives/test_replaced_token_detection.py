@@ -1,4 +1,4 @@
-"""Replaced token detection: transformers' two losses and their gradients, tokens drawn of a key, and it learns."""
+"""Replaced token detection: masks, sampling, the losses and gradients of transformers, and training."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.replaced_token_detection import ReplacedTokenDetection, corrupt, sample_tokens, tied_generator
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.task_parity import same_gradients
-from tests.support.tiny_models import Exact, eager, randomise, save_tiny
-from tests.support.tiny_runs import LINES, distance, tokenizer
+from tests.support.task_parity import assert_same_gradients
+from tests.support.tiny_models import Float64Mode, randomise, save_tiny, use_eager_attention
+from tests.support.tiny_runs import LINES, relative_error, tokenizer
 
 special = tokenizer().special
 FIRST, END, PAD, MASK = special.bos_or_cls, special.eos_or_sep, special.pad, special.mask
@@ -39,13 +39,13 @@ text = st.lists(st.integers(5, 98), max_size=30)
 groups = st.lists(st.lists(text, min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-def sample(*texts: list[int]) -> Sample:
-    """Of texts with special tokens around them."""
+def make_sample(*texts: list[int]) -> Sample:
+    """Return a sample of texts with special tokens around them."""
     return Sample.of([[FIRST, *ids, END] for ids in texts], [[0] * (len(ids) + 2) for ids in texts])
 
 
-def discriminator() -> ModelBundle:
-    """Two layers, 32 wide, with embeddings of 24."""
+def make_discriminator() -> ModelBundle:
+    """Return a new discriminator: two layers of width 32, with embeddings of width 24."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size, width=24, positions=Learned(count=48), types=2, padding=PAD, norm="layer"
     )
@@ -54,58 +54,62 @@ def discriminator() -> ModelBundle:
     return create(BundleConfig(family="heedful", model=model, head=ReplacedTokens()), tokenizer(), seed=1)
 
 
-def objective_of(loaded: ModelBundle, **settings: Any) -> ReplacedTokenDetection:
-    """With a tied generator half as wide."""
+def make_objective(loaded: ModelBundle, **settings: Any) -> ReplacedTokenDetection:
+    """Return an objective with a tied generator of half the width."""
     return ReplacedTokenDetection(
         tokenizer=tokenizer(), generator=tied_generator(loaded, generator_size=0.5, seed=2), **settings
     )
 
 
-ONE = objective_of(discriminator())
+OBJECTIVE = make_objective(make_discriminator())
 
 
 @given(groups, st.integers(0, 2**40))
-def test_masked_positions_are_ordinary_tokens(groups_of_texts: list[list[list[int]]], key: int) -> None:
-    """Of each sample 15 % of the text, behind the mask token and nothing else; special tokens never."""
-    samples = [sample(*texts) for texts in groups_of_texts]
-    batch = ONE.batch(samples, [key + number for number in range(len(samples))])
-    flat = np.concatenate([each.tokens for each in samples])
+def test_masked_positions_are_text_tokens(groups_of_texts: list[list[list[int]]], key: int) -> None:
+    """In each sample, 15 % of the text tokens are replaced by the mask token; special tokens never are."""
+    samples = [make_sample(*texts) for texts in groups_of_texts]
+    batch = OBJECTIVE.batch(samples, [key + number for number in range(len(samples))])
+    tokens = np.concatenate([sample.tokens for sample in samples])
     assert batch.rows is not None and batch.draws is not None
     rows = batch.rows.numpy()
-    assert (batch.packed.tokens[rows] == MASK).all() and batch.targets.tolist() == flat[rows].tolist()
-    kept = np.delete(np.arange(len(flat)), rows)
-    assert batch.packed.tokens[kept].tolist() == flat[kept].tolist()
+    assert (batch.packed.tokens[rows] == MASK).all() and batch.targets.tolist() == tokens[rows].tolist()
+    unmasked = np.delete(np.arange(len(tokens)), rows)
+    assert batch.packed.tokens[unmasked].tolist() == tokens[unmasked].tolist()
     assert not {FIRST, END, MASK} & set(batch.targets.tolist())
-    free = [sum(map(len, texts)) for texts in groups_of_texts]
-    assert len(batch.rows) == sum(max(1, round(0.15 * n)) for n in free if n)
-    assert batch.counts == (len(batch.rows), len(flat)) and batch.draws.shape == batch.weights.shape
+    text_sizes = [sum(map(len, texts)) for texts in groups_of_texts]
+    assert len(batch.rows) == sum(max(1, round(0.15 * n)) for n in text_sizes if n)
+    assert batch.counts == (len(batch.rows), len(tokens)) and batch.draws.shape == batch.weights.shape
     assert ((batch.draws >= 0) & (batch.draws < 1)).all()
 
 
-def test_any_place_as_likely() -> None:
+def test_all_positions_are_equally_likely() -> None:
     counts = np.zeros(14)
     for key in range(400):
-        batch = ONE.batch([sample([7] * 12)], [key])
+        batch = OBJECTIVE.batch([make_sample([7] * 12)], [key])
         assert batch.rows is not None
         counts[batch.rows.numpy()] += 1
     assert counts[0] == counts[13] == 0 and counts.sum() == 800
     assert (abs(counts[1:-1] - 800 / 12) < 5 * (800 / 12) ** 0.5).all()
 
 
-def test_samples_depend_on_the_key_alone() -> None:
-    one, other = sample(list(range(5, 50))), sample(list(range(20, 60)), [5, 6, 7])
-    alone, again, company = ONE.batch([one], [7]), ONE.batch([one], [8]), ONE.batch([other, one], [1, 7])
-    count = len(alone.targets)
-    assert alone.rows is not None and again.rows is not None and company.rows is not None
-    assert alone.draws is not None and company.draws is not None
-    assert torch.equal(alone.rows, company.rows[-count:] - len(other))
-    assert torch.equal(alone.draws, company.draws[-count:])
-    assert not torch.equal(alone.rows, again.rows)
+def test_a_batch_depends_only_on_the_keys() -> None:
+    first, second = make_sample(list(range(5, 50))), make_sample(list(range(20, 60)), [5, 6, 7])
+    single, other_key, both = (
+        OBJECTIVE.batch([first], [7]),
+        OBJECTIVE.batch([first], [8]),
+        OBJECTIVE.batch([second, first], [1, 7]),
+    )
+    count = len(single.targets)
+    assert single.rows is not None and other_key.rows is not None and both.rows is not None
+    assert single.draws is not None and both.draws is not None
+    assert torch.equal(single.rows, both.rows[-count:] - len(second))
+    assert torch.equal(single.draws, both.draws[-count:])
+    assert not torch.equal(single.rows, other_key.rows)
 
 
-def test_tokens_are_drawn_as_the_scores_say() -> None:
+def test_tokens_are_sampled_from_the_softmax_of_the_scores() -> None:
     scores = torch.tensor([[0.0, -torch.inf, 1.0, 2.0], [5.0, 0.0, 0.0, -torch.inf]], dtype=torch.float64)
-    draws = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000  # evenly
+    draws = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
     for row in scores:
         observed = torch.bincount(sample_tokens(row.expand(len(draws), -1), draws), minlength=4) / len(draws)
         assert (observed - row.softmax(-1)).abs().max() < 2e-4
@@ -116,8 +120,8 @@ def test_tokens_are_drawn_as_the_scores_say() -> None:
     assert sample_tokens(scores[:0], draws[:0]).shape == (0,)
 
 
-def test_a_token_that_is_drawn_right_was_not_replaced() -> None:
-    batch = ONE.batch([sample(list(range(5, 45)))], [3])
+def test_a_sampled_token_that_equals_the_original_is_not_replaced() -> None:
+    batch = OBJECTIVE.batch([make_sample(list(range(5, 45)))], [3])
     assert batch.rows is not None and len(batch.rows) == 6
     tokens = batch.targets.clone()
     tokens[2:] += 1
@@ -126,47 +130,47 @@ def test_a_token_that_is_drawn_right_was_not_replaced() -> None:
     assert corrupted.tokens[batch.rows].tolist() == tokens.tolist() and (batch.packed.tokens[batch.rows] == MASK).all()
 
 
-# -- beside transformers ------------------------------------------------------------------------------------------
+# -- comparison with transformers -----------------------------------------------------------------------------------
 
 
-def pair(folder: Path, tied: bool) -> tuple[ModelBundle, ModelBundle, Any, Any]:
-    """Our discriminator and generator, and theirs of the same weights."""
-    save_tiny(folder / "one", "electra", "ElectraForPreTraining", torch.float64)
-    ours = heedful.load(folder / "one", dtype=torch.float64)
+def make_pair(folder: Path, tied: bool) -> tuple[ModelBundle, ModelBundle, Any, Any]:
+    """Return discriminator and generator of Heedful, and those of transformers with the same weights."""
+    save_tiny(folder / "large", "electra", "ElectraForPreTraining", torch.float64)
+    ours = heedful.load(folder / "large", dtype=torch.float64)
     if tied:
         generator = tied_generator(ours, generator_size=0.5)
         randomise(generator)
     else:
         small = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
-        save_tiny(folder / "two", "electra", "ElectraForMaskedLM", torch.float64, **small)
-        generator = heedful.load(folder / "two", dtype=torch.float64)
+        save_tiny(folder / "small", "electra", "ElectraForMaskedLM", torch.float64, **small)
+        generator = heedful.load(folder / "small", dtype=torch.float64)
     heedful.save(ours, folder / "discriminator")
     heedful.save(generator, folder / "generator")
-    theirs = [
-        eager(kind.from_pretrained(folder / name, dtype=torch.float64)).eval()
+    references = [
+        use_eager_attention(kind.from_pretrained(folder / name, dtype=torch.float64)).eval()
         for kind, name in (
             (transformers.ElectraForPreTraining, "discriminator"),
             (transformers.ElectraForMaskedLM, "generator"),
         )
     ]
     if tied:
-        theirs[1].electra.embeddings = theirs[0].electra.embeddings
-        theirs[1].generator_lm_head.weight = theirs[0].electra.embeddings.word_embeddings.weight
-    return ours, generator, *theirs
+        references[1].electra.embeddings = references[0].electra.embeddings
+        references[1].generator_lm_head.weight = references[0].electra.embeddings.word_embeddings.weight
+    return ours, generator, *references
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "apart"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bool) -> None:
-    ours, generator, their_model, their_generator = pair(tmp_path, tied)
+    ours, generator, their_model, their_generator = make_pair(tmp_path, tied)
     objective = ReplacedTokenDetection(tokenizer=tokenizer(), generator=generator)
-    batch = objective.batch([sample(list(range(5, 28)), [7, 8, 9]), sample(list(range(40, 70)))], [3, 4])
+    batch = objective.batch([make_sample(list(range(5, 28)), [7, 8, 9]), make_sample(list(range(40, 70)))], [3, 4])
     loss = objective.loss(ours, batch)
     loss.sum.backward()
     assert batch.rows is not None and batch.draws is not None and generator.head is not None
     with torch.no_grad():
         scores = generator(batch.packed)[batch.rows]
         tokens = sample_tokens(scores, batch.draws)
-        expected = [  # by numpy
+        expected = [  # computed with numpy
             int(np.searchsorted(np.cumsum(np.exp(row) / np.exp(row).sum()), number, side="right"))
             for row, number in zip(scores.numpy(), batch.draws.numpy(), strict=True)
         ]
@@ -175,12 +179,12 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bo
     labels = torch.full_like(batch.packed.tokens, -100)
     labels[batch.rows] = batch.targets
 
-    def both() -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums over all sequences, one by one."""
+    def mean_losses() -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean losses of generator and discriminator in transformers, which reads one sequence at a time."""
         sums = [torch.zeros((), dtype=torch.float64)] * 2
         their_model.zero_grad()
         their_generator.zero_grad()
-        with Exact(torch.float64):
+        with Float64Mode(torch.float64):
             for span in batch.packed.spans():
                 masked = int((labels[span] >= 0).sum())
                 masked_ids, corrupted_ids = batch.packed.tokens[span][None], corrupted.tokens[span][None]
@@ -191,46 +195,49 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bo
         return sums[0] / len(batch.rows), sums[1] / len(labels)
 
     terms = objective.terms(ours, batch)
-    for term, each in zip(terms, both(), strict=True):
-        assert abs(float(term.losses.detach().mean()) / float(each.detach()) - 1) < 1e-12
+    for term, expected_loss in zip(terms, mean_losses(), strict=True):
+        assert abs(float(term.losses.detach().mean()) / float(expected_loss.detach()) - 1) < 1e-12
     for our_part, their_part in ((ours, their_model), (generator, their_generator)):
-        one, two = both()
-        total = one + 50 * two
+        generator_loss, discriminator_loss = mean_losses()
+        total = generator_loss + 50 * discriminator_loss
         assert abs(float(loss.sum.detach()) / loss.count / float(total.detach()) - 1) < 1e-12
-        same_gradients(their_part, total, our_part, loss.count, tolerance=1e-12)
+        assert_same_gradients(their_part, total, our_part, loss.count, tolerance=1e-12)
 
 
-def test_right_and_counts() -> None:
-    loaded = discriminator()
-    objective = objective_of(loaded)
-    batch = objective.batch([sample(list(range(5, 45)))], [3])
-    generator, judged = objective.terms(loaded, batch)
-    assert (generator.name, judged.name) == ("generator", "rtd")
-    assert (len(generator.losses), len(judged.losses)) == batch.counts == (6, 42)
-    assert judged.right is not None and torch.equal(judged.right, judged.losses < np.log(2))
+def test_terms_have_counts_and_correct_predictions() -> None:
+    loaded = make_discriminator()
+    objective = make_objective(loaded)
+    batch = objective.batch([make_sample(list(range(5, 45)))], [3])
+    generator, detection = objective.terms(loaded, batch)
+    assert (generator.name, detection.name) == ("generator", "rtd")
+    assert (len(generator.losses), len(detection.losses)) == batch.counts == (6, 42)
+    assert detection.right is not None and torch.equal(detection.right, detection.losses < np.log(2))
 
 
 # -- the generator --------------------------------------------------------------------------------------------------
 
 
 def test_a_tied_generator_shares_the_embedding_and_is_smaller() -> None:
-    loaded = discriminator()
+    loaded = make_discriminator()
     generator = tied_generator(loaded)
-    (one, two), encoder = (each.named_tensors() for each in (loaded, generator)), generator.config.model.encoder
-    same = {name for name in two if name in one and two[name] is one[name]}
+    own, small = loaded.named_tensors(), generator.named_tensors()
+    encoder = generator.config.model.encoder
+    shared = {name for name in small if name in own and small[name] is own[name]}
     kinds = ("tokens.weight", "positions.weight", "types.weight", "norm.weight", "norm.bias")
-    assert same == {f"embedding.{kind}" for kind in kinds}
-    assert {id(each) for each in one.values()} & {id(each) for each in two.values()} == {id(one[name]) for name in same}
+    assert shared == {f"embedding.{kind}" for kind in kinds}
+    assert {id(tensor) for tensor in own.values()} & {id(tensor) for tensor in small.values()} == {
+        id(own[name]) for name in shared
+    }
     assert encoder is not None and generator.config.head == MaskedTokens()
     assert (encoder.width, encoder.heads, encoder.inner_width, encoder.layers) == (8, 1, 16, 2)
-    assert two["embedding.project.weight"].shape == (8, 24)
-    assert generator.head is not None and generator.head.decoder.weight is one["embedding.tokens.weight"]
-    other = tied_generator(loaded, seed=3).named_tensors()
-    assert not torch.equal(other["embedding.project.weight"], two["embedding.project.weight"])
+    assert small["embedding.project.weight"].shape == (8, 24)
+    assert generator.head is not None and generator.head.decoder.weight is own["embedding.tokens.weight"]
+    other_seed = tied_generator(loaded, seed=3).named_tensors()
+    assert not torch.equal(other_seed["embedding.project.weight"], small["embedding.project.weight"])
 
 
-def test_what_cannot_be_is_refused() -> None:
-    loaded = discriminator()
+def test_invalid_settings_and_models_are_refused() -> None:
+    loaded = make_discriminator()
     with pytest.raises(HeedfulError, match=r"generator_size is 4\.0; expected a share of the width"):
         tied_generator(loaded, generator_size=4.0)
     with pytest.raises(HeedfulError, match=r"mask_prob is 15\.0; expected a share"):
@@ -243,38 +250,44 @@ def test_what_cannot_be_is_refused() -> None:
 # -- training -------------------------------------------------------------------------------------------------------
 
 
-def learn(
+def train(
     loaded: ModelBundle, objective: ReplacedTokenDetection, samples: list[Sample], **settings: Any
 ) -> tuple[Trainer, list[float]]:
+    """Train a model, and return the trainer and the losses."""
     defaults: dict[str, Any] = {"batch_size": 4, "optimizer": AdamW(lr=1e-2), "precision": "float32"}
     trainer = Trainer(loaded, objective, samples, TrainSettings(**defaults | settings))
     return trainer, [step.loss for step in trainer]
 
 
-def texts() -> list[list[int]]:
+def encoded_texts() -> list[list[int]]:
+    """Return the token ids of LINES, without special tokens."""
     return [tokenizer().encode(line.rpartition(" ")[0]).ids[1:-1] for line in LINES]
 
 
 def test_an_update_does_not_depend_on_micro_batches() -> None:
-    """Masks and drawn tokens are the same, and each mean is over the whole step."""
+    """Masks and sampled tokens are the same, and each term is a mean over the whole step."""
     runs = []
     for tokens in (10, 10_000):
-        loaded = discriminator()
-        objective = objective_of(loaded)
-        samples = [sample(*texts()[:3]), sample(texts()[3]), *(sample(each) for each in texts()[4:8])]
-        calm = AdamW(lr=1e-2, eps=1e-2)
-        trainer, losses = learn(
-            loaded, objective, samples, max_steps=2, max_tokens_per_microbatch=tokens, optimizer=calm
+        loaded = make_discriminator()
+        objective = make_objective(loaded)
+        samples = [
+            make_sample(*encoded_texts()[:3]),
+            make_sample(encoded_texts()[3]),
+            *(make_sample(ids) for ids in encoded_texts()[4:8]),
+        ]
+        optimizer = AdamW(lr=1e-2, eps=1e-2)
+        trainer, losses = train(
+            loaded, objective, samples, max_steps=2, max_tokens_per_microbatch=tokens, optimizer=optimizer
         )
         runs.append((trainer.parameters, losses))
-    (one, few), (two, many) = runs
-    assert distance(one, two) < 1e-6 and few == pytest.approx(many, rel=1e-6)
-    assert any(name.startswith("beside.") for name in one)
-    assert len({id(each) for each in one.values()}) == len(one)
+    (split, split_losses), (full, full_losses) = runs
+    assert relative_error(split, full) < 1e-6 and split_losses == pytest.approx(full_losses, rel=1e-6)
+    assert any(name.startswith("beside.") for name in split)
+    assert len({id(tensor) for tensor in split.values()}) == len(split)
 
 
-def judged(loaded: ModelBundle, objective: ReplacedTokenDetection, batch: Batch) -> tuple[float, float]:
-    """The share of all tokens that are classified correctly, and that of those that were replaced."""
+def accuracies(loaded: ModelBundle, objective: ReplacedTokenDetection, batch: Batch) -> tuple[float, float]:
+    """Return the accuracy over all tokens, and over replaced tokens."""
     with torch.no_grad():
         _, term = objective.terms(loaded, batch)
         assert batch.rows is not None and batch.draws is not None and term.right is not None
@@ -282,39 +295,39 @@ def judged(loaded: ModelBundle, objective: ReplacedTokenDetection, batch: Batch)
     return float(term.right.double().mean()), float(term.right[replaced].double().mean())
 
 
-def test_it_learns_what_another_generator_replaces() -> None:
-    """One that does not learn, and so replaces tokens by almost any other."""
-    loaded = discriminator()
+def test_a_model_learns_to_detect_replacements_of_a_fixed_generator() -> None:
+    """The generator is not trained, so its replacements are almost random."""
+    loaded = make_discriminator()
     generator = create(replace(tied_generator(loaded).config), tokenizer(), seed=3)
     generator.requires_grad_(False)
     objective = ReplacedTokenDetection(tokenizer=tokenizer(), generator=generator)
-    samples = [sample(*texts()[2:4])] * 4
-    trainer, _ = learn(loaded, objective, samples, max_steps=80)
+    samples = [make_sample(*encoded_texts()[2:4])] * 4
+    trainer, _ = train(loaded, objective, samples, max_steps=80)
     assert not any(name.startswith("beside.") for name in trainer.parameters)
-    everything, replaced = judged(loaded, objective, objective.batch(samples, [1, 2, 3, 4]))
-    assert everything > 0.96 and replaced > 0.7
+    accuracy, replaced_accuracy = accuracies(loaded, objective, objective.batch(samples, [1, 2, 3, 4]))
+    assert accuracy > 0.96 and replaced_accuracy > 0.7
 
 
 @pytest.mark.slow
-def test_both_learn() -> None:
-    loaded = discriminator()
-    objective = objective_of(loaded)
-    samples = [sample(*texts()[2:4])] * 4
-    trainer, losses = learn(loaded, objective, samples, max_steps=150)
-    count = sum(each.numel() for each in trainer.parameters.values())
-    shared = sum(each.numel() for name, each in loaded.named_tensors().items() if name.startswith("embedding."))
-    shared -= sum(each.numel() for each in loaded.model.embedding.project.parameters())
+def test_generator_and_discriminator_learn() -> None:
+    loaded = make_discriminator()
+    objective = make_objective(loaded)
+    samples = [make_sample(*encoded_texts()[2:4])] * 4
+    trainer, losses = train(loaded, objective, samples, max_steps=150)
+    count = sum(tensor.numel() for tensor in trainer.parameters.values())
+    shared = sum(tensor.numel() for name, tensor in loaded.named_tensors().items() if name.startswith("embedding."))
+    shared -= sum(tensor.numel() for tensor in loaded.model.embedding.project.parameters())
     assert count == loaded.count() + objective.generator.count() - shared
-    measured = objective.measure(loaded, objective.batch(samples, [1, 2, 3, 4]))
-    means = {name: total / number for name, (total, number) in measured.items()}
+    metrics = objective.measure(loaded, objective.batch(samples, [1, 2, 3, 4]))
+    means = {name: total / number for name, (total, number) in metrics.items()}
     assert losses[0] > 30 and means["generator_loss"] < 1.5 and means["rtd_loss"] < 0.1
 
 
-def test_nothing_to_hide() -> None:
-    loaded = discriminator()
-    objective = objective_of(loaded)
-    loss = objective.loss(loaded, objective.batch([sample([])], [0]))
+def test_batches_without_masked_tokens() -> None:
+    loaded = make_discriminator()
+    objective = make_objective(loaded)
+    loss = objective.loss(loaded, objective.batch([make_sample([])], [0]))
     loss.sum.backward()
-    assert float(loss.sum.detach()) > 0 and loss.count == 2.0, "both tokens are judged, and the mean is over them"
+    assert float(loss.sum.detach()) > 0 and loss.count == 2.0, "the loss is not that of both special tokens"
     empty = objective.batch([], [])
     assert empty.counts == (0.0, 0.0) and len(empty.targets) == 0 and empty.to("meta").draws is not None

@@ -42,7 +42,7 @@ from heedful.page.html import CODE
 from heedful.page.serialize import serialize_model
 from tests.support.model_folders import make
 from tests.support.page_scripts import page_rows
-from tests.support.tiny_models import randomise, save_tiny, sequences
+from tests.support.tiny_models import random_sequences, randomise, save_tiny
 
 ROOT = Path(__file__).parent.parent.parent
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "int8": 0.1}  # of the largest number
@@ -130,7 +130,7 @@ def check(folder: Path, bundle: ModelBundle, ids: list[int], types: list[int], p
 def test_equals_the_model(tmp_path: Path, family: str, architecture: str) -> None:
     save_tiny(tmp_path / "model", family, architecture)
     bundle = heedful.load(tmp_path / "model").eval()
-    ids, types = sequences(family, (23,))
+    ids, types = random_sequences(family, (23,))
     check(tmp_path, bundle, ids[0], types[0])
 
 

@@ -13,7 +13,7 @@ from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.page.serialize import serialize_model
-from tests.support.classic_models import READERS, classic
+from tests.support.classic_models import READERS, make_classic
 from tests.support.model_folders import LIMIT, long_text, make
 from tests.support.page_scripts import page_answers
 from tests.support.page_tokenizers import random_texts, trained
@@ -136,7 +136,7 @@ CLASSIC_TEXTS = ["the film was not good.", "", "Bad, very bad! and then", "zebra
 
 @pytest.mark.parametrize("name", [name for name in READERS if "hierarchical" not in name and name not in UNTRAINED])
 def test_classic_models(tmp_path: Path, name: str) -> None:
-    bundle = classic(name).float()
+    bundle = make_classic(name).float()
     expected = BundleEngine(bundle)(CLASSIC_TEXTS)
     assert_close(page_answers(tmp_path, bundle, list(map(field_values, CLASSIC_TEXTS))), expected, 1e-5)
 
@@ -147,7 +147,7 @@ def test_classic_models(tmp_path: Path, name: str) -> None:
 )
 def test_classic_models_that_are_refused(name: str, message: str) -> None:
     with pytest.raises(HeedfulError, match=f"has {message}: HTML export supports encoders"):
-        serialize_model(classic(name))
+        serialize_model(make_classic(name))
 
 
 def test_the_encoder_that_ships(tmp_path: Path) -> None:

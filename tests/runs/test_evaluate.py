@@ -31,9 +31,9 @@ from heedful.tasks.metrics import GLUE
 from heedful.tasks.task import ScoredAnswer
 from heedful.train.ranks import Ranks
 from tests.support import generated_data
-from tests.support.classic_models import classic
+from tests.support.classic_models import make_classic
 from tests.support.generated_data import as_csv, as_lines, classified, data, tune
-from tests.support.model_folders import make, their_logits, theirs
+from tests.support.model_folders import load_reference, make, reference_logits
 
 TASKS = {
     "single": "classify",
@@ -147,9 +147,9 @@ def test_a_folder_that_transformers_saved_has_its_own_order(tmp_path: Path) -> N
     rows = [row | {"label": ("good", "bad")[number % 2]} for number, row in enumerate(classified(12))]
     numbers = evaluate(folder, as_csv(tmp_path / "a.csv", rows)).numbers
     assert set(numbers["classes"]) == {"bad", "fair", "good"}
-    model = theirs(folder)[0]
+    model = load_reference(folder)[0]
     with torch.no_grad():
-        predicted = [model.config.id2label[int(their_logits(folder, row["text"]).logits.argmax())] for row in rows]
+        predicted = [model.config.id2label[int(reference_logits(folder, row["text"]).logits.argmax())] for row in rows]
     assert numbers["accuracy"] == sum(a == row["label"] for a, row in zip(predicted, rows, strict=True)) / 12
 
 
@@ -275,7 +275,7 @@ def test_a_precision_that_there_is_not_is_refused(single: Path) -> None:
 
 def test_int8_is_for_models_with_blocks(tmp_path: Path) -> None:
     folder = tmp_path / "words"
-    save(classic("bag of means"), folder)
+    save(make_classic("bag of means"), folder)
     assert [trial.precision for trial in measure_precisions(folder)] == ["float32", "bfloat16"]
     ways = (
         lambda: evaluate(folder, tmp_path, precision="int8"),
@@ -342,14 +342,14 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
 def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
     tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
-    (tmp_path / "new.json").write_text(json.dumps(generated_data.questions(9, 3, impossible=True)))
+    (tmp_path / "new.json").write_text(json.dumps(generated_data.squad_json(9, 3, impossible=True)))
     evaluation = evaluate(loaded, tmp_path / "new.json")
     assert evaluation.numbers["version"] == "2.0" and "best_f1" in evaluation.numbers
     assert loaded.thresholds == {}
     with_dev = tmp_path / "splits"
     with_dev.mkdir()
-    (with_dev / "train.json").write_text(json.dumps(generated_data.questions(9, 3)))
-    (with_dev / "dev.json").write_text(json.dumps(generated_data.questions(9, 4, impossible=True)))
+    (with_dev / "train.json").write_text(json.dumps(generated_data.squad_json(9, 3)))
+    (with_dev / "dev.json").write_text(json.dumps(generated_data.squad_json(9, 4, impossible=True)))
     assert evaluate(loaded, with_dev).numbers["version"] == "2.0", "what counts is the split that is measured"
     assert evaluate(loaded, with_dev, split="train").numbers["version"] == "1.1"
 
@@ -357,7 +357,7 @@ def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> None:
     """Also where all questions have one, as its run measures it there."""
     labelled = data("impossible", tmp_path / "data")
-    (labelled / "test.json").write_text(json.dumps(generated_data.questions(9, 3)))
+    (labelled / "test.json").write_text(json.dumps(generated_data.squad_json(9, 3)))
     run = tune("qa", labelled, tmp_path / "run", {"train.epochs": 1})
     metrics = evaluate(tmp_path / "run", labelled).numbers
     assert metrics["version"] == "2.0" and metrics == run.results["splits"]["test"]["numbers"]

@@ -24,7 +24,7 @@ from heedful.runs.pretrain import run as pretrain
 from heedful.runs.pretrain import teacher as pretrain_teacher
 from heedful.train import trainer as trainer_module
 from heedful.train.trainer import Trainer
-from tests.support.corpora import documents, trained, write
+from tests.support.corpora import make_documents, train_on, write_documents
 from tests.support.generated_data import assignments, data
 from tests.support.model_folders import make
 
@@ -155,8 +155,8 @@ KINDS = ("mlm", "mlm+nsp", "mlm+sop", "clm", "plm", "rtd", "distillation")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_objectives(kind: str, tmp_path: Path) -> None:
-    text = write(tmp_path / "text.txt", documents(60, seed=1))
-    trained(documents(60, seed=1), vocab_size=300).save(tmp_path / "words")
+    text = write_documents(tmp_path / "text.txt", make_documents(60, seed=1))
+    train_on(make_documents(60, seed=1), vocab_size=300).save(tmp_path / "words")
     more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "distillation" else {}
     small = {
         "model.layers": 1,
@@ -191,7 +191,10 @@ def test_distilling(losses: str, student: str, tmp_path: Path) -> None:
 
 
 def test_distilling_hidden_tokens(tmp_path: Path) -> None:
-    teacher, text = make(tmp_path / "teacher", "masked"), write(tmp_path / "text.txt", documents(60, seed=1))
+    teacher, text = (
+        make(tmp_path / "teacher", "masked"),
+        write_documents(tmp_path / "text.txt", make_documents(60, seed=1)),
+    )
     how = [
         f"pretrain.{name}={value}"
         for name, value in (THERE | {"max_seq_length": 32, "pack_length": 64, "eval_fraction": 0.1}).items()

@@ -14,7 +14,7 @@ import pytest
 from heedful.errors import HeedfulError
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.report import MAX_COMMAND_CHARS, look_command, write_report
-from tests.support import run_folders as made
+from tests.support import run_folders
 from tests.support.browser import browser
 from tests.support.page_checks import axe_violations, layout_problems, set_window
 
@@ -52,18 +52,18 @@ class Page(HTMLParser):
 
 
 def run(path: Path, texts: list[str], *, problems: tuple[str, ...] = ()) -> Path:
-    numbers, lines = made.classified(["bad", "good"], 60)
+    numbers, lines = run_folders.classification_result(["bad", "good"], 60)
     wrong = [line for line in lines if not line["correct"]]
     for line, text in zip(wrong, texts, strict=False):
         line["input"] = text
-    results = made.results("classify", "accuracy", {"test": numbers})
+    results = run_folders.results_json("classify", "accuracy", {"test": numbers})
     verdict = f"{len(problems)} problems" if problems else "no problems found"
     results["data"] = {
         "splits": {"test": {"examples": 60}},
         "stated": ["each example is a text"],
         "check": {"verdict": verdict, "problems": list(problems)},
     }
-    return made.write(path, results, test=lines)
+    return run_folders.write_run_folder(path, results, test=lines)
 
 
 def test_scores_plots_mistakes_and_data(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_two_words_of_a_tagger_are_no_pair() -> None:
 def test_a_run_without_results_and_one_that_was_not_measured(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"has no results\.json"):
         write_report(tmp_path)
-    folder = made.write(tmp_path / "run", made.results("classify", "accuracy", {}))
+    folder = run_folders.write_run_folder(tmp_path / "run", run_folders.results_json("classify", "accuracy", {}))
     assert "Nothing was measured" in write_report(folder).read_text()
 
 

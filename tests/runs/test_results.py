@@ -11,13 +11,13 @@ import pytest
 
 from heedful.errors import HeedfulError
 from heedful.runs.results import as_float, headline_split, read_predictions, read_results
-from tests.support import run_folders as made
+from tests.support import run_folders
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    numbers, lines = made.classified(["a", "b"], 20)
-    written = made.results("classify", "accuracy", {"dev": numbers, "test": numbers | {"accuracy": 0.25}})
-    folder = made.write(tmp_path, written, dev=lines)
+    numbers, lines = run_folders.classification_result(["a", "b"], 20)
+    written = run_folders.results_json("classify", "accuracy", {"dev": numbers, "test": numbers | {"accuracy": 0.25}})
+    folder = run_folders.write_run_folder(tmp_path, written, dev=lines)
     assert read_results(folder) == json.loads(json.dumps(written))
     assert list(read_predictions(folder, "dev")) == lines and not list(read_predictions(folder, "test"))
 

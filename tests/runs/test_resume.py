@@ -33,7 +33,7 @@ from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError, Step, Trainer
-from tests.support.generated_data import as_csv, assignments, classified, data, labelled, tune
+from tests.support.generated_data import as_csv, assignments, classified, data, multilabel_rows, tune
 from tests.support.model_folders import make
 from tests.support.reporters import Messages
 
@@ -262,7 +262,7 @@ def test_objects_are_data_too_and_a_change_of_them_is_seen(tmp_path: Path) -> No
     assert tune("classify", data_objects, tmp_path / "run").results == done.results
     with pytest.raises(HeedfulError, match=r"other data: dev \(data set\) changed"):
         tune("classify", data_objects | {"dev": Rows(classified(8, 2))}, tmp_path / "run")
-    many = tune("classify", {"train": Rows(labelled(24))}, tmp_path / "many")
+    many = tune("classify", {"train": Rows(multilabel_rows(24))}, tmp_path / "many")
     assert many.results["task"] == "multiple" and MultiLabelExample.about in many.results["data"]["stated"][0]
 
 

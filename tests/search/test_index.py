@@ -25,7 +25,7 @@ from heedful.search.store import read_state
 from heedful.search.vectors import VECTOR_FORMATS, VectorFormat
 from heedful.search.words import WordIndex
 from tests.support.model_folders import make
-from tests.support.other_user import OTHER, as_root, as_user, shared_folder
+from tests.support.other_user import OTHER_USER, needs_root, run_as_user, shared_folder
 
 TEXTS = {
     "ship": "The ship left the harbour at dawn.",
@@ -91,10 +91,10 @@ def test_matches_are_words_with_a_stem_of_the_query(language: str, query: str, t
     assert spans == sorted(spans) and all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-@as_root
+@needs_root
 def test_a_read_only_index_is_searched(built_index: Path) -> None:
     """An index of another user, or on a file system that is mounted read-only."""
-    with shared_folder(OTHER) as shared:
+    with shared_folder(OTHER_USER) as shared:
         folder = shared / "index"
         shutil.copytree(built_index, folder)
         expected = ids(SearchIndex(folder), "baking a boat", method="words")
@@ -106,7 +106,7 @@ def test_a_read_only_index_is_searched(built_index: Path) -> None:
             return [*document_ids, *map(str, Path(tempfile.gettempdir()).glob("heedful-words-*"))]
 
         before = set(map(str, Path(tempfile.gettempdir()).glob("heedful-words-*")))
-        results = as_user(OTHER, search)
+        results = run_as_user(OTHER_USER, search)
         assert isinstance(results, list), results
         assert [name for name in results if name not in before] == expected == ["bread", "boat"]
 

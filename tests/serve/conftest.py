@@ -11,8 +11,8 @@ from heedful.checkpoint import load, save
 from heedful.checkpoint.new_head import with_head
 from heedful.infer.engine import Engine
 from heedful.serve.run import RunningServer, background
-from tests.support.http_client import Started
-from tests.support.model_folders import HEADS, make, make_writer
+from tests.support.http_client import ServerProcess
+from tests.support.model_folders import HEADS, make, make_decoder
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     bare = make(tmp_path_factory.mktemp("bare"), "bare")
     folders_by_name["embed"] = tmp_path_factory.mktemp("embed") / "model"
     save(with_head(load(bare), "embedding"), folders_by_name["embed"])
-    folders_by_name["write"] = make_writer(tmp_path_factory.mktemp("write"))
+    folders_by_name["write"] = make_decoder(tmp_path_factory.mktemp("write"))
     return {name: str(path) for name, path in folders_by_name.items()}
 
 
@@ -40,9 +40,9 @@ def served(folders: dict[str, str]) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
-def started(folders: dict[str, str]) -> Iterator[Started]:
+def started(folders: dict[str, str]) -> Iterator[ServerProcess]:
     """Serve all models by a process that has to end with status 0."""
-    server = Started(*(f"{name}={folder}" for name, folder in folders.items()))
+    server = ServerProcess(*(f"{name}={folder}" for name, folder in folders.items()))
     yield server
     assert server.process.poll() is None
     assert server.stop() == 0

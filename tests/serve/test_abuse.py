@@ -17,7 +17,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from test_middleware import BODIES, HEADS, chunked, post
 
-from tests.support.http_client import Started, ask, closed_after, open_socket, raw, record, status_of
+from tests.support.http_client import (
+    ServerProcess,
+    ask,
+    open_socket,
+    record,
+    reply_status,
+    seconds_until_closed,
+    send_raw,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CROWD = 1_000
@@ -25,11 +33,11 @@ GET = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def victim(folders: dict[str, str]) -> Iterator[Started]:
+def victim(folders: dict[str, str]) -> Iterator[ServerProcess]:
     """A server of its own, with its own limits, and the descriptors for a crowd here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    server = Started(f"tag={folders['tag']}", f"embed={folders['embed']}", f"single={folders['single']}")
+    server = ServerProcess(f"tag={folders['tag']}", f"embed={folders['embed']}", f"single={folders['single']}")
     for text in ("ada", "a " * 100):
         for path in ("/token-classification", "/embed", "/predict"):
             assert ask(server.port, path, {"inputs": text}).status == 200
@@ -38,7 +46,7 @@ def victim(folders: dict[str, str]) -> Iterator[Started]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def quick(server: Started, seconds: float) -> list[float]:
+def quick(server: ServerProcess, seconds: float) -> list[float]:
     """How long ordinary requests take meanwhile."""
     statuses, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
@@ -80,7 +88,7 @@ CROWDS = {  # what each sends, whether more dribbles after it, and by when it ha
 
 
 @pytest.mark.parametrize("name", CROWDS)
-def test_a_crowd_that_dribbles(victim: Started, name: str) -> None:
+def test_a_crowd_that_dribbles(victim: ServerProcess, name: str) -> None:
     sent, more, latest = CROWDS[name]
     before, memory = quick(victim, 3.0), victim.memory()
     start = time.monotonic()
@@ -94,7 +102,7 @@ def test_a_crowd_that_dribbles(victim: Started, name: str) -> None:
     thread = dribble(crowd if more else [], stop)
     beside = quick(victim, 5.0)
     peak = victim.memory()
-    while len(os.listdir(f"/proc/{victim.server}/fd")) > 50 and time.monotonic() < start + latest + 30:
+    while len(os.listdir(f"/proc/{victim.server_pid}/fd")) > 50 and time.monotonic() < start + latest + 30:
         time.sleep(0.1)
     took = time.monotonic() - start
     stop.set()
@@ -102,7 +110,7 @@ def test_a_crowd_that_dribbles(victim: Started, name: str) -> None:
     if more:
         for connection in crowd:
             connection.settimeout(5)
-            closed_after(connection, start)
+            seconds_until_closed(connection, start)
     for connection in crowd:
         connection.close()
     record(
@@ -138,7 +146,7 @@ HUGE: dict[str, Callable[[], tuple[bytes, set[int]]]] = {
 }
 
 
-def test_bodies_and_heads_cost_little(victim: Started) -> None:
+def test_bodies_and_heads_cost_little(victim: ServerProcess) -> None:
     """Each in < 100 ms from its last byte that is read, and < 16 MB."""
     rises: dict[str, float] = {}
     times: dict[str, float] = {}
@@ -148,13 +156,13 @@ def test_bodies_and_heads_cost_little(victim: Started) -> None:
     for name, make in sent.items():
         data, statuses = make()
         ask(victim.port, "/live")
-        victim.forget()
+        victim.reset_peak_memory()
         before = victim.memory()
         start = time.monotonic()
         answer = first_word(victim.port, data)
         times[name] = time.monotonic() - start
         rises[name] = victim.memory("VmHWM") - before
-        assert status_of(answer) in statuses | {0}, (name, answer[:200])
+        assert reply_status(answer) in statuses | {0}, (name, answer[:200])
     record(
         "slow and hostile requests",
         sent=len(sent),
@@ -184,8 +192,8 @@ def first_word(port: int, data: bytes) -> bytes:
             thread.join()
 
 
-def test_a_thousand_in_one_line(victim: Started) -> None:
-    answer = raw(victim.port, GET * 1_000, pause=4.0)
+def test_a_thousand_in_one_line(victim: ServerProcess) -> None:
+    answer = send_raw(victim.port, GET * 1_000, pause=4.0)
     assert answer.count(b"HTTP/1.1 200 OK") == 1_000
 
 
@@ -198,7 +206,7 @@ TEXTS = {
 }
 
 
-def test_the_event_loop_is_not_held(victim: Started) -> None:
+def test_the_event_loop_is_not_held(victim: ServerProcess) -> None:
     """While such texts come, others are answered."""
     took: dict[str, list[float]] = {name: [] for name in TEXTS}
     stop = threading.Event()
@@ -212,7 +220,7 @@ def test_the_event_loop_is_not_held(victim: Started) -> None:
                     took[name].append(time.monotonic() - start)
                     assert status in (200, 413), (name, path, status)
 
-    victim.forget()
+    victim.reset_peak_memory()
     before = victim.memory()
     thread = threading.Thread(target=send)
     thread.start()

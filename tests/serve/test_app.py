@@ -32,7 +32,7 @@ from heedful.serve.settings import name_models
 from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import Tokenizer
 from tests.support.http_client import Reply, ask
-from tests.support.model_folders import long_text, make, make_writer
+from tests.support.model_folders import long_text, make, make_decoder
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
 CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}
@@ -317,7 +317,7 @@ def test_attention_rows_sum_to_one(served: RunningServer) -> None:
 
 def test_attention_of_a_model_that_goes_on_from_a_text(tmp_path: Path) -> None:
     """Attention covers the prompt of a causal model, with or without the token that ends a text, as it was trained."""
-    model = load(make_writer(tmp_path / "writer"))
+    model = load(make_decoder(tmp_path / "writer"))
     assert model.tokenizer is not None
     backend = tokenizers.Tokenizer.from_str(model.tokenizer._backend.to_str())
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])

@@ -19,12 +19,12 @@ from heedful.cli.serve import _read_api_keys
 from heedful.serve.run import background, open_files, run
 from heedful.serve.settings import ServeSettings
 from heedful.serve.supervisor import listen
-from tests.support.http_client import ROOT, Reply, Started, ask, record
+from tests.support.http_client import ROOT, Reply, ServerProcess, ask, record
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: int) -> None:
-    server = Started(f"tag={folders['tag']}", "--timeouts.shutdown_delay_seconds=1.0")
+    server = ServerProcess(f"tag={folders['tag']}", "--timeouts.shutdown_delay_seconds=1.0")
     replies: list[Reply] = []
     refused: Counter[str] = Counter()
 
@@ -52,7 +52,7 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
     ready = ask(server.port, "/ready")
     assert ready.status == 503 and ready.json == {"ready": False}
     assert ask(server.port, "/live").status == 200
-    assert server.ended(40) == 0
+    assert server.wait(40) == 0
     for thread in threads:
         thread.join()
     statuses = Counter(reply.status for reply in replies)
@@ -64,7 +64,7 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
 
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
-    server = Started(
+    server = ServerProcess(
         f"tag={folders['tag']}",
         "--timeouts.shutdown_delay_seconds=60.0",
         "--timeouts.graceful_shutdown_seconds=60.0",
@@ -74,15 +74,15 @@ def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
     assert server.process.poll() is None
     start = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
-    server.ended(40)
+    server.wait(40)
     assert time.monotonic() - start < 30  # two seconds on a quiet machine; one signal alone takes 60
 
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    server = Started(str(tmp_path))
-    assert server.ended(60) == 2
+    server = ServerProcess(str(tmp_path))
+    assert server.wait(60) == 2
     assert "model_type is None" in server.lines[-1] and "Traceback" not in "".join(server.lines)
 
 

@@ -19,16 +19,16 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from heedful.tokenizer import Tokenizer
-from tests.support.http_client import Started, ask, record
+from tests.support.http_client import ServerProcess, ask, record
 
 SLACK = float(os.environ.get("HEEDFUL_SLACK", "1"))  # by which figures may be exceeded, on a machine that is shared
 
 
 @pytest.fixture(scope="module")
-def server(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def server(folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A classifier beside a writer of 0.2 million parameters that never ends by itself."""
     writer = make_endless(tmp_path_factory.mktemp("endless"))
-    server = Started(f"predict={folders['single']}", f"write={writer}", f"tag={folders['tag']}")
+    server = ServerProcess(f"predict={folders['single']}", f"write={writer}", f"tag={folders['tag']}")
     for _ in range(20):
         assert ask(server.port, "/predict", {"inputs": "the cat"}).status == 200
     assert ask(server.port, "/generate", {"inputs": "a b", "max_new_tokens": 8}).status == 200
@@ -89,7 +89,7 @@ GENERATIONS = {
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", GENERATIONS)
-def test_a_generation_does_not_hold_other_models(server: Started, name: str) -> None:
+def test_a_generation_does_not_hold_other_models(server: ServerProcess, name: str) -> None:
     """p99 of /predict <= 150 ms on a machine that does nothing else."""
     waits: list[Any] = []
 
@@ -121,7 +121,7 @@ def test_a_generation_does_not_hold_other_models(server: Started, name: str) -> 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", ["/tokenize", "/predict"])
 @pytest.mark.parametrize("text", ["a" * 262_000, "a" + "\u0301" * 261_000], ids=["letters", "combining marks"])
-def test_long_texts_do_not_starve_short_ones(server: Started, path: str, text: str) -> None:
+def test_long_texts_do_not_starve_short_ones(server: ServerProcess, path: str, text: str) -> None:
     """A hundred at once: a short request waits 1 s at most, and what does not fit is refused with Retry-After."""
     statuses: Counter[int] = Counter()
     retries: set[bool] = set()

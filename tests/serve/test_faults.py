@@ -27,7 +27,7 @@ from heedful.infer.engine import Engine
 from heedful.serve.routes import ENDPOINTS
 from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
-from tests.support.http_client import Reply, Started, ask, on, open_socket, record
+from tests.support.http_client import Reply, ServerProcess, ask, ask_on, open_socket, record
 from tests.support.model_folders import make
 
 WORDS = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
@@ -303,7 +303,7 @@ CLIENTS = 24
 @pytest.mark.parametrize(
     "count", [1_000, pytest.param(LONG_COUNT, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
 )
-def test_answers_are_the_same_in_any_company(started: Started, engines: dict[str, Engine], count: int) -> None:
+def test_answers_are_the_same_in_any_company(started: ServerProcess, engines: dict[str, Engine], count: int) -> None:
     """Send texts of all lengths to four models, each text with a word that no other request has.
 
     The models do not know this word, so that one expected answer serves for all texts that differ only in it.
@@ -325,7 +325,7 @@ def test_answers_are_the_same_in_any_company(started: Started, engines: dict[str
             name, index = requests_to_send[number]
             options = {"normalize": False} if name == "embed" else {}
             body = {"inputs": _named(name, texts[index], number), "model": name} | options
-            reply = on(connection, routes[name], body)
+            reply = ask_on(connection, routes[name], body)
             assert reply.status == 200, reply.body
             assert set(re.findall(r"ξ\d+ξ", reply.body.decode())) <= {f"ξ{number}ξ"}
             differences.append(_difference(name, reply.json, expected[requests_to_send[number]]))
@@ -397,7 +397,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
 @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(request=requests(), deadline=st.none() | st.sampled_from(["1", "50", "x", "99999999999"]))
 def test_generated_requests_get_documented_responses(
-    started: Started, request: tuple[str, bytes], deadline: str | None
+    started: ServerProcess, request: tuple[str, bytes], deadline: str | None
 ) -> None:
     """The server is another process, since type checks use random numbers, which hypothesis would record."""
     path, body = request

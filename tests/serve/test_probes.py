@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from test_middleware import JSON, OK, post, teaches
 
-from tests.support.http_client import Started, on, raw, record, status_of
+from tests.support.http_client import ServerProcess, ask_on, record, reply_status, send_raw
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HOST = b"host: localhost\r\n"
@@ -143,37 +143,37 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def server(folders: dict[str, str]) -> Iterator[Started]:
+def server(folders: dict[str, str]) -> Iterator[ServerProcess]:
     """A process of its own."""
-    server = Started(f"tag={folders['tag']}", f"masked={folders['masked']}")
+    server = ServerProcess(f"tag={folders['tag']}", f"masked={folders['masked']}")
     yield server
     assert server.stop() == 0
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_hidden_request_is_not_answered(server: Started, name: str) -> None:
-    answer = raw(server.port, FRAMES[name], pause=0.5)
-    assert status_of(answer) in REFUSED, answer[:300]
+def test_a_hidden_request_is_not_answered(server: ServerProcess, name: str) -> None:
+    answer = send_raw(server.port, FRAMES[name], pause=0.5)
+    assert reply_status(answer) in REFUSED, answer[:300]
     assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", answer)) <= 1 and b"model_id" not in answer
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_an_odd_head_is_refused_or_answered_once(server: Started, name: str) -> None:
-    answer = raw(server.port, HEADS[name], pause=0.5)
-    assert status_of(answer) in REFUSED | {200}, answer[:300]
+def test_an_odd_head_is_refused_or_answered_once(server: ServerProcess, name: str) -> None:
+    answer = send_raw(server.port, HEADS[name], pause=0.5)
+    assert reply_status(answer) in REFUSED | {200}, answer[:300]
     assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", answer)) <= 1
-    assert status_of(answer) != 200 or b'{"live":true}' in answer
+    assert reply_status(answer) != 200 or b'{"live":true}' in answer
     assert b"root:" not in answer
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_an_odd_body_is_refused_in_few_words(server: Started, name: str) -> None:
-    answer = raw(server.port, post("/fill-mask", BODIES[name]), pause=0.5)
-    assert status_of(answer) in {413, 422}, answer[:300]
+def test_an_odd_body_is_refused_in_few_words(server: ServerProcess, name: str) -> None:
+    answer = send_raw(server.port, post("/fill-mask", BODIES[name]), pause=0.5)
+    assert reply_status(answer) in {413, 422}, answer[:300]
     assert len(json.dumps(teaches(answer))) < 500
 
 
-def test_memory_is_flat_over_many_requests(server: Started) -> None:
+def test_memory_is_flat_over_many_requests(server: ServerProcess) -> None:
     """20,000 requests on a few connections: none fails, and from the fifth on memory and descriptors stay."""
     count = int(os.environ.get("HEEDFUL_SOAK", "20000"))
     statuses: Counter[int] = Counter()
@@ -184,9 +184,9 @@ def test_memory_is_flat_over_many_requests(server: Started) -> None:
             connection.close()
         path = "/token-classification" if number % 2 else "/fill-mask"
         body = {"inputs": "ada lives in paris " * (1 + number % 20) + ("" if number % 2 else "[MASK]")}
-        statuses[on(connection, path, body).status] += 1
+        statuses[ask_on(connection, path, body).status] += 1
         if number % (count // 10) == count // 10 - 1:
-            seen.append((server.memory(), len(os.listdir(f"/proc/{server.server}/fd"))))
+            seen.append((server.memory(), len(os.listdir(f"/proc/{server.server_pid}/fd"))))
     connection.close()
     record("soak", requests=count, statuses=dict(statuses), memory_MB_and_descriptors=seen)
     assert statuses == {200: count}

@@ -17,14 +17,14 @@ import pytest
 
 from heedful.infer.engine import Engine
 from heedful.serve.supervisor import listen
-from tests.support.http_client import ROOT, Started, ask, record
+from tests.support.http_client import ROOT, ServerProcess, ask, record
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be split here")
 TEXT = "ada lives in paris"
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_a_killed_server_is_started_again(started: Started, engines: dict[str, Engine], kills: int) -> None:
+def test_a_killed_server_is_started_again(started: ServerProcess, engines: dict[str, Engine], kills: int) -> None:
     server = started
     alone = pytest.approx(shares(engines["tag"]([TEXT])[0]), abs=1e-5)
     seen: Counter[object] = Counter()
@@ -44,7 +44,7 @@ def test_a_killed_server_is_started_again(started: Started, engines: dict[str, E
     for thread in threads:
         thread.start()
     for _ in range(kills):
-        before, killed = seen[200], server.server
+        before, killed = seen[200], server.server_pid
         while seen[200] < before + 20:
             time.sleep(0.005)
         start, before = time.monotonic(), seen[503]
@@ -52,7 +52,7 @@ def test_a_killed_server_is_started_again(started: Started, engines: dict[str, E
         while ask_status(server.port) != 200:
             time.sleep(0.02)
         took.append(time.monotonic() - start)
-        assert seen[503] > before and took[-1] < 10 and server.server != killed
+        assert seen[503] > before and took[-1] < 10 and server.server_pid != killed
     stop.set()
     for thread in threads:
         thread.join()

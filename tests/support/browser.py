@@ -1,4 +1,4 @@
-"""A real browser without a screen, of which everything it says and asks for is kept."""
+"""A headless Chromium for tests of pages, with its console and its network log."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ FLAGS = (
 
 
 class Browser:
-    """A page that is open."""
+    """A browser window with one open page."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
         self._log: list[dict[str, Any]] = []
 
     def open(self, url: str) -> None:
-        """Go there, from an empty page, and wait until the view is there."""
+        """Open an address, from an empty page, and wait until the view is complete."""
         self.driver.get("about:blank")
         self.driver.get(url)
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the view is whole."""
+        """Wait until the view is complete."""
         self.until(lambda: self.js("return document.querySelector('.body[aria-busy=false]') !== null"))
 
-    def until(self, true: Callable[[], Any], seconds: float = 20.0) -> Any:
-        """Wait for something."""
+    def until(self, condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+        """Wait until a condition is true, and return its value; fails after `seconds`."""
         end = time.monotonic() + seconds
-        while not (value := true()):
-            assert time.monotonic() < end, "the page did not get there"
+        while not (value := condition()):
+            assert time.monotonic() < end, "the page did not reach the expected state"
             time.sleep(0.02)
         return value
 
     def js(self, code: str, *arguments: Any) -> Any:
-        """The value of a script."""
+        """Run a script in the page, and return its value."""
         return self.driver.execute_script(code, *arguments)
 
-    def text(self, where: str) -> str:
-        """Return the text of an element."""
-        text = self.js("return document.querySelector(arguments[0])?.textContent ?? null", where)
-        assert text is not None, where
+    def text(self, selector: str) -> str:
+        """Return the text of the element with this CSS selector."""
+        text = self.js("return document.querySelector(arguments[0])?.textContent ?? null", selector)
+        assert text is not None, selector
         return str(text)
 
-    def click(self, where: str) -> None:
-        """Click on it, and wait."""
-        self.js("document.querySelector(arguments[0]).click()", where)
+    def click(self, selector: str) -> None:
+        """Click on an element, and wait until the view is complete."""
+        self.js("document.querySelector(arguments[0]).click()", selector)
         self.settle()
 
     def keys(self, *pressed: str) -> None:
-        """Press keys where the focus is."""
+        """Press keys in the element with the focus."""
         from selenium.webdriver.common.action_chains import ActionChains
 
         ActionChains(self.driver, duration=0).send_keys(*pressed).perform()
         self.settle()
 
-    def focus(self, where: str) -> None:
-        """Go there as the Tab key would."""
-        self.js("document.querySelector(arguments[0]).focus()", where)
+    def focus(self, selector: str) -> None:
+        """Give the focus to an element."""
+        self.js("document.querySelector(arguments[0]).focus()", selector)
 
     def dark(self, on: bool) -> None:
         """Set the colour scheme that the system prefers."""
@@ -76,7 +76,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console since the last time."""
+        """Return errors and warnings of the console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def requests(self) -> list[str]:
@@ -85,17 +85,17 @@ class Browser:
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
     def memory(self) -> int:
-        """Bytes of the processes that show pages; what several share counts in parts."""
-        parents: dict[int, list[int]] = {}
+        """Return the proportional set size of the processes that show pages, in bytes."""
+        children: dict[int, list[int]] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
+            with suppress(OSError):  # the process has ended
+                children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(
                     int(stat.parent.name)
                 )
-        memory, below = 0, [self.driver.service.process.pid]
-        while below:
-            process = below.pop()
-            below += parents.get(process, [])
+        memory, descendants = 0, [self.driver.service.process.pid]
+        while descendants:
+            process = descendants.pop()
+            descendants += children.get(process, [])
             with suppress(OSError):
                 if b"--type=renderer" in Path(f"/proc/{process}/cmdline").read_bytes():
                     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
@@ -104,12 +104,17 @@ class Browser:
         return memory
 
     def shot(self, path: Path, height: int | None = None) -> None:
-        """A picture of the page."""
-        whole = int(self.js("return document.documentElement.scrollHeight"))
+        """Save a picture of the page: of its full height, or of its upper `height` pixels."""
+        full_height = int(self.js("return document.documentElement.scrollHeight"))
         width = int(self.js("return window.innerWidth"))
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": min(height or whole, whole), "deviceScaleFactor": 1, "mobile": False},
+            {
+                "width": width,
+                "height": min(height or full_height, full_height),
+                "deviceScaleFactor": 1,
+                "mobile": False,
+            },
         )
         time.sleep(0.3)
         self.driver.save_screenshot(str(path))
@@ -118,7 +123,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path, *, size: tuple[int, int] = (1280, 900), flags: tuple[str, ...] = ()) -> Iterator[Browser]:
-    """Debian's Chromium by its driver; the test is skipped without it."""
+    """Context with a running Chromium; skips the test if Chromium or its driver is not installed."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
         pytest.skip("chromium and chromedriver are not installed: apt-get install chromium chromium-driver")

@@ -1,4 +1,4 @@
-"""Cascades of tiny classifiers with random weights."""
+"""Cascades of tiny classifiers with random weights, which are saved to folders."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ WORDS = ("ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "
 TEXTS = [" ".join(WORDS[start % 15 : start % 15 + 1 + start % 7]) + f" {start}" for start in range(60)]
 
 
-def other_weights(folder: Path, seed: int) -> ModelBundle:
-    """Return the model of a folder with other random weights."""
+def randomised_copy(folder: Path, seed: int) -> ModelBundle:
+    """Load the model of a folder, with random numbers added to its weights."""
     bundle = load(folder)
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in bundle.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=draw))
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     return bundle
 
 
 def make_cascade(folder: Path, stages: int = 2, quantile: float = 0.4) -> Path:
-    """Save a cascade in `folder`/cascade, and its stages alone in `folder`/alone-N; the last one is `make`'s.
+    """Save a cascade to `folder`/cascade, and each of its stages to `folder`/alone-N; the last stage is that of `make`.
 
     Each early stage is less confident than its threshold for about this quantile of TEXTS.
     """
     last = load(make(folder / f"alone-{stages}", "single"))
     early = []
     for number in range(1, stages):
-        bundle = other_weights(folder / f"alone-{stages}", number)
+        bundle = randomised_copy(folder / f"alone-{stages}", number)
         save(bundle, folder / f"alone-{number}")
         confidences = [answer["probability"] for answer in Engine(bundle)(TEXTS)]
         early.append(EarlyStage(bundle=bundle, threshold=float(np.quantile(confidences, quantile))))

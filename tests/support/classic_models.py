@@ -1,4 +1,4 @@
-"""Tiny classic models, and one recurrent step written out."""
+"""Tiny classic models, and recurrent networks computed step by step from their formulas."""
 
 from __future__ import annotations
 
@@ -44,23 +44,32 @@ READERS: dict[str, PoolingConfigs] = {
 }
 
 
-def bare(
+def make_classic_encoder(
     reader: PoolingConfigs, tokenizer: Tokenizer = TOKENIZER, width: int = 4, seed: int = 0, **more: Any
 ) -> ModelBundle:
-    """A classic model without a head."""
+    """Return a classic model without a head."""
     embedding = EmbeddingConfig(vocabulary=tokenizer.size, width=width)
     config = ClassicConfig(embedding=embedding, reader=reader, **more)
     return create(BundleConfig(family="heedful-classic", model=config), tokenizer, seed=seed)
 
 
-def classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **more: Any) -> ModelBundle:
-    """With scores for labels, in float64."""
-    return with_head(bare(READERS[name], **more), "sequence_classification", labels=labels, seed=1).double().eval()
+def make_classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **more: Any) -> ModelBundle:
+    """Return a classic model of READERS with a classification head, in float64 and eval mode."""
+    bundle = with_head(make_classic_encoder(READERS[name], **more), "sequence_classification", labels=labels, seed=1)
+    return bundle.double().eval()
 
 
-def step(cells: nn.Module, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """One step of an LSTM or a GRU, from the published formulas, with torch's names of the weights."""
-    w, u, b, d = (getattr(cells, f"{what}_{name}") for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+def recurrent_step(cells: nn.Module, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Compute one step of an LSTM or a GRU from the published formulas.
+
+    Args:
+        cells: The network, with weights named as in torch.nn.LSTM and torch.nn.GRU.
+        x: Input of the step.
+        h: Previous hidden state.
+        c: Previous cell state; unused by a GRU.
+        name: Suffix of the names of weights, such as "l0_reverse".
+    """
+    w, u, b, d = (getattr(cells, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     if isinstance(cells, nn.LSTM):
         i, f, g, o = (w @ x + b + u @ h + d).chunk(4)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -70,17 +79,17 @@ def step(cells: nn.Module, x: Tensor, h: Tensor, c: Tensor, name: str) -> tuple[
     return (1 - z) * (wn + (wr + ur).sigmoid() * un).tanh() + z * h, c
 
 
-def recurrent(cells: Any, rows: Tensor) -> Tensor:
-    """Run both directions of all layers, one row after another."""
+def run_recurrent(cells: Any, rows: Tensor) -> Tensor:
+    """Return the outputs of a bidirectional LSTM or GRU, computed row by row."""
     for layer in range(cells.num_layers):
-        sides = []
-        for back in (False, True):
-            name = f"l{layer}_reverse" if back else f"l{layer}"
+        directions = []
+        for is_reverse in (False, True):
+            name = f"l{layer}_reverse" if is_reverse else f"l{layer}"
             h = c = rows.new_zeros(cells.hidden_size)
-            models = []
-            for x in reversed(rows) if back else rows:
-                h, c = step(cells, x, h, c, name)
-                models.append(h)
-            sides.append(torch.stack(models[::-1] if back else models))
-        rows = torch.cat(sides, -1)
+            states = []
+            for x in reversed(rows) if is_reverse else rows:
+                h, c = recurrent_step(cells, x, h, c, name)
+                states.append(h)
+            directions.append(torch.stack(states[::-1] if is_reverse else states))
+        rows = torch.cat(directions, -1)
     return rows

@@ -1,4 +1,4 @@
-"""Invented documents to pre-train on, and corpora of them that are made in milliseconds."""
+"""Generated documents for pre-training, and corpora of them that are built in milliseconds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ PLACES = ["harbour", "garden", "library", "kitchen", "station", "market", "mill"
 THINGS = ["boat", "rose", "book", "kettle", "train", "apple", "wheel", "lesson"]
 DEEDS = ["waits", "falls", "turns", "shines", "rests", "sings", "grows", "ends"]
 WHEN = ["today", "at dawn", "in spring", "before noon", "after the rain", "once more", "every year", "by night"]
-BLANK = CorpusSettings(sample_by="paragraph")
-Document = list[str]  # of sentences
+PARAGRAPHS = CorpusSettings(sample_by="paragraph")
+Document = list[str]  # sentences
 
 
-def documents(count: int, seed: int = 0, sentences: tuple[int, int] = (1, 9)) -> list[Document]:
-    """Documents of sentences that are hardly ever repeated."""
+def make_documents(count: int, seed: int = 0, sentences: tuple[int, int] = (1, 9)) -> list[Document]:
+    """Return documents of random sentences, few of which are equal.
+
+    Args:
+        count: Number of documents.
+        seed: Seed of the random choices.
+        sentences: Smallest and largest number of sentences in a document.
+    """
     draw = random.Random(seed)
 
     def sentence() -> str:
@@ -30,19 +36,19 @@ def documents(count: int, seed: int = 0, sentences: tuple[int, int] = (1, 9)) ->
     return [[sentence() for _ in range(draw.randint(*sentences))] for _ in range(count)]
 
 
-def write(path: Path, documents_: Sequence[Document]) -> Path:
-    """A sentence on each line, and a blank line between documents."""
+def write_documents(path: Path, documents: Sequence[Document]) -> Path:
+    """Write documents to a file, with a sentence on each line and a blank line between documents."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join("\n".join(document) for document in documents_) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join("\n".join(document) for document in documents) + "\n", encoding="utf-8")
     return path
 
 
-def trained(documents_: Sequence[Document], **settings: object) -> Tokenizer:
-    """A tokenizer of these."""
-    lines = [sentence for document in documents_ for sentence in document]
+def train_on(documents: Sequence[Document], **settings: object) -> Tokenizer:
+    """Train a tokenizer on documents."""
+    lines = [sentence for document in documents for sentence in document]
     return train_tokenizer(lines, TokenizerSettings(**{"vocab_size": 200, **settings}))  # type: ignore[arg-type]
 
 
-def corpus_of(folder: Path, documents_: Sequence[Document], tokenizer: Tokenizer) -> Corpus:
-    """A corpus in folder/corpus."""
-    return build_corpus([write(folder / "text.txt", documents_)], tokenizer, folder / "corpus", BLANK)
+def make_corpus(folder: Path, documents: Sequence[Document], tokenizer: Tokenizer) -> Corpus:
+    """Write documents to folder/text.txt, and build a corpus of them in folder/corpus."""
+    return build_corpus([write_documents(folder / "text.txt", documents)], tokenizer, folder / "corpus", PARAGRAPHS)

@@ -29,7 +29,9 @@ from tests.support.tokenizer_folders import wordpieces, write_byte_level, write_
 Step = Callable[[Path], object]  # changes a folder
 
 
-def words(family: str, architecture: str, tokenizer_class: str = "BertTokenizer", **changed: Any) -> Step:
+def save_with_wordpieces(
+    family: str, architecture: str, tokenizer_class: str = "BertTokenizer", **changed: Any
+) -> Step:
     """Write a model with a vocabulary of word pieces."""
 
     def write(folder: Path) -> None:
@@ -43,17 +45,19 @@ def words(family: str, architecture: str, tokenizer_class: str = "BertTokenizer"
     return write
 
 
-def tokenizer_json(folder: Path) -> None:
-    """Write the tokenizer as tokenizer.json, of no class in particular, in place of vocab.txt."""
-    theirs = transformers.BertTokenizer.from_pretrained(folder)
+def write_tokenizer_json(folder: Path) -> None:
+    """Replace vocab.txt by tokenizer.json, without a tokenizer class of the model."""
+    hf_tokenizer = transformers.BertTokenizer.from_pretrained(folder)
     (folder / "vocab.txt").unlink()
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    backend = theirs.backend_tokenizer
+    backend = hf_tokenizer.backend_tokenizer
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=36, **special)
     fast.save_pretrained(folder)
 
 
-def byte_pairs(family: str, architecture: str, tokenizer_class: str, special: list[str], **changed: Any) -> Step:
+def save_with_byte_pairs(
+    family: str, architecture: str, tokenizer_class: str, special: list[str], **changed: Any
+) -> Step:
     """Write a model with vocab.json and merges.txt."""
 
     def write(folder: Path) -> None:
@@ -63,8 +67,10 @@ def byte_pairs(family: str, architecture: str, tokenizer_class: str, special: li
     return write
 
 
-def pieces(family: str, architecture: str, file: str, settings: dict[str, Any], **changed: Any) -> Step:
-    """Write a model with a SentencePiece model alone: no tokenizer.json, no tokenizer_config.json."""
+def save_with_sentencepiece(
+    family: str, architecture: str, file: str, settings: dict[str, Any], **changed: Any
+) -> Step:
+    """Write a model whose tokenizer is only a SentencePiece model, without JSON files."""
 
     def write(folder: Path) -> None:
         save_tiny(folder, family, architecture, **{"vocab_size": 460} | changed)
@@ -73,8 +79,8 @@ def pieces(family: str, architecture: str, file: str, settings: dict[str, Any], 
     return write
 
 
-def last_token(folder: Path) -> None:
-    """Write a tokenizer of bytes that appends the end token, beside Qwen3."""
+def save_with_end_token(folder: Path) -> None:
+    """Write a Qwen3 with a tokenizer of bytes that appends an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     save_tiny(
         folder, "qwen3", "Qwen3Model", vocab_size=len(alphabet) + 1, pad_token_id=None, max_position_embeddings=90
@@ -92,7 +98,7 @@ def last_token(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def edited(name: str, **changed: Any) -> Step:
+def edit_json(name: str, **changed: Any) -> Step:
     """Change keys of a JSON file; those set to None are removed."""
 
     def edit(folder: Path) -> None:
@@ -103,12 +109,12 @@ def edited(name: str, **changed: Any) -> Step:
     return edit
 
 
-def config(**changed: Any) -> Step:
+def edit_config(**changed: Any) -> Step:
     """Change keys of config.json."""
-    return edited("config.json", **changed)
+    return edit_json("config.json", **changed)
 
 
-def tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Step:
+def edit_weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Step:
     """Change the weights."""
 
     def edit(folder: Path) -> None:
@@ -119,31 +125,31 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     return edit
 
 
-def stored_as(dtype: torch.dtype) -> Step:
+def convert_weights(dtype: torch.dtype) -> Step:
     """Store the weights in another type."""
-    return tensors(lambda weights: {name: tensor.to(dtype) for name, tensor in weights.items()})
+    return edit_weights(lambda weights: {name: tensor.to(dtype) for name, tensor in weights.items()})
 
 
-def renamed(old: str, new: str) -> Step:
+def rename_tensors(old: str, new: str) -> Step:
     """Replace the beginning of tensors' names."""
-    return tensors(
+    return edit_weights(
         lambda weights: {
             new + name.removeprefix(old) if name.startswith(old) else name: tensor for name, tensor in weights.items()
         }
     )
 
 
-def replaced_config(values: dict[str, Any]) -> Step:
+def replace_config(values: dict[str, Any]) -> Step:
     """Write another config.json."""
     return lambda folder: (folder / "config.json").write_text(json.dumps(values))
 
 
-def reference(folder: Path) -> None:
-    """Keep the folder as transformers reads it, for the comparison."""
+def copy_to_reference(folder: Path) -> None:
+    """Copy the folder to `reference` beside it, where transformers reads it for the comparison."""
     shutil.copytree(folder, folder.with_name("reference"))
 
 
-def without(*names: str) -> Step:
+def remove_files(*names: str) -> Step:
     """Remove files."""
 
     def remove(folder: Path) -> None:
@@ -156,8 +162,8 @@ def without(*names: str) -> Step:
 FLAGS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
 
 
-def modules_2(*kinds: str, pooling: str = "mean", max_length: int | None = 30) -> Step:
-    """Write modules.json and what it names, as sentence-transformers 2 did."""
+def write_modules_2(*kinds: str, pooling: str = "mean", max_length: int | None = 30) -> Step:
+    """Write modules.json and the files of its modules, as sentence-transformers 2 did."""
 
     def write(folder: Path) -> None:
         listed = [("", "Transformer"), *((f"{number}_{kind}", kind) for number, kind in enumerate(kinds, 1))]
@@ -178,25 +184,27 @@ def modules_2(*kinds: str, pooling: str = "mean", max_length: int | None = 30) -
     return write
 
 
-def modules_6(*after: torch.nn.Module, pooling: Any = "mean", include_prompt: bool = True, **settings: Any) -> Step:
-    """Let sentence-transformers write the folder."""
+def write_modules_6(
+    *modules: torch.nn.Module, pooling: Any = "mean", include_prompt: bool = True, **settings: Any
+) -> Step:
+    """Write the folder by sentence-transformers 6, with these modules after the pooling."""
 
     def write(folder: Path) -> None:
         body = folder.rename(folder.with_name("body"))
-        parts = [Transformer(str(body)), Pooling(32, pooling_mode=pooling, include_prompt=include_prompt), *after]
+        parts = [Transformer(str(body)), Pooling(32, pooling_mode=pooling, include_prompt=include_prompt), *modules]
         SentenceTransformer(modules=parts, device="cpu", **settings).save(str(folder))
 
     return write
 
 
-def dense(inputs: int, outputs: int, **settings: Any) -> Dense:
+def make_dense(inputs: int, outputs: int, **settings: Any) -> Dense:
     """Make a dense layer of sentence-transformers."""
     torch.manual_seed(inputs + outputs)
     return Dense(inputs, outputs, **settings)
 
 
-def dense_2(folder: Path) -> None:
-    """Fill 2_Dense as sentence-transformers 2 wrote it, with safetensors."""
+def write_dense_2(folder: Path) -> None:
+    """Write the folder 2_Dense as sentence-transformers 2 did, but with safetensors."""
     (folder / "2_Dense").mkdir()
     values = {"in_features": 32, "out_features": 24, "bias": True}
     values["activation_function"] = "torch.nn.modules.activation.Tanh"  # type: ignore[assignment]
@@ -205,7 +213,7 @@ def dense_2(folder: Path) -> None:
     save_file({f"linear.{n}": t.detach() for n, t in layer.named_parameters()}, folder / "2_Dense/model.safetensors")
 
 
-def sharded(folder: Path) -> None:
+def shard_weights(folder: Path) -> None:
     """Split the weights into two shards with an index."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -218,16 +226,16 @@ def sharded(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def pickled(folder: Path) -> None:
-    """Keep the weights in pytorch_model.bin alone, and convert them as a user would."""
+def pickle_weights(folder: Path) -> None:
+    """Move the weights to pytorch_model.bin, and convert it as a user would."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    converted(folder)
+    convert(folder)
 
 
-def pickled_shards(folder: Path) -> None:
-    """Keep the weights in two pickles with an index, and convert them."""
+def pickle_shards(folder: Path) -> None:
+    """Move the weights to two pickled shards with an index, and convert these."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names, weight_map = list(weights), {}
@@ -236,19 +244,19 @@ def pickled_shards(folder: Path) -> None:
         torch.save({name: weights[name] for name in part}, folder / file)
         weight_map |= dict.fromkeys(part, file)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    converted(folder)
+    convert(folder)
 
 
-def converted(folder: Path) -> None:
-    """Convert the pickles of a folder, which is refused before."""
+def convert(folder: Path) -> None:
+    """Convert the pickles of a folder, which `load` refuses."""
     with pytest.raises(HeedfulError, match="Heedful reads only safetensors"):
         heedful.load(folder)
     pickles = folder.rename(folder.with_name("pickles"))
     convert_pickles(pickles, folder)
 
 
-def other_formats(folder: Path) -> None:
-    """Add what hubs keep beside a model: other formats, a card, settings of exports."""
+def add_other_formats(folder: Path) -> None:
+    """Add files that hubs have beside a model: other formats, a model card, exports."""
     (folder / "onnx").mkdir()
     for name in (
         "onnx/model.onnx",
@@ -263,7 +271,7 @@ def other_formats(folder: Path) -> None:
     (folder / "openvino/openvino_model.xml").write_text("<net/>")
 
 
-def linked(folder: Path) -> None:
+def link_as_hub_cache(folder: Path) -> None:
     """Lay the folder out as the hub's cache: a snapshot of links into blobs."""
     blobs = folder.parent / "models--a--b/blobs"
     snapshot = folder.parent / "models--a--b/snapshots/0123"
@@ -278,7 +286,7 @@ def linked(folder: Path) -> None:
     folder.symlink_to(snapshot, target_is_directory=True)
 
 
-def adapter(**changed: Any) -> Step:
+def make_adapter(**changed: Any) -> Step:
     """Make the model the base of an adapter of peft in the folder, and merge it as peft does for the comparison."""
 
     def write(folder: Path) -> None:

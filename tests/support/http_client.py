@@ -1,4 +1,4 @@
-"""Asking a server over real sockets, politely and otherwise."""
+"""An HTTP client and a server process for tests: requests over real sockets, valid and malformed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Reply(NamedTuple):
 
 
 def ask(port: int, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
-    """One request on a connection of its own; a body that is no bytes is sent as JSON."""
+    """Send one request on a new connection, and return the reply; a body other than bytes is sent as JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        return on(connection, path, body, method=method, **headers)
+        return ask_on(connection, path, body, method=method, **headers)
     finally:
         connection.close()
 
 
-def on(
+def ask_on(
     connection: http.client.HTTPConnection, path: str, body: Any = None, *, method: str = "", **headers: str
 ) -> Reply:
-    """One request on a connection that is kept."""
+    """Send one request on an open connection, and return the reply."""
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     all_headers = {"content-type": "application/json"} if data is not None else {}
     all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -50,7 +50,7 @@ def on(
     return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
 
-def raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0, answers: int = 0) -> bytes:
+def send_raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0, answers: int = 0) -> bytes:
     """Whatever the server says to these bytes until it closes, says nothing more, or has given so many answers."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         body = b""
@@ -76,7 +76,7 @@ def whole_answers(data: bytes) -> int:
     return count
 
 
-def status_of(answer: bytes) -> int:
+def reply_status(answer: bytes) -> int:
     """0 where the connection was closed without a word."""
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
@@ -88,11 +88,16 @@ def record(test: str, **figures: Any) -> None:
             print(json.dumps({"test": test} | figures), file=lines)
 
 
-class Started:
-    """heedful serve as a process of its own, when it is ready."""
+class ServerProcess:
+    """A running `heedful serve`: a supervisor process, and its child, which answers requests."""
 
     def __init__(self, *arguments: str, group: Path | None = None) -> None:
-        """In that cgroup from its beginning on, if one is given."""
+        """Start the process, and wait until it is ready or has ended.
+
+        Args:
+            arguments: Arguments of `heedful serve`.
+            group: Folder of a cgroup in which it starts, or None.
+        """
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "heedful", "serve", *arguments, "--port", "0"]
         if group is not None:
@@ -114,34 +119,34 @@ class Started:
         self._ready.set()
 
     @property
-    def server(self) -> int:
-        """The process that answers; the one that was started keeps it."""
-        keeper = self.process.pid
-        return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+    def server_pid(self) -> int:
+        """Process id of the child, which answers requests."""
+        supervisor = self.process.pid
+        return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
 
-    def memory(self, what: str = "VmRSS") -> float:
-        """In MB, that of the keeper with it; "VmHWM" is the most since `forget`."""
-        count = 0
-        for process in (self.process.pid, self.server):
+    def memory(self, field: str = "VmRSS") -> float:
+        """Return the memory of both processes in MB; with "VmHWM", the peak since `reset_peak_memory`."""
+        kib = 0
+        for process in (self.process.pid, self.server_pid):
             lines = Path(f"/proc/{process}/status").read_text().splitlines()
-            count += next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
-        return count * 1024 / 1e6
+            kib += next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+        return kib * 1024 / 1e6
 
-    def forget(self) -> None:
-        """The most begins anew."""
-        Path(f"/proc/{self.server}/clear_refs").write_text("5")
+    def reset_peak_memory(self) -> None:
+        """Reset the peak memory of the child to its current memory."""
+        Path(f"/proc/{self.server_pid}/clear_refs").write_text("5")
 
     def gauge(self, name: str) -> float:
-        """A number of its metrics, over all labels."""
+        """Return a metric of the server, summed over all labels."""
         lines = ask(self.port, "/metrics").body.decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def stop(self) -> int:
-        """Its exit status."""
+        """Send SIGTERM, and return the exit status."""
         self.process.terminate()
-        return self.ended()
+        return self.wait()
 
-    def ended(self, seconds: float = 60.0) -> int:
+    def wait(self, seconds: float = 60.0) -> int:
         """Wait for the process to end, and return its exit status."""
         status = self.process.wait(seconds)
         self._reader.join(10)
@@ -151,11 +156,12 @@ class Started:
 
 
 def open_socket(port: int) -> socket.socket:
+    """Open a connection to the server."""
     return socket.create_connection(("127.0.0.1", port), timeout=20)
 
 
-def closed_after(connection: socket.socket, start: float) -> float:
-    """Seconds from the start until the server closed it."""
+def seconds_until_closed(connection: socket.socket, start: float) -> float:
+    """Wait until the server closes a connection, and return the seconds since `start`."""
     try:
         while connection.recv(1 << 16):
             pass

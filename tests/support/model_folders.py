@@ -17,7 +17,7 @@ from heedful.tokenizer import Tokenizer
 from tests.support.tiny_models import randomise
 
 NAMES = [*"OX", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # a name for the folder -> their class, what its config says
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> class of transformers, values of its config
     "masked": ("BertForMaskedLM", {}),
     "next": ("BertForNextSentencePrediction", {}),
     "pretraining": ("BertForPreTraining", {}),
@@ -41,12 +41,12 @@ VOCABULARY = [
     *dict.fromkeys([*WORDS.split(), *string.ascii_lowercase, *string.digits, *".,?!'"]),
     *(f"##{letter}" for letter in string.ascii_lowercase + string.digits),
 ]
-LIMIT = 48  # tokens that a tiny model reads
-SPARE = 3  # rows of the embedding that belong to no token
+LIMIT = 48  # maximum tokens of a sequence
+SPARE = 3  # embedding rows without a token
 
 
 def make(folder: Path, name: str) -> Path:
-    """Save the model of that name, with its vocabulary."""
+    """Save the model of HEADS with this name, and its tokenizer, to a folder; returns the folder."""
     architecture, more = HEADS[name]
     if "id2label" in more:
         more = more | {"label2id": {label: number for number, label in more["id2label"].items()}}
@@ -70,8 +70,8 @@ def make(folder: Path, name: str) -> Path:
     return folder
 
 
-def make_writer(folder: Path) -> Path:
-    """A tiny decoder with letters for tokens."""
+def make_decoder(folder: Path) -> Path:
+    """Save a tiny decoder whose tokens are letters; returns the folder."""
     letters = tokenizers.Tokenizer(
         models.WordLevel(
             {token: n for n, token in enumerate(["<pad>", "</s>", "<unk>", *"abcdefgh"])}, unk_token="<unk>"
@@ -92,22 +92,22 @@ def make_writer(folder: Path) -> Path:
 
 
 @cache
-def theirs(folder: Path) -> tuple[Any, Any]:
-    """transformers' model, in eval mode, and its tokenizer."""
+def load_reference(folder: Path) -> tuple[Any, Any]:
+    """Load a folder with transformers: the model in eval mode, and its tokenizer."""
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model = getattr(transformers, architecture).from_pretrained(folder).eval()
     return model, transformers.BertTokenizer.from_pretrained(folder)
 
 
 @torch.no_grad()
-def their_logits(folder: Path, *texts: Any, **more: Any) -> Any:
-    """transformers' outputs for one text, pair or list of words."""
-    model, tokenizer = theirs(folder)
-    batch = [[text] for text in texts]  # alone, an empty second text would count as none
+def reference_logits(folder: Path, *texts: Any, **more: Any) -> Any:
+    """Return the outputs of transformers for one text, pair or list of words."""
+    model, tokenizer = load_reference(folder)
+    batch = [[text] for text in texts]  # in lists, since an empty second text by itself would count as missing
     return model(**tokenizer(*batch, return_tensors="pt", **more))
 
 
 def long_text(words: int = 2_000) -> str:
-    """That many words, of one to three pieces."""
+    """Return a text of this number of words, which have one to three tokens each."""
     cycle = ["ada", "lives", "in", "paris", "and", "zed", "wrote", "the", "first", "program", "of", "it"]
     return " ".join(cycle[number % len(cycle)] for number in range(words))

@@ -1,4 +1,4 @@
-"""Work that is done as another user: in a forked process, where this one is root."""
+"""Files of another user, and functions that run as another user in a forked process; both need root."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from typing import Any
 
 import pytest
 
-OTHER = 65534  # a user that this one is not
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away and becomes another user")
+OTHER_USER = 65534  # user id of "nobody"
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can change owners of files and become another user"
+)
 
 
-def give(path: Path, user: int = OTHER) -> None:
-    """Give a file, a folder or a link to another user."""
+def change_owner(path: Path, user: int = OTHER_USER) -> None:
+    """Make another user the owner of a file, a folder or a link."""
     os.chown(path, user, user, follow_symlinks=False)
 
 
-def as_user(user: int | None, work: Callable[[], Any]) -> Any:
-    """Return what `work` returns as that user, or this one, in a process of its own; its errors come as text."""
-    ends, begins = os.pipe()
+def run_as_user(user: int | None, work: Callable[[], Any]) -> Any:
+    """Run a function in a forked process, and return its result, or its error as text.
+
+    Args:
+        user: Id of the user that runs it. If None, the current user does.
+        work: Returns data for JSON.
+    """
+    read_end, write_end = os.pipe()
     if (pid := os.fork()) == 0:
         try:
             if user is not None:
@@ -33,11 +40,11 @@ def as_user(user: int | None, work: Callable[[], Any]) -> Any:
             result = work()
         except BaseException as error:
             result = f"{type(error).__name__}: {error}"
-        with open(begins, "w") as file:
+        with open(write_end, "w") as file:
             json.dump(result, file)
         os._exit(0)
-    os.close(begins)
-    with open(ends) as file:
+    os.close(write_end)
+    with open(read_end) as file:
         text = file.read()
     os.waitpid(pid, 0)
     return json.loads(text)
@@ -45,9 +52,9 @@ def as_user(user: int | None, work: Callable[[], Any]) -> Any:
 
 @contextmanager
 def shared_folder(user: int) -> Iterator[Path]:
-    """A folder of root's that another user can enter, unlike those that pytest makes."""
+    """Context with a temporary folder that another user can enter, unlike folders of pytest."""
     with TemporaryDirectory() as name:
         os.chmod(name, 0o755)
-        if not as_user(user, lambda: os.access(name, os.X_OK)):
+        if not run_as_user(user, lambda: os.access(name, os.X_OK)):
             pytest.skip("temporary folders here are not open to other users")
         yield Path(name)

@@ -1,4 +1,4 @@
-"""Checks of a page as it is laid out: overflow, cut text, empty panels, the focus, and axe-core's rules."""
+"""Checks of the layout of a page: overflow, cut text, empty panels, the focus, and the rules of axe-core."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def set_window(chrome: Browser, width: int, height: int = 900) -> None:
 
 
 def layout_problems(chrome: Browser) -> list[str]:
-    """Return what is too wide, cut, empty or in error on the open page."""
+    """Return descriptions of elements on the open page that are too wide, cut off, empty or in error."""
     return list(chrome.js(SCRIPT + "return [...layoutProblems(), ...labelProblems()]"))
 
 
 def lost_focus(chrome: Browser) -> list[str]:
-    """Use one control of each kind, and return those after which the focus is on the body of the page."""
-    lost = []
+    """Use one control of each kind, and return the kinds that lose the focus, which is on the body then."""
+    kinds = []
     for kind in chrome.js(SCRIPT + "return kindsOfControls(arguments[0])", FOCUSABLE):
         if not chrome.js(SCRIPT + "return useControl(...arguments)", FOCUSABLE, kind):
             continue
         chrome.settle()
         if chrome.js("return document.activeElement === document.body"):
-            lost.append(kind)
-    return lost
+            kinds.append(kind)
+    return kinds
 
 
 @cache
@@ -46,14 +46,14 @@ def axe_source() -> str:
     """Return the source of axe-core; the test is skipped without it."""
     path = Path(os.environ.get(AXE, ""))
     if not path.is_file():
-        pytest.skip(f"axe-core is not there: npm install axe-core, and set {AXE} to the path of its axe.min.js")
+        pytest.skip(f"axe-core is not installed: npm install axe-core, and set {AXE} to the path of its axe.min.js")
     return path.read_text(encoding="utf-8")
 
 
 def axe_violations(chrome: Browser) -> list[str]:
     """Return the violations that axe-core finds on the open page, with the element of each."""
     chrome.js(axe_source())
-    found: Any = chrome.driver.execute_async_script(
+    violations: Any = chrome.driver.execute_async_script(
         "const done = arguments[0]; axe.run(document, { resultTypes: ['violations'] }).then((r) => done(r.violations))"
     )
-    return [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"]]
+    return [f"{rule['id']}: {node['html'][:120]}" for rule in violations for node in rule["nodes"]]

@@ -1,4 +1,4 @@
-"""The scripts of a page with a model in it, run by node."""
+"""Calls of the scripts of a page with a model in it, which node runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ console.log(JSON.stringify(results, (_, value) => (value instanceof Float32Array
 
 
 def run_scripts(folder: Path, about: dict[str, Any], calls: list[Any], function: str) -> list[Any]:
-    """Return the results of a function of (page, call)."""
+    """Run a JavaScript function of (page, call) in node for each call, and return the results."""
     if shutil.which("node") is None:
         pytest.skip("node is not installed: apt-get install nodejs")
     modules = bundle_modules((WEB / name).read_text() for name in MODULES[:-2])  # without those of the form
@@ -41,13 +41,13 @@ def run_scripts(folder: Path, about: dict[str, Any], calls: list[Any], function:
     )
     (folder / "input.json").write_text(json.dumps({"about": about, "calls": calls}))
     command = ["node", "run.mjs", str(CODE)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return list(json.loads(done.stdout))
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return list(json.loads(process.stdout))
 
 
 def page_answers(folder: Path, bundle: ModelBundle, inputs: list[Any], precision: str = "float32") -> list[Any]:
-    """Return the answers to what the fields of a form hold."""
+    """Return the answers of a page to inputs, each of which is a dict of the fields of its form."""
     model = serialize_model(bundle, precision)
     (folder / "model.bin").write_bytes(model.data)
     return run_scripts(
@@ -65,7 +65,17 @@ def page_rows(
     op_counts: list[int] | None = None,
     precision: str = "float32",
 ) -> list[Any]:
-    """Return the rows after each count of operations in `op_counts`; None: after all of them."""
+    """Return the rows that a page computes.
+
+    Args:
+        folder: Folder for files.
+        bundle: The model.
+        ids: Token ids.
+        types: Token types.
+        wanted: Numbers of the rows to return.
+        op_counts: Numbers of operations after which the rows are returned. If None, they are returned after all.
+        precision: Precision of the weights in the page.
+    """
     model = serialize_model(bundle, precision)
     (folder / "model.bin").write_bytes(model.data)
     calls = [{"ids": ids, "types": types, "wanted": wanted, "most": most} for most in op_counts or [model.num_ops]]

@@ -26,17 +26,13 @@ RANGES = (
 
 def random_texts(count: int, seed: int = 0) -> list[Any]:
     """Return texts of words that tokenizers treat in special ways, texts of random characters, and pairs."""
-    choose, texts = random.Random(seed), []
+    rng, texts = random.Random(seed), []
     for number in range(count):
         if number % 2:
-            low, high = choose.choice(RANGES), choose.choice(RANGES)
-            texts.append(
-                "".join(chr(choose.randrange(*choose.choice((low, high)))) for _ in range(choose.randrange(24)))
-            )
+            low, high = rng.choice(RANGES), rng.choice(RANGES)
+            texts.append("".join(chr(rng.randrange(*rng.choice((low, high)))) for _ in range(rng.randrange(24))))
         else:
-            texts.append(
-                "".join(choose.choice(WORDS) + choose.choice(("", " ", " ", "  ")) for _ in range(number % 14))
-            )
+            texts.append("".join(rng.choice(WORDS) + rng.choice(("", " ", " ", "  ")) for _ in range(number % 14)))
     return [(text, texts[number - 1]) if number % 10 == 9 else text for number, text in enumerate(texts)]
 
 

@@ -1,7 +1,8 @@
-"""Processes that train a tiny model: alone, in ranks, hurt on purpose.
+"""Processes that train a tiny model: one process or several ranks, some of which fail at a given step.
 
-With a job as argument (a JSON object, see Job) it runs that job, in each rank under torchrun. With module names it is a
-fork server: it imports them once, reads jobs from stdin and forks a process for each rank of each job.
+Run as a program with a job as argument (a JSON object, see `Job`), this module runs the job, in each rank under
+torchrun. With module names as arguments it is a fork server: it imports these modules once, reads jobs from stdin, and
+forks a process for each rank of each job.
 """
 
 from __future__ import annotations
@@ -28,43 +29,47 @@ from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.train.fit import EvalResult, Reporter, fit
 from heedful.train.ranks import Ranks, connect_ranks
 from heedful.train.trainer import Step, Trainer
-from tests.support.tiny_runs import FAULTS, MADE, Faulty, settings, wave
+from tests.support.tiny_runs import FAULTS, TASKS, FaultyObjective, evaluate_with_peak, make_settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of a process, and what happens to it on the way."""
+    """The work of a process, and the faults that happen during it."""
 
-    out: str  # a folder for what this process has to say: rank-N.json and rank-N.log
-    what: str = "fit"  # see DONE
-    folder: str = ""  # of the run
-    task: str = "classify"
+    output_dir: str  # folder for outcome, weights, log and process id of each rank
+    kind: str = "fit"  # a key of JOB_KINDS, "pretrain" or "finetune"
+    folder: str = ""  # run folder
+    task: str = "classify"  # a key of TASKS
     dropout: float = 0.1
-    train: dict[str, Any] = field(default_factory=dict)  # as in TOML, over TRAIN
-    fit: dict[str, Any] = field(default_factory=dict)
-    evaluate: str = ""  # "": none, "wave": the best is in the middle, "slow": a minute
-    kill: int = 0  # the operation on the disk, from 1, before which the process is killed; 0: never
-    fault: str = ""  # see FAULTS
-    at: int = 0  # the step of the fault, from 1
-    stop: int = 0  # the step in which the process receives the signal to end, too
-    rank: int = 0  # which one is hurt, at its first start under torchrun
-    patience: float = 60.0  # seconds that one rank waits for another
-    double: bool = False  # train in float64
-    rounded: bool = False  # gather rounded weights of blocks, as on GPUs
-    data: str = ""  # of a whole run
-    sets: tuple[str, ...] = ()  # its assignments
+    train: dict[str, Any] = field(default_factory=dict)  # settings that override TRAIN
+    fit: dict[str, Any] = field(default_factory=dict)  # settings that override FIT
+    evaluate: str = ""  # "" for no evaluation, "peak" for the best near step 7, "slow" for one that takes a minute
+    kill_before: int = 0  # number of the disk operation before which the process kills itself, or 0
+    fault: str = ""  # a key of FAULTS, or ""
+    fault_step: int = 0  # number of the step with the fault, from 1
+    stop_step: int = 0  # number of the step in which the process sends itself SIGTERM, or 0
+    faulty_rank: int = 0  # rank with the fault, which it has only when torchrun starts it first
+    dist_timeout: float = 60.0  # seconds that a rank waits for another
+    float64: bool = False  # train in float64
+    gather_rounded: bool = False  # gather weights of blocks in half precision, as on GPUs
+    data: str = ""  # training data of "pretrain" and "finetune"
+    assignments: tuple[str, ...] = ()  # settings of "pretrain" and "finetune"
 
 
-def killed_before(operation: int) -> list[int]:
-    """Let this process die before the operation of that number; return a list with the count of operations."""
+def count_disk_operations(kill_before: int) -> list[int]:
+    """Count the disk operations of this process, and kill it before the one with number `kill_before`.
+
+    Returns:
+        A list whose only item is the number of operations so far.
+    """
     count = [0]
 
     def counted(original: Any) -> Any:
-        def call(*arguments: Any, **more: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             count[0] += 1
-            if count[0] == operation:
+            if count[0] == kill_before:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **more)
+            return original(*arguments, **keywords)
 
         return call
 
@@ -73,86 +78,93 @@ def killed_before(operation: int) -> list[int]:
     return count
 
 
-# -- a job ------------------------------------------------------------------------------------------------------
+# -- running a job ------------------------------------------------------------------------------------------------
 
 
-def fitted(job: Job, trainer: Trainer) -> dict[str, Any]:
-    """fit."""
+def run_fit(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Train by `fit`, with evaluations and checkpoints."""
 
-    def slow() -> EvalResult:
+    def evaluate_slowly() -> EvalResult:
         for _ in range(600):
             time.sleep(0.1)
-        return wave(trainer)
+        return evaluate_with_peak(trainer)
 
-    evaluate = {"": None, "wave": lambda: wave(trainer), "slow": slow}[job.evaluate]
-    end = fit(trainer, Path(job.folder), settings({}, job.fit)[1], evaluate=evaluate)
-    return {"stop_reason": end.stop_reason, "best_step": end.best_step, "resumed_from": end.resumed_from}
+    evaluate = {"": None, "peak": lambda: evaluate_with_peak(trainer), "slow": evaluate_slowly}[job.evaluate]
+    result = fit(trainer, Path(job.folder), make_settings({}, job.fit)[1], evaluate=evaluate)
+    return {"stop_reason": result.stop_reason, "best_step": result.best_step, "resumed_from": result.resumed_from}
 
 
-def updated(job: Job, trainer: Trainer) -> dict[str, Any]:
-    """Updates alone."""
+def run_updates(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Take all steps, without evaluations and checkpoints."""
     steps = list(trainer)
     values = [(step.loss, step.grad_norm, step.tokens) for step in steps]
     return dict(zip(("losses", "norms", "tokens"), map(list, zip(*values, strict=True)), strict=True))
 
 
-def soaked(job: Job, trainer: Trainer) -> dict[str, Any]:
-    """Updates, and what memory and open files there are at 20 moments after the first tenth."""
-    seen = []
+def measure_memory(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Take all steps; from a tenth of them on, measure memory and open files after every twentieth of them."""
+    measurements = []
     assert trainer.total_steps is not None
     for step in trainer:
         if step.number % (trainer.total_steps // 20) == 0 and step.number >= trainer.total_steps // 10:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            seen.append((step.number, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))))
-    return {"seen": seen}
+            open_files = len(os.listdir("/proc/self/fd"))
+            measurements.append((step.number, pages * os.sysconf("SC_PAGE_SIZE"), open_files))
+    return {"measurements": measurements}
 
 
-def together(job: Job, trainer: Trainer) -> dict[str, Any]:
-    """Return what the ranks exchange."""
-    mine = trainer.ranks
-    tensors = [torch.arange(5.0), torch.ones(6) * mine.rank, torch.zeros(0), torch.full((2,), 0.5).double()]
-    begun = [mine.all_reduce_async(tensor) for tensor in tensors]
-    for process in begun:
-        assert process is not None
-        mine.wait_until(process.is_completed)
-        mine.wait(process)
-    mine.barrier()
+def run_collectives(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Return the results of each collective operation of `Ranks`."""
+    ranks = trainer.ranks
+    tensors = [torch.arange(5.0), torch.ones(6) * ranks.rank, torch.zeros(0), torch.full((2,), 0.5).double()]
+    works = [ranks.all_reduce_async(tensor) for tensor in tensors]
+    for work in works:
+        assert work is not None
+        ranks.wait_until(work.is_completed)
+        ranks.wait(work)
+    ranks.barrier()
     return {
-        "added": [tensor.tolist() for tensor in tensors],
-        "numbers": mine.all_gather_scalars(mine.rank, 0.1, True, 2**53),
-        "none": mine.all_gather_scalars(),
-        "gathered": mine.all_gather_object({"rank": mine.rank, "text": "ü" * mine.rank}),
-        "first": mine.is_main,
+        "sums": [tensor.tolist() for tensor in tensors],
+        "scalars": ranks.all_gather_scalars(ranks.rank, 0.1, True, 2**53),
+        "no_scalars": ranks.all_gather_scalars(),
+        "objects": ranks.all_gather_object({"rank": ranks.rank, "text": "ü" * ranks.rank}),
+        "is_main": ranks.is_main,
     }
 
 
-def polled(job: Job, trainer: Trainer) -> dict[str, Any]:
+def poll_suspended_rank(job: Job, trainer: Trainer) -> dict[str, Any]:
     """Wait for a sum in which one rank, which is suspended, does not take part."""
-    mine = trainer.ranks
-    if mine.rank == job.rank:
+    ranks = trainer.ranks
+    if ranks.rank == job.rank:
         os.kill(os.getpid(), signal.SIGSTOP)
-    work = mine.all_reduce_async(torch.ones(3))
+    work = ranks.all_reduce_async(torch.ones(3))
     assert work is not None
-    mine.wait_until(work.is_completed)
+    ranks.wait_until(work.is_completed)
     return {}
 
 
-DONE = {"fit": fitted, "updates": updated, "soak": soaked, "together": together, "polled": polled}
+JOB_KINDS = {
+    "fit": run_fit,
+    "updates": run_updates,
+    "memory": measure_memory,
+    "collectives": run_collectives,
+    "poll": poll_suspended_rank,
+}
 
 
-class Stop(Reporter):
-    """Ends this process's run after the step of that number; 0: never."""
+class StopAfter(Reporter):
+    """Sends SIGTERM to this process after the step with number `step`; never if it is 0."""
 
-    def __init__(self, after: int) -> None:
-        self.after = after
+    def __init__(self, step: int) -> None:
+        self.last_step = step
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        if step.number == self.after:
+        if step.number == self.last_step:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
-    """pretrain or finetune, from files to a folder; without plots and timing."""
+def run_command(job: Job, ranks: Ranks) -> dict[str, Any]:
+    """Run pretrain or finetune, from data files to a run folder, without plots, timing and a model card."""
     from heedful.runs import run as run_module
     from heedful.runs.finetune import run as finetune
     from heedful.runs.pretrain import run as pretrain
@@ -160,73 +172,75 @@ def whole_run(job: Job, ranks: Ranks) -> dict[str, Any]:
     run_module.draw_run_plots = lambda folder: []  # type: ignore[attr-defined]
     run_module.measure_latency = lambda loaded: {"latency": {}, "throughput": 1}  # type: ignore[attr-defined]
     pretrain.write_pretrained_card = finetune.write_finetuned_card = lambda folder: None  # type: ignore[attr-defined]
-    how: dict[str, Any] = {"assignments": job.sets, "reporter": Stop(job.stop), "ranks": ranks}
-    if job.what == "pretrain":
-        return {"stop_reason": pretrain.pretrain([job.data], job.folder, **how).status}
-    return {"stop_reason": finetune.finetune("classify", job.data, job.folder, **how).status}
+    keywords: dict[str, Any] = {"assignments": job.assignments, "reporter": StopAfter(job.stop_step), "ranks": ranks}
+    if job.kind == "pretrain":
+        return {"stop_reason": pretrain.pretrain([job.data], job.folder, **keywords).status}
+    return {"stop_reason": finetune.finetune("classify", job.data, job.folder, **keywords).status}
 
 
 def run(job: Job, ranks: Ranks) -> dict[str, Any]:
-    """Do the job and return its outcome; the weights are left in a file."""
-    if job.what in ("pretrain", "finetune"):
-        return whole_run(job, ranks)
-    loaded, task, samples = MADE[job.task](job.dropout)
-    if job.double:
+    """Run a job on one rank, write the final weights to a file, and return the outcome."""
+    if job.kind in ("pretrain", "finetune"):
+        return run_command(job, ranks)
+    loaded, task, samples = TASKS[job.task](job.dropout)
+    if job.float64:
         loaded.double()
-    if job.rounded:
+    if job.gather_rounded:
         import_module("heedful.train.fsdp").ROUNDED_DEVICES = {"cpu"}  # type: ignore[attr-defined]
-    trainer = Trainer(loaded, task, samples, settings(job.train, {})[0], ranks)
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if ranks.rank == job.rank and not again:
+    trainer = Trainer(loaded, task, samples, make_settings(job.train, {})[0], ranks)
+    was_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    is_faulty = ranks.rank == job.faulty_rank and not was_restarted
+    if is_faulty:
         if job.fault:
-            trainer.objective = Faulty(trainer.objective, trainer, FAULTS[job.fault], job.at)
-        if job.stop:
-            trainer.objective = Faulty(trainer.objective, trainer, FAULTS["SIGTERM"], job.stop)
-    operations = killed_before(job.kill) if job.kill and ranks.rank == job.rank and not again else [0]
-    outcome = DONE[job.what](job, trainer) | {"operations": operations[0]}
+            trainer.objective = FaultyObjective(trainer.objective, trainer, FAULTS[job.fault], job.fault_step)
+        if job.stop_step:
+            trainer.objective = FaultyObjective(trainer.objective, trainer, FAULTS["SIGTERM"], job.stop_step)
+    operations = count_disk_operations(job.kill_before) if job.kill_before and is_faulty else [0]
+    outcome = JOB_KINDS[job.kind](job, trainer) | {"operations": operations[0]}
     with trainer.full_params():
         torch.save(
             {name: tensor.detach() for name, tensor in loaded.named_tensors().items()},
-            Path(job.out) / f"rank-{ranks.rank}.pt",
+            Path(job.output_dir) / f"rank-{ranks.rank}.pt",
         )
-    return outcome | {"step": trainer.step, "budget": trainer.state()[1]["tokens"]}
+    return outcome | {"step": trainer.step, "max_tokens": trainer.state()[1]["tokens"]}
 
 
 def main(job: Job) -> int:
-    """Run a job; an exit code, as a command's."""
-    os.environ["HEEDFUL_DIST_TIMEOUT"] = str(job.patience)
-    warnings.simplefilter("always", HeedfulWarning)  # all others are errors
-    with connect_ranks() as mine:
-        with (Path(job.out) / f"rank-{mine.rank}.pids").open("a") as file:
+    """Run a job and write its outcome to a file; returns an exit code, as commands do."""
+    os.environ["HEEDFUL_DIST_TIMEOUT"] = str(job.dist_timeout)
+    warnings.simplefilter("always", HeedfulWarning)  # all other warnings are errors
+    with connect_ranks() as ranks:
+        with (Path(job.output_dir) / f"rank-{ranks.rank}.pids").open("a") as file:
             file.write(f"{os.getpid()}\n")
         try:
-            outcome, code = run(job, mine), 0
+            outcome, code = run(job, ranks), 0
         except HeedfulError as error:
             outcome, code = {"error": str(error), "kind": type(error).__name__}, 3
         except KeyboardInterrupt:
             outcome, code = {"error": "interrupted"}, 130
-        (Path(job.out) / f"rank-{mine.rank}.json").write_text(json.dumps(outcome), encoding="utf-8")
+        (Path(job.output_dir) / f"rank-{ranks.rank}.json").write_text(json.dumps(outcome), encoding="utf-8")
     return code
 
 
 def serve_forks() -> None:
-    """Fork a process for each rank of each job that stdin names, or tell how such processes ended."""
+    """Serve the requests on stdin: fork a process for each rank of jobs, or wait for processes and reply exit codes."""
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "wait" in asked:
-            reply: Any = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in asked["wait"]]
+        request = json.loads(line)
+        if "wait" in request:
+            reply: Any = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in request["wait"]]
         else:
-            jobs = [Job(**job) for job in asked["jobs"]]
-            reply = [_forked(job, rank, len(jobs), asked["port"]) for rank, job in enumerate(jobs)]
+            jobs = [Job(**job) for job in request["jobs"]]
+            reply = [_fork(job, rank, len(jobs), request["port"]) for rank, job in enumerate(jobs)]
         print(json.dumps(reply), flush=True)
 
 
-def _forked(job: Job, rank: int, size: int, port: int) -> int:
+def _fork(job: Job, rank: int, size: int, port: int) -> int:
+    """Fork a process that runs a job as one of `size` ranks, and return its process id."""
     if (pid := os.fork()) > 0:
         return pid
     code = 1
     try:
-        log = os.open(Path(job.out) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = os.open(Path(job.output_dir) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for handle in (1, 2):
             os.dup2(log, handle)
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -241,13 +255,13 @@ def _forked(job: Job, rank: int, size: int, port: int) -> int:
         os._exit(code)
 
 
-# -- for the tests ----------------------------------------------------------------------------------------------
+# -- helpers of tests ----------------------------------------------------------------------------------------------
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class ForkServer:
-    """The process that forks others; those that are still there at the end are killed."""
+    """A process that forks a process for each rank of a job; `close` kills it and all of these."""
 
     def __init__(self, *modules: str) -> None:
         environment = os.environ | ONE_THREAD | {"TOKENIZERS_PARALLELISM": "false"}
@@ -263,35 +277,37 @@ class ForkServer:
         )
 
     def begin(self, job: Job | list[Job], ranks: int = 1) -> list[int]:
-        """The processes of a job, or of one for each rank."""
+        """Start a job on this number of ranks, or a list with one job for each rank; returns the process ids."""
         jobs = job if isinstance(job, list) else [job] * ranks
-        Path(jobs[0].out).mkdir(parents=True, exist_ok=True)
-        codes: list[int] = self._ask({"jobs": [asdict(job) for job in jobs], "port": free_port()})
-        return codes
+        Path(jobs[0].output_dir).mkdir(parents=True, exist_ok=True)
+        pids: list[int] = self._request({"jobs": [asdict(job) for job in jobs], "port": free_port()})
+        return pids
 
     def wait(self, pids: list[int]) -> list[int]:
-        """How they ended: exit codes, or minus the signal that killed one."""
-        codes: list[int] = self._ask({"wait": pids})
+        """Wait for processes, and return their exit codes; -N if signal N killed a process."""
+        codes: list[int] = self._request({"wait": pids})
         return codes
 
     def run(self, job: Job | list[Job], ranks: int = 1) -> list[int]:
-        """Begin the jobs and wait for their exit statuses."""
+        """Start a job as `begin` does, and return the exit codes of its processes."""
         return self.wait(self.begin(job, ranks))
 
-    def _ask(self, what: dict[str, Any]) -> Any:
+    def _request(self, request: dict[str, Any]) -> Any:
+        """Send a request, and return the reply."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
+        """Kill the fork server and all processes that it has forked."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
 
 @contextmanager
 def fork_server(*modules: str) -> Iterator[ForkServer]:
-    """A running fork server that has imported these modules."""
+    """Context with a running fork server that has imported these modules."""
     server = ForkServer(*modules)
     try:
         yield server
@@ -306,26 +322,26 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def told(job: Job, rank: int = 0) -> dict[str, Any]:
-    """Read the outcome of a process that has finished."""
-    result: dict[str, Any] = json.loads((Path(job.out) / f"rank-{rank}.json").read_text(encoding="utf-8"))
+def read_outcome(job: Job, rank: int = 0) -> dict[str, Any]:
+    """Return the outcome of one rank of a job, after its process has ended."""
+    result: dict[str, Any] = json.loads((Path(job.output_dir) / f"rank-{rank}.json").read_text(encoding="utf-8"))
     return result
 
 
-def weights(job: Job, rank: int = 0) -> dict[str, Tensor]:
-    """The weights that a process ended with."""
-    tensors: dict[str, Tensor] = torch.load(Path(job.out) / f"rank-{rank}.pt")
+def final_weights(job: Job, rank: int = 0) -> dict[str, Tensor]:
+    """Return the final weights on one rank of a job."""
+    tensors: dict[str, Tensor] = torch.load(Path(job.output_dir) / f"rank-{rank}.pt")
     return tensors
 
 
-def left(folder: str | Path) -> dict[str, Any]:
-    """All that a run leaves and that has to be the same in every run: no times."""
+def reproducible_files(folder: str | Path) -> dict[str, Any]:
+    """Return the parts of a run folder that must be equal in equal runs: all but times."""
     folder = Path(folder)
     newest = max((folder / "state").glob("step-*"))
     values = json.loads((newest / "values.json").read_text())
     del values["seconds"]
     return {
-        "step": newest.name[: len("step-00000000")],  # there may be a second turn of it
+        "step": newest.name[: len("step-00000000")],  # without the number of the attempt
         "tensors": b"".join(path.read_bytes() for path in sorted(newest.glob("*.safetensors"))),
         "values": values,
         "journal": (folder / "journal.jsonl").read_bytes(),

@@ -1,4 +1,4 @@
-"""Reporters that tests give to runs."""
+"""A reporter for tests of runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heedful.train.trainer import Step, Trainer
 
 
 class Messages(Reporter):
-    """Keeps messages; interrupts the run after a step."""
+    """Records messages, and asks the run to stop after step `stop_after`; never if it is 0."""
 
     def __init__(self, stop_after: int = 0) -> None:
         self.messages: list[str] = []

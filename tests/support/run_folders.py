@@ -1,4 +1,4 @@
-"""Run folders as finetune leaves them, with invented numbers that went through the real metrics."""
+"""Run folders as finetune writes them, with generated predictions that went through the real metrics."""
 
 from __future__ import annotations
 
@@ -23,19 +23,28 @@ from heedful.train.journal import Journal
 Line = dict[str, Any]
 
 
-def classified(labels: list[str], count: int = 400, seed: int = 0, right: float = 0.8) -> tuple[Result, list[Line]]:
-    """The numbers and the predictions of a classifier that is right so often."""
-    draw = np.random.default_rng(seed)
-    gold = draw.integers(len(labels), size=count)
-    confidence = draw.beta(6, 1.5, size=count)
-    near = (gold + draw.choice([1, 1, 2, 5], size=count)) % len(labels)
-    predicted = np.where(draw.random(count) < right * (0.6 + 0.5 * confidence), gold, near)
+def classification_result(
+    labels: list[str], count: int = 400, seed: int = 0, right: float = 0.8
+) -> tuple[Result, list[Line]]:
+    """Return the metrics and the predictions of a classifier.
+
+    Args:
+        labels: Labels of the classes.
+        count: Number of examples.
+        seed: Seed of the random answers.
+        right: Approximate accuracy; answers with more confidence are correct more often.
+    """
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(len(labels), size=count)
+    confidence = rng.beta(6, 1.5, size=count)
+    wrong = (gold + rng.choice([1, 1, 2, 5], size=count)) % len(labels)
+    predicted = np.where(rng.random(count) < right * (0.6 + 0.5 * confidence), gold, wrong)
     loss = -np.log(np.where(predicted == gold, confidence, 1 - confidence))
     calibration = Calibration().update(confidence, predicted == gold).compute()
-    metric = ConfusionMatrix(labels=tuple(labels)).update(predicted, gold).compute()
-    metric |= {"loss": TokenLoss().update(loss, np.ones(count, dtype=int)).compute()["loss"]}
-    metric |= {"ece": calibration["ece"], "calibration": calibration["table"]}
-    metric |= {"coverage": Coverage().update(confidence, predicted == gold).compute()["table"]}
+    metrics = ConfusionMatrix(labels=tuple(labels)).update(predicted, gold).compute()
+    metrics |= {"loss": TokenLoss().update(loss, np.ones(count, dtype=int)).compute()["loss"]}
+    metrics |= {"ece": calibration["ece"], "calibration": calibration["table"]}
+    metrics |= {"coverage": Coverage().update(confidence, predicted == gold).compute()["table"]}
     lines = [
         {
             "id": int(n),
@@ -48,32 +57,32 @@ def classified(labels: list[str], count: int = 400, seed: int = 0, right: float 
         }
         for n in np.argsort(-loss, kind="stable")
     ]
-    return metric, lines
+    return metrics, lines
 
 
-def labelled(labels: list[str], count: int = 300, seed: int = 0) -> Result:
-    """The numbers of a classifier that gives any number of labels."""
-    draw = np.random.default_rng(seed)
-    gold = draw.random((count, len(labels))) < np.linspace(0.05, 0.6, len(labels))
-    predicted = gold ^ (draw.random(gold.shape) < np.linspace(0.02, 0.3, len(labels)))
+def multilabel_result(labels: list[str], count: int = 300, seed: int = 0) -> Result:
+    """Return the metrics of a multi-label classifier."""
+    rng = np.random.default_rng(seed)
+    gold = rng.random((count, len(labels))) < np.linspace(0.05, 0.6, len(labels))
+    predicted = gold ^ (rng.random(gold.shape) < np.linspace(0.02, 0.3, len(labels)))
     return MultiLabelScores(labels=tuple(labels)).update(predicted.astype(int), gold.astype(int)).compute() | {
         "loss": 0.31
     }
 
 
-def tagged(count: int = 200, seed: int = 0) -> Result:
-    """The numbers of a tagger of four types of entities."""
-    draw, tags = np.random.default_rng(seed), ["O", "O", "O", "B-PER", "B-LOC", "B-ORG", "B-MISC"]
-    gold = [draw.choice(tags, size=12).tolist() for _ in range(count)]
-    predicted = [[tag if draw.random() < 0.9 else draw.choice(tags) for tag in sentence] for sentence in gold]
+def tagging_result(count: int = 200, seed: int = 0) -> Result:
+    """Return the metrics of a tagger of four entity types."""
+    rng, tags = np.random.default_rng(seed), ["O", "O", "O", "B-PER", "B-LOC", "B-ORG", "B-MISC"]
+    gold = [rng.choice(tags, size=12).tolist() for _ in range(count)]
+    predicted = [[tag if rng.random() < 0.9 else rng.choice(tags) for tag in sentence] for sentence in gold]
     return EntityScores(scheme="conlleval").update(predicted, gold).compute() | {"strict_f1": 0.7}
 
 
-def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
-    """The numbers and the predictions of a regression over scores from 0 to 5."""
-    draw = np.random.default_rng(seed)
-    gold = np.round(draw.random(count) * 25) / 5
-    predicted = 0.8 * gold + 0.6 + draw.normal(0, 0.5, count)
+def regression_result(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
+    """Return the metrics and the predictions of a regression with scores from 0 to 5."""
+    rng = np.random.default_rng(seed)
+    gold = np.round(rng.random(count) * 25) / 5
+    predicted = 0.8 * gold + 0.6 + rng.normal(0, 0.5, count)
     lines = [
         {
             "id": n,
@@ -88,51 +97,52 @@ def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
     return RankedRegressionScores().update(predicted, gold).compute(), lines
 
 
-def course(steps: int = 300, looks: int = 6, seed: int = 0, epochs: float = 3.0) -> list[Line]:
-    """The lines of a journal."""
-    draw = np.random.default_rng(seed)
+def journal_records(steps: int = 300, num_evaluations: int = 6, seed: int = 0, epochs: float = 3.0) -> list[Line]:
+    """Return the records of a journal, with this number of steps and evaluations."""
+    rng = np.random.default_rng(seed)
     lines: list[Line] = []
     best = -1.0
     for step in range(1, steps + 1):
-        loss = 0.25 + 0.9 * np.exp(-4 * step / steps) + draw.normal(0, 0.08)
-        rate = 5e-5 * min(10 * step / steps, (steps - step) / (0.9 * steps))
-        lines.append({"step": step, "epoch": epochs * step / steps, "loss": float(loss), "lr": rate, "grad_norm": 1.0})
-        if looks and step % max(1, steps // looks) == 0:
-            main = float(0.92 - 0.4 * np.exp(-5 * step / steps) - 0.02 * (step > 0.8 * steps))
-            dev = {"accuracy": main, "loss": float(0.35 + 0.6 * np.exp(-5 * step / steps) + 0.1 * step / steps)}
-            lines.append({"step": step, "dev": dev, "metric_value": main, "best": main > best})
-            best = max(best, main)
+        loss = 0.25 + 0.9 * np.exp(-4 * step / steps) + rng.normal(0, 0.08)
+        lr = 5e-5 * min(10 * step / steps, (steps - step) / (0.9 * steps))
+        lines.append({"step": step, "epoch": epochs * step / steps, "loss": float(loss), "lr": lr, "grad_norm": 1.0})
+        if num_evaluations and step % max(1, steps // num_evaluations) == 0:
+            metric = float(0.92 - 0.4 * np.exp(-5 * step / steps) - 0.02 * (step > 0.8 * steps))
+            dev = {"accuracy": metric, "loss": float(0.35 + 0.6 * np.exp(-5 * step / steps) + 0.1 * step / steps)}
+            lines.append({"step": step, "dev": dev, "metric_value": metric, "best": metric > best})
+            best = max(best, metric)
     return lines
 
 
-def journal(folder: Path, lines: list[Line]) -> None:
-    """Written anew, as training writes it."""
+def write_journal(folder: Path, lines: list[Line]) -> None:
+    """Write a new journal, as training does, with these records."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "journal.jsonl").unlink(missing_ok=True)
-    book = Journal(folder / "journal.jsonl")
+    journal = Journal(folder / "journal.jsonl")
     for line in lines:
-        book.write(line)
-    book.close()
+        journal.write(line)
+    journal.close()
 
 
 def interval(value: float) -> Line:
-    """Return an interval around a number."""
+    """Return a confidence interval around a number."""
     return {"low": value - 0.02, "high": value + 0.02, "level": 0.95, "replicates": 1000, "count": 400}
 
 
-def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dict[str, Any]:
+def results_json(task: str, metric: str, splits: dict[str, Result], **more: Any) -> dict[str, Any]:
     """Return the content of a results.json of finetune."""
-    scores = {name: numbers[main] for name, numbers in splits.items()}
+    scores = {name: numbers[metric] for name, numbers in splits.items()}
     return {
         "task": task,
-        "metric": main,
+        "metric": metric,
         "labels": [],
         "base": "a small encoder, trained on the spot",
         "seed": 1,
         "seeds": [{"seed": 1, "best_step": 250, "steps": 300, "seconds": 61.2, "splits": scores}],
         "across_seeds": {name: {"mean": value, "std": None, "seeds": 1} for name, value in scores.items()},
         "splits": {
-            name: {"numbers": numbers, "intervals": {main: interval(numbers[main])}} for name, numbers in splits.items()
+            name: {"numbers": numbers, "intervals": {metric: interval(numbers[metric])}}
+            for name, numbers in splits.items()
         },
         "data": {
             "stated": ["train.csv: commas, a header"],
@@ -149,11 +159,11 @@ def results(task: str, main: str, splits: dict[str, Result], **more: Any) -> dic
     } | more
 
 
-def write(
+def write_run_folder(
     folder: Path, run_results: dict[str, Any], lines: list[Line] | None = None, **split_lines: list[Line]
 ) -> Path:
-    """A run folder: results, a journal, and predictions by split."""
-    journal(folder, course() if lines is None else lines)
+    """Write results, a journal and predictions by split; returns the folder."""
+    write_journal(folder, journal_records() if lines is None else lines)
     (folder / "results.json").write_bytes(json.dumps(run_results, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     for split, rows in split_lines.items():
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in rows)

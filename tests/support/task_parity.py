@@ -1,4 +1,4 @@
-"""Helpers for tests of training: one tiny model in two libraries, and losses and gradients side by side."""
+"""Comparison of training with transformers: one tiny model in both libraries, their losses and gradients."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from heedful.tasks.task import Task
 from heedful.tokenizer import Encoding, Tokenizer
 from tests.support.model_folders import make
 
-SHORT = 20  # tokens: a limit that cuts short texts into windows
+SHORT = 20  # tokens; with this limit, even short texts are split into windows
 
 
-class Both(NamedTuple):
-    """A model and tokenizer of transformers and the same model in Heedful, in eval mode, so without dropout."""
+class ModelPair(NamedTuple):
+    """A model and its tokenizer in transformers, and the same model in Heedful, both in eval mode."""
 
     reference: Any
     tokenizer: Any
@@ -32,8 +32,8 @@ class Both(NamedTuple):
 
 
 @cache
-def both(name: str, dtype: torch.dtype = torch.float64) -> Both:
-    """Load the tiny model of that name in both libraries."""
+def load_both(name: str, dtype: torch.dtype = torch.float64) -> ModelPair:
+    """Return the tiny model with this name in both libraries."""
     with TemporaryDirectory() as folder:
         make(Path(folder), name)
         model = load(folder, dtype=dtype)
@@ -41,32 +41,34 @@ def both(name: str, dtype: torch.dtype = torch.float64) -> Both:
         kind = next(iter(transformers.AutoConfig.from_pretrained(folder).architectures))
         reference = getattr(transformers, kind).from_pretrained(folder).to(dtype).eval()
         reference.load_state_dict({key: value.clone() for key, value in reference.state_dict().items()})
-    return Both(reference, tokenizer, model)
+    return ModelPair(reference, tokenizer, model)
 
 
 def tokenizer() -> Tokenizer:
     """Return the tokenizer of all tiny models."""
-    words = both("bare").model.tokenizer
+    words = load_both("bare").model.tokenizer
     assert words is not None
     return words
 
 
-def learned(task: Task, loaded: ModelBundle, examples: Sequence[Any], parts: int = 1) -> Loss:
-    """Return the loss of all samples in `parts` batches one after the other; gradients stay in the parameters."""
+def backward_all(task: Task, loaded: ModelBundle, examples: Sequence[Any], parts: int = 1) -> Loss:
+    """Compute the loss of all samples in `parts` batches, accumulate gradients in the parameters, return the loss."""
     samples = task.encode_split(examples).samples
     loaded.zero_grad()
     total, count = torch.zeros((), dtype=torch.float64), 0.0
     size = -(-len(samples) // parts)
     for start in range(0, len(samples), size):
-        mine = samples[start : start + size]
-        loss = task.loss(loaded, task.batch(mine, [0] * len(mine)))
+        batch_samples = samples[start : start + size]
+        loss = task.loss(loaded, task.batch(batch_samples, [0] * len(batch_samples)))
         loss.sum.backward()
         total, count = total + loss.sum.detach(), count + loss.count
     return Loss(total, count)
 
 
-def same_gradients(reference: Any, loss: Tensor, model: ModelBundle, count: float, tolerance: float = 1e-10) -> None:
-    """Assert that the gradient of the reference's mean loss is Heedful's of the sum, divided by the count."""
+def assert_same_gradients(
+    reference: Any, loss: Tensor, model: ModelBundle, count: float, tolerance: float = 1e-10
+) -> None:
+    """Assert that gradients of the mean loss in transformers are those of the summed loss in Heedful, over `count`."""
     reference.zero_grad()
     loss.backward()
     table = FAMILIES[model.config.family].table(model.config.model, model.config.head)
@@ -75,22 +77,22 @@ def same_gradients(reference: Any, loss: Tensor, model: ModelBundle, count: floa
         for name, parameter in reference.state_dict(keep_vars=True).items()
         if name not in table.tied
     }
-    moved = 0
+    num_nonzero = 0
     for name, expected in to_our_names(table, expected_gradients).items():
-        mine = model.named_tensors()[name].grad
-        actual = torch.zeros_like(expected) if mine is None else mine / count
+        grad = model.named_tensors()[name].grad
+        actual = torch.zeros_like(expected) if grad is None else grad / count
         assert (actual - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max())), name
-        moved += bool(expected.any())
-    assert moved > 20
+        num_nonzero += bool(expected.any())
+    assert num_nonzero > 20
 
 
-def windowed(task: Task, example: Any) -> list[list[Encoding]]:
-    """Return the windows of an example's items."""
+def example_windows(task: Task, example: Any) -> list[list[Encoding]]:
+    """Return the windows into which a task splits an example."""
     items = task.tokenizer_inputs(example)
     return task.windows(items, task._encode(items))
 
 
-def text_of(sample: Any, number: int = 0) -> str:
-    """One sequence of a sample, as tokens with spaces between them."""
+def sequence_text(sample: Any, number: int = 0) -> str:
+    """Return the tokens of one sequence of a sample, joined by spaces."""
     start, stop = sample.bounds[number : number + 2]
     return " ".join(tokenizer().name(int(id)) for id in sample.tokens[start:stop])

@@ -1,4 +1,4 @@
-"""Tiny random models of transformers, with every weight randomised: zero biases and unit norms would hide errors."""
+"""Tiny random models of transformers; no weight is 0 or 1, which would hide errors."""
 
 from __future__ import annotations
 
@@ -184,11 +184,11 @@ _MARIAN = _BART | {"eos_token_id": 0, "pad_token_id": 98, "decoder_start_token_i
 del _MARIAN["classifier_dropout"]
 TINY["marian"] = (transformers.MarianConfig, _MARIAN)
 TINY["mbart"] = (transformers.MBartConfig, _BART | {"decoder_start_token_id": 7})
-ENCODER_DECODER = {"t5": 1, "bart": 2, "mbart": 2, "marian": 0}  # and the token that ends their texts
+ENCODER_DECODER = {"t5": 1, "bart": 2, "mbart": 2, "marian": 0}  # id of the end token, by family
 WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "eurobert", "llama", "qwen3", *ENCODER_DECODER}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
 _COMMON_HEADS = ("SequenceClassification", "TokenClassification", "MultipleChoice", "QuestionAnswering")
-MODELS_WITH_OWN_HEADS = [  # the others are slow: families share these heads, and BERT's are tested each time
+MODELS_WITH_OWN_HEADS = [  # common heads of families other than BERT are slow, since they share their code
     pytest.param(
         family,
         architecture,
@@ -200,18 +200,21 @@ LABELS = {0: "ache", 1: "bliss", 2: "calm"}
 
 
 @contextmanager
-def in_double() -> Iterator[None]:
-    """What transformers computes in its forward pass, in float64: dynamic angles too."""
+def transformers_in_float64() -> Iterator[None]:
+    """Context without gradients in which transformers computes its forward pass in float64, rotary angles included."""
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.no_grad(), Exact(torch.float64):
+        with torch.no_grad(), Float64Mode(torch.float64):
             yield
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-class Exact(TorchFunctionMode):
-    """In float64 nothing of theirs is computed in float32: waves of places, norms, softmax."""
+class Float64Mode(TorchFunctionMode):
+    """With float64, replaces the float32 in which transformers computes sinusoids, norms and softmax by float64.
+
+    With another dtype, nothing changes.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -226,29 +229,29 @@ class Exact(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def tiny(family: str, architecture: str, dtype: torch.dtype = torch.float32, **changed: Any) -> Any:
-    """transformers' model, in eval mode, by eager attention."""
+def make_tiny(family: str, architecture: str, dtype: torch.dtype = torch.float32, **changed: Any) -> Any:
+    """Return a tiny model of transformers in eval mode, with eager attention; `changed` overrides its config."""
     kind, settings = TINY[family]
     if "SequenceClassification" in architecture or "TokenClassification" in architecture:
         settings = settings | {"id2label": LABELS, "label2id": {name: number for number, name in LABELS.items()}}
     torch.manual_seed(len(architecture))
-    with Exact(dtype):
+    with Float64Mode(dtype):
         model = getattr(transformers, architecture)(kind(**settings | changed)).to(dtype)
     for part in model.modules():
         if type(part).__name__.endswith("SinusoidalPositionalEmbedding") and dtype is torch.float64:
-            count, width = part.weight.shape  # theirs are rounded to float32
+            count, width = part.weight.shape  # those of transformers are rounded to float32
             angles = torch.arange(count)[:, None] / 10_000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
             part.weight.data = torch.cat([angles.sin(), angles.cos()], -1)
     randomise(model)
     for part in model.modules() if family == "t5" else ():
         if hasattr(part, "EncDecAttention") or hasattr(part, "SelfAttention"):
             attention = getattr(part, "EncDecAttention", None) or part.SelfAttention
-            attention.q.weight.data *= attention.key_value_proj_dim**-0.5  # their scores are not scaled
-    return eager(model).eval()
+            attention.q.weight.data *= attention.key_value_proj_dim**-0.5  # T5 does not scale attention scores
+    return use_eager_attention(model).eval()
 
 
-def eager(model: Any) -> Any:
-    """Attention written out, in every part of the model that has a config of its own."""
+def use_eager_attention(model: Any) -> Any:
+    """Set eager attention in every module of a model that has a config, and return the model."""
     for part in model.modules():
         if hasattr(part, "config"):
             part.config._attn_implementation = "eager"
@@ -257,7 +260,10 @@ def eager(model: Any) -> Any:
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module) -> None:
-    """Every weight normal with deviation 0.2, those of norms around 1; padding rows stay zero."""
+    """Draw every weight from a normal distribution with standard deviation 0.2; its mean is 1 for norms, otherwise 0.
+
+    Embeddings of the padding token stay zero.
+    """
     padding = {id(part.weight): part.padding_idx for part in model.modules() if isinstance(part, torch.nn.Embedding)}
     if hasattr(model, "final_logits_bias"):  # a buffer
         model.final_logits_bias.normal_(0.0, 0.2)
@@ -270,14 +276,14 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def under_file_names(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors with a model's names under those that transformers writes to a file, converted likewise."""
+    """Rename and convert tensors of a model as transformers does when it writes them to a file."""
     converted: dict[str, torch.Tensor] = revert_weight_conversion(model, tensors)
     return converted
 
 
 def save_tiny(folder: Path, family: str, architecture: str, dtype: torch.dtype = torch.float32, **changed: Any) -> Any:
     """Make a tiny model of transformers and save it to the folder."""
-    model = tiny(family, architecture, dtype, **changed)
+    model = make_tiny(family, architecture, dtype, **changed)
     model.save_pretrained(folder)
     return model
 
@@ -285,33 +291,33 @@ def save_tiny(folder: Path, family: str, architecture: str, dtype: torch.dtype =
 LENGTHS = (7, 23, 1, 12)
 
 
-def sequences(family: str, lengths: tuple[int, ...] = LENGTHS) -> tuple[list[list[int]], list[list[int]]]:
-    """Random ids past the special ones, and types: two segments where the family has them."""
+def random_sequences(family: str, lengths: tuple[int, ...] = LENGTHS) -> tuple[list[list[int]], list[list[int]]]:
+    """Return random token ids, and token types: two segments if the family has them, otherwise one."""
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(5, 98, (length,), generator=generator).tolist() for length in lengths]
     if family in ENCODER_DECODER:
-        ids = [[*row_ids[:-1], ENCODER_DECODER[family]] for row_ids in ids]  # each ends with </s>
-    two = TINY[family][1].get("type_vocab_size", 2) == 2 and family not in WITHOUT_TYPES
-    return ids, [[int(two and place >= length // 2) for place in range(length)] for length in lengths]
+        ids = [[*row_ids[:-1], ENCODER_DECODER[family]] for row_ids in ids]  # each sequence ends with </s>
+    has_types = TINY[family][1].get("type_vocab_size", 2) == 2 and family not in WITHOUT_TYPES
+    return ids, [[int(has_types and position >= length // 2) for position in range(length)] for length in lengths]
 
 
-def packed(family: str, lengths: tuple[int, ...] = LENGTHS) -> Packed:
+def random_batch(family: str, lengths: tuple[int, ...] = LENGTHS) -> Packed:
     """Return random sequences of these lengths as a batch."""
-    return Packed.of(*sequences(family, lengths))
+    return Packed.of(*random_sequences(family, lengths))
 
 
-def their_inputs(family: str, ids: list[int], types: list[int]) -> dict[str, torch.Tensor]:
-    """One sequence as transformers takes it."""
+def hf_inputs(family: str, ids: list[int], types: list[int]) -> dict[str, torch.Tensor]:
+    """Return the inputs of transformers for one sequence."""
     inputs = {"input_ids": torch.tensor([ids])}
     return inputs if family in WITHOUT_TYPES else inputs | {"token_type_ids": torch.tensor([types])}
 
 
-def their_rows(model: Any, family: str, ids: list[int], types: list[int]) -> torch.Tensor:
-    """transformers' last hidden states of one sequence; a decoder reads the sequence itself, shifted."""
+def hf_hidden_states(model: Any, family: str, ids: list[int], types: list[int]) -> torch.Tensor:
+    """Return the last hidden states of one sequence in transformers; a decoder reads the same sequence, shifted."""
     body = getattr(model, "transformer", model) if family == "t5" else model.base_model
-    with Exact(model.dtype):
+    with Float64Mode(model.dtype):
         if family not in ENCODER_DECODER:
-            rows: torch.Tensor = body(**their_inputs(family, ids, types)).last_hidden_state
+            rows: torch.Tensor = body(**hf_inputs(family, ids, types)).last_hidden_state
             return rows[0]
         rows = body.encoder(input_ids=torch.tensor([ids])).last_hidden_state
         if hasattr(body, "decoder"):
@@ -320,8 +326,8 @@ def their_rows(model: Any, family: str, ids: list[int], types: list[int]) -> tor
         return rows[0]
 
 
-def target(loaded: Any, batch: Packed) -> Packed | None:
-    """Return the input of a decoder beside an encoder in these tests: the sequence itself, shifted."""
+def decoder_input(loaded: Any, batch: Packed) -> Packed | None:
+    """Return the decoder input for a batch, its sequences shifted right, or None without an encoder and a decoder."""
     model = loaded.model
     return (
         batch.shift_right(loaded.config.model.start)
@@ -330,33 +336,33 @@ def target(loaded: Any, batch: Packed) -> Packed | None:
     )
 
 
-def our_rows(loaded: Any, batch: Packed) -> torch.Tensor:
-    """Our last hidden states for the same."""
-    rows: torch.Tensor = loaded.model(batch, target(loaded, batch))
+def our_hidden_states(loaded: Any, batch: Packed) -> torch.Tensor:
+    """Return the last hidden states of a batch in Heedful."""
+    rows: torch.Tensor = loaded.model(batch, decoder_input(loaded, batch))
     return rows
 
 
 def our_outputs(loaded: Any, batch: Packed) -> list[torch.Tensor]:
-    """Our head's outputs for the same; heads of a decoder shift what they read by themselves, if they are to."""
-    outputs = loaded(batch, target(loaded, batch) if loaded.needs_target else None)
+    """Return the outputs of a head for a batch in Heedful, as a list."""
+    outputs = loaded(batch, decoder_input(loaded, batch) if loaded.needs_target else None)
     return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
-def their_outputs(model: Any, family: str, ids: list[list[int]], types: list[list[int]]) -> list[torch.Tensor]:
+def hf_outputs(model: Any, family: str, ids: list[list[int]], types: list[list[int]]) -> list[torch.Tensor]:
     """Return the outputs of transformers' head for sequences one at a time, laid out as Heedful's."""
-    choice = "MultipleChoice" in type(model).__name__
+    is_choice = "MultipleChoice" in type(model).__name__
     name = type(model).__name__
-    writes = family in ENCODER_DECODER and (
+    has_decoder_input = family in ENCODER_DECODER and (
         name == FAMILIES[family].bare or name.endswith(("ConditionalGeneration", "MTModel"))
     )
     rows_of_texts: list[list[torch.Tensor]] = []
-    for each_ids, each_types in zip(ids, types, strict=True):
-        inputs = their_inputs(family, each_ids, each_types)
-        if writes:
-            inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id, *each_ids[:-1]]])
-        if choice:
+    for row_ids, row_types in zip(ids, types, strict=True):
+        inputs = hf_inputs(family, row_ids, row_types)
+        if has_decoder_input:
+            inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id, *row_ids[:-1]]])
+        if is_choice:
             inputs = {name: tensor[None] for name, tensor in inputs.items()}
-        with Exact(model.dtype):
+        with Float64Mode(model.dtype):
             out = model(**inputs)
         if "start_logits" in out:
             rows_of_texts.append([torch.stack([out.start_logits[0], out.end_logits[0]], -1)])
@@ -369,9 +375,9 @@ def their_outputs(model: Any, family: str, ids: list[list[int]], types: list[lis
         elif "last_hidden_state" in out:
             pooled = out.get("pooler_output")
             rows_of_texts.append([out.last_hidden_state[0] if pooled is None else pooled])
-        elif choice:
+        elif is_choice:
             rows_of_texts.append([out.logits[0]])
         else:
-            rows = "ForPreTraining" in type(model).__name__ or out.logits.ndim == 3
-            rows_of_texts.append([out.logits[0] if rows else out.logits])
+            is_per_token = "ForPreTraining" in type(model).__name__ or out.logits.ndim == 3
+            rows_of_texts.append([out.logits[0] if is_per_token else out.logits])
     return [torch.cat(parts) for parts in zip(*rows_of_texts, strict=True)]

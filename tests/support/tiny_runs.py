@@ -1,4 +1,4 @@
-"""A tiny model that learns in milliseconds, tasks for it, and what can go wrong with them."""
+"""A tiny model that trains in milliseconds, tasks for it, and faults that tests put into its training."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def tokenizer() -> Tokenizer:
     )
 
 
-def created(head: Head, dropout: float, width: int = 16, norm: Literal["layer", "rms"] = "layer") -> ModelBundle:
-    """A fresh model of two layers with two heads."""
+def create_encoder(head: Head, dropout: float, width: int = 16, norm: Literal["layer", "rms"] = "layer") -> ModelBundle:
+    """Return a new encoder with two layers of two heads, and the head of a task."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size,
         width=width,
@@ -89,8 +89,8 @@ def created(head: Head, dropout: float, width: int = 16, norm: Literal["layer", 
 def classify(
     dropout: float = 0.1, weights: tuple[float, ...] = (), width: int = 16
 ) -> tuple[ModelBundle, Task, list[Sample]]:
-    """A model, its task, and 16 samples of 4 to 19 tokens."""
-    loaded = created(Classes(labels=LABELS, dropout=dropout), dropout, width)
+    """Return a model, its task, and 16 samples of 4 to 19 tokens."""
+    loaded = create_encoder(Classes(labels=LABELS, dropout=dropout), dropout, width)
     task = Classify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS, weights=weights)
     parts = [line.rpartition(" ") for line in LINES]
     return (
@@ -101,8 +101,8 @@ def classify(
 
 
 def tag(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
-    """Make a tagging task, with a target for each word: very unequal counts."""
-    loaded = created(TokenClasses(labels=TAGS, dropout=dropout), dropout)
+    """Return a model, a tagging task with a target for each word, and samples with very different target counts."""
+    loaded = create_encoder(TokenClasses(labels=TAGS, dropout=dropout), dropout)
     task = Tag(tokenizer=tokenizer(), limit=loaded.max_length, labels=TAGS)
     words = [tuple(line.split()) for line in LINES]
     tags = [tuple(TAGS[len(word) % 3] for word in sentence) for sentence in words]
@@ -113,8 +113,8 @@ def tag(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
     )
 
 
-class Half(Classify):
-    """Bad texts do not use the head, so that it has a gradient on some ranks and in some steps only."""
+class PartialHeadClassify(Classify):
+    """A classifier whose loss uses the head only for good texts: on some ranks and steps, the head has no gradient."""
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         assert loaded.head is not None
@@ -127,15 +127,15 @@ class Half(Classify):
         return Loss(torch.where(good, losses, bare).sum(), float(len(losses)))
 
 
-def half(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
-    """With a head that is not always used."""
+def partial_head(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
+    """Return a model, a task whose loss does not always use the head, and samples."""
     loaded, _, samples = classify(dropout)
-    return loaded, Half(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS), samples
+    return loaded, PartialHeadClassify(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS), samples
 
 
-def packed(dropout: float = 0.1, norm: Literal["layer", "rms"] = "layer") -> tuple[ModelBundle, Any, list[Sample]]:
-    """Hidden tokens, scored by the embedding's own table, in ragged rows of one to four whole sequences."""
-    loaded = created(MaskedTokens(), dropout, norm=norm)
+def packed_mlm(dropout: float = 0.1, norm: Literal["layer", "rms"] = "layer") -> tuple[ModelBundle, Any, list[Sample]]:
+    """Return a model with tied embeddings, masked language modelling, and samples of one to four packed sequences."""
+    loaded = create_encoder(MaskedTokens(), dropout, norm=norm)
     encoded = [tokenizer().encode(line.rpartition(" ")[0]) for line in LINES]
     groups = [encoded[start : start + count] for start, count in zip(range(16), [4, 1, 3, 2] * 4, strict=True)]
     samples = [
@@ -144,125 +144,125 @@ def packed(dropout: float = 0.1, norm: Literal["layer", "rms"] = "layer") -> tup
     return loaded, MaskedLM(tokenizer=tokenizer()), samples
 
 
-MADE: dict[str, Callable[[float], tuple[ModelBundle, Any, list[Sample]]]] = {
+TASKS: dict[str, Callable[[float], tuple[ModelBundle, Any, list[Sample]]]] = {
     "classify": classify,
     "tag": tag,
-    "half": half,
-    "packed": packed,
-    "packed, rms": partial(packed, norm="rms"),
+    "partial head": partial_head,
+    "packed": packed_mlm,
+    "packed, rms": partial(packed_mlm, norm="rms"),
 }
 
 
 TRAIN: dict[str, Any] = {
     "max_steps": 12,
-    "batch_size": 5,  # of 16: the fourth step of an epoch takes one sample, and there are three epochs
+    "batch_size": 5,  # of 16 samples: three epochs of four steps, the last of which takes one sample
     "max_tokens_per_microbatch": 30,
     "optimizer": {"kind": "adamw", "lr": 2e-3},
     "precision": "float32",
 }
-# gradients that are 0 but for rounding, as those of key biases are, must not become whole steps
-CALM = {"kind": "adamw", "lr": 2e-2, "eps": 1e-2}
+# AdamW with a large eps, so that gradients that are 0 except for rounding (those of key biases) change nothing
+LARGE_EPS = {"kind": "adamw", "lr": 2e-2, "eps": 1e-2}
 FIT: dict[str, Any] = {"eval_every_epochs": 0.5, "checkpoint_every_minutes": 0.0}
 
 
-def settings(train: dict[str, Any], fit: dict[str, Any]) -> tuple[TrainSettings, FitSettings]:
-    """These, over TRAIN and FIT."""
+def make_settings(train: dict[str, Any], fit: dict[str, Any]) -> tuple[TrainSettings, FitSettings]:
+    """Return settings of training and of fit: TRAIN and FIT, with these values instead of theirs."""
     return from_mapping(TrainSettings, TRAIN | train, source="train"), from_mapping(
         FitSettings, FIT | fit, source="fit"
     )
 
 
-def trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = SINGLE_PROCESS, **train: Any) -> Trainer:
-    """With these settings over TRAIN."""
-    loaded, objective, samples = MADE[task](dropout)
-    return Trainer(loaded, objective, samples, settings(train, {})[0], ranks)
+def make_trainer(task: str = "classify", dropout: float = 0.1, ranks: Ranks = SINGLE_PROCESS, **train: Any) -> Trainer:
+    """Return a trainer of a task in TASKS, with these settings instead of those of TRAIN."""
+    loaded, objective, samples = TASKS[task](dropout)
+    return Trainer(loaded, objective, samples, make_settings(train, {})[0], ranks)
 
 
-def wave(trainer: Trainer) -> EvalResult:
-    """The best is at step 7, or beside it; it depends on the weights too."""
+def evaluate_with_peak(trainer: Trainer) -> EvalResult:
+    """Return an evaluation that is best near step 7; its metric depends on the weights too."""
     score = -abs(trainer.step - 7) + trainer.loaded.named_tensors()["embedding.norm.bias"].sum().item()
     return EvalResult(metric_value=score, metrics={"score": score})
 
 
-class Spy(Objective):
-    """An objective that notes which samples it is given, and may do something before each loss."""
+class RecordingObjective(Objective):
+    """An objective that records the samples of each batch and each loss, and calls `before` before each loss."""
 
     def __init__(self, trainer: Trainer, before: Callable[[Batch], None] = lambda batch: None, group_size: int = 1):
-        self.task, self.before, self.group_size = trainer.objective, before, group_size
-        self.numbers = {id(sample): number for number, sample in enumerate(trainer.samples)}
-        self.seen: list[list[int]] = []
+        self.objective, self.before, self.group_size = trainer.objective, before, group_size
+        self.sample_numbers = {id(sample): number for number, sample in enumerate(trainer.samples)}
+        self.batches: list[list[int]] = []
         self.keys: list[int] = []
         self.losses: list[float] = []
         trainer.objective = self
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        self.seen.append([self.numbers[id(sample)] for sample in samples])
+        self.batches.append([self.sample_numbers[id(sample)] for sample in samples])
         self.keys += keys
-        return self.task.batch(samples, keys)
+        return self.objective.batch(samples, keys)
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         self.before(batch)
-        loss = self.task.loss(loaded, batch)
+        loss = self.objective.loss(loaded, batch)
         self.losses.append(loss.sum.item())
         return loss
 
 
-def weights(trainer: Trainer) -> dict[str, Tensor]:
-    """Copy the current weights."""
+def copy_weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Return a copy of the current weights."""
     return {name: tensor.detach().clone() for name, tensor in trainer.loaded.named_tensors().items()}
 
 
-def everything(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A copy of the state, the values by way of JSON."""
+def copy_state(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a copy of the state, with values that went through JSON."""
     tensors, values = trainer.state()
     return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(values))
 
 
 def records(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Return the fields of the steps that are equal in every run."""
+    """Return the journal records of steps, which are equal in equal runs."""
     return [step.record for step in steps]
 
 
-def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    """Bit for bit."""
+def tensors_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Return whether two states have the same names, and tensors that are equal bit for bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """The largest difference of two numbers, as a share of the largest number in their tensor."""
+def relative_error(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of two numbers, relative to the largest number in the second tensor."""
     assert first.keys() == second.keys()
     with torch.no_grad():
         return max(float((first[name] - second[name]).abs().max() / second[name].abs().max()) for name in first)
 
 
-# -- what can go wrong ------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------------------
 
 
 def nan_loss(loss: Loss, loaded: ModelBundle) -> Loss:
-    """The loss itself, and with it all gradients."""
+    """Make the loss and all gradients NaN."""
     return Loss(loss.sum * math.nan, loss.count)
 
 
-def nan_loss_alone(loss: Loss, loaded: ModelBundle) -> Loss:
-    """The loss itself; the gradients are right."""
+def nan_loss_only(loss: Loss, loaded: ModelBundle) -> Loss:
+    """Make the loss NaN, and leave the gradients as they are."""
     return Loss(loss.sum + math.nan, loss.count)
 
 
 def infinite_loss(loss: Loss, loaded: ModelBundle) -> Loss:
-    """The loss itself."""
+    """Make the loss infinite."""
     return Loss(loss.sum / 0, loss.count)
 
 
 def nan_gradient(loss: Loss, loaded: ModelBundle) -> Loss:
-    """One number of one gradient; the loss is right."""
+    """Make one number of one gradient NaN, and leave the loss as it is."""
     weight = next(tensor for name, tensor in loaded.named_tensors().items() if name.endswith("mlp.up.weight"))
-    hurt = torch.zeros_like(weight)
-    hurt[3, 5] = math.nan
-    return Loss(loss.sum + _Hurt.apply(weight, hurt), loss.count)
+    gradient = torch.zeros_like(weight)
+    gradient[3, 5] = math.nan
+    return Loss(loss.sum + _ZeroWithGradient.apply(weight, gradient), loss.count)
 
 
-class _Hurt(torch.autograd.Function):
-    """0, with the gradient that is given."""
+class _ZeroWithGradient(torch.autograd.Function):
+    """Return 0, with `gradient` as the gradient of `weight`."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -274,8 +274,8 @@ class _Hurt(torch.autograd.Function):
         return ctx.saved_tensors[0] * gradients[0], None
 
 
-def sent(name: str) -> Any:
-    """The process gets a signal in the middle of a micro-batch."""
+def send_signal(name: str) -> Any:
+    """Return a fault that sends a signal to this process in the middle of a micro-batch."""
 
     def fault(loss: Loss, loaded: ModelBundle) -> Loss:
         os.kill(os.getpid(), getattr(signal, name))
@@ -284,41 +284,41 @@ def sent(name: str) -> Any:
     return fault
 
 
-def broken(loss: Loss, loaded: ModelBundle) -> Loss:
-    """Any error."""
+def raise_error(loss: Loss, loaded: ModelBundle) -> Loss:
+    """Raise an error."""
     raise HeedfulError("this rank is broken on purpose")
 
 
-def full(loss: Loss, loaded: ModelBundle) -> Loss:
-    """Not enough memory."""
+def run_out_of_memory(loss: Loss, loaded: ModelBundle) -> Loss:
+    """Raise the error of PyTorch for a CPU without free memory."""
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
 
 
 FAULTS = {
-    "full": full,
+    "out of memory": run_out_of_memory,
     "nan loss": nan_loss,
-    "nan loss alone": nan_loss_alone,
+    "nan loss only": nan_loss_only,
     "infinite loss": infinite_loss,
     "nan gradient": nan_gradient,
-    "broken": broken,
-    **{name: sent(name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGKILL", "SIGSTOP")},
+    "error": raise_error,
+    **{name: send_signal(name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGKILL", "SIGSTOP")},
 }
 
 
-class Faulty(Objective):
-    """An objective with a fault in the first micro-batch of one step, or of several from there."""
+class FaultyObjective(Objective):
+    """An objective with a fault in the first micro-batch of `num_steps` steps, from step `step` on."""
 
-    def __init__(self, task: Objective, trainer: Trainer, fault: Any, at: int, steps: int = 1) -> None:
-        self.task, self.trainer, self.fault = task, trainer, fault
-        self.left = {at + number for number in range(steps)}
-        self.group_size = task.group_size
+    def __init__(self, objective: Objective, trainer: Trainer, fault: Any, step: int, num_steps: int = 1) -> None:
+        self.objective, self.trainer, self.fault = objective, trainer, fault
+        self.faulty_steps = set(range(step, step + num_steps))
+        self.group_size = objective.group_size
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        return self.task.batch(samples, keys)
+        return self.objective.batch(samples, keys)
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        loss = self.task.loss(loaded, batch)
-        if self.trainer.step + 1 in self.left:
-            self.left.remove(self.trainer.step + 1)
+        loss = self.objective.loss(loaded, batch)
+        if self.trainer.step + 1 in self.faulty_steps:
+            self.faulty_steps.remove(self.trainer.step + 1)
             return self.fault(loss, loaded)
         return loss

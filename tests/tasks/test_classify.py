@@ -16,7 +16,7 @@ from heedful.infer.engine import Engine
 from heedful.tasks.classify import MAX_BOOTSTRAP_SUMS, Classify, ClassifyMultiLabel
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
-from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer
+from tests.support.task_parity import SHORT, assert_same_gradients, backward_all, load_both, sequence_text, tokenizer
 
 LABELS = ("bad", "fair", "good")
 TEXTS = [
@@ -46,7 +46,7 @@ def many(**more: Any) -> ClassifyMultiLabel:
 
 def inputs(examples: list[Any]) -> dict[str, torch.Tensor]:
     """A padded batch as transformers makes it; alone, an empty second text would count as none."""
-    backend = both("single").tokenizer
+    backend = load_both("single").tokenizer
     encodings = [backend([each.text], None if each.text_pair is None else [each.text_pair]) for each in examples]
     rows = [{name: column[0] for name, column in each.items()} for each in encodings]
     return dict(backend.pad(rows, return_tensors="pt"))
@@ -65,7 +65,7 @@ def test_samples_are_what_transformers_reads() -> None:
         assert sample.bounds == (0, length)
         assert sample.tokens.tolist() == expected["input_ids"][number, :length].tolist()
         assert sample.types.tolist() == expected["token_type_ids"][number, :length].tolist()
-    assert text_of(read.samples[2]) == "[CLS] she lives in paris [SEP] where [SEP]"
+    assert sequence_text(read.samples[2]) == "[CLS] she lives in paris [SEP] where [SEP]"
     assert read.samples[2].types.tolist() == [0] * 6 + [1] * 2  # the first [SEP] included
     assert (read.examples, read.tokens) == (5, sum(map(len, read.samples)))
     assert (read.windowed, read.truncated, read.truncated_tokens, read.skipped) == (0, 0, 0, 0)
@@ -83,7 +83,7 @@ def test_long_texts_are_windows_that_weigh_one_together(example: LabelledExample
     assert [each.weight for each in windows] == [1 / len(windows)] * len(windows)
     seen: list[str] = []
     for window in windows:
-        tokens = text_of(window).split()
+        tokens = sequence_text(window).split()
         assert tokens[0] == "[CLS]" and tokens[-1] == "[SEP]"
         text = tokens[tokens.index("[SEP]") + 1 if example.text_pair else 1 : -1]
         if example.text_pair:
@@ -115,51 +115,51 @@ def test_the_end_is_cut_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_loss_and_gradient_of_one_label(dtype: torch.dtype, tolerance: float, parts: int) -> None:
-    pair = both("single", dtype)
+    pair = load_both("single", dtype)
     targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
     expected = pair.reference(**inputs(TEXTS), labels=targets).loss
-    loss = learned(task(), pair.model, TEXTS, parts)
+    loss = backward_all(task(), pair.model, TEXTS, parts)
     assert loss.count == len(TEXTS)
     assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-6)
-    same_gradients(pair.reference, expected, pair.model, loss.count, tolerance)
+    assert_same_gradients(pair.reference, expected, pair.model, loss.count, tolerance)
 
 
 def test_loss_and_gradient_of_many_labels() -> None:
-    pair = both("multiple")
+    pair = load_both("multiple")
     targets = torch.tensor([each.target for each in many().encode_split(SETS).samples])
     expected = pair.reference(**inputs(SETS), labels=targets.double()).loss
-    loss = learned(many(), pair.model, SETS)
+    loss = backward_all(many(), pair.model, SETS)
     assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
-    same_gradients(pair.reference, expected, pair.model, loss.count)
+    assert_same_gradients(pair.reference, expected, pair.model, loss.count)
 
 
 def test_classes_may_weigh_differently() -> None:
-    pair, shares = both("single"), (0.25, 3.0, 1.5)
+    pair, shares = load_both("single"), (0.25, 3.0, 1.5)
     logits = pair.reference(**inputs(TEXTS)).logits
     targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
     expected = F.cross_entropy(logits, targets, weight=torch.tensor(shares, dtype=torch.float64))
     for parts in (1, 2, 5):
-        loss = learned(task(weights=shares), pair.model, TEXTS, parts)
+        loss = backward_all(task(weights=shares), pair.model, TEXTS, parts)
         assert loss.count == 0.25 * 2 + 3 + 1.5 * 2
         assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
-    same_gradients(pair.reference, expected, pair.model, loss.count)
+    assert_same_gradients(pair.reference, expected, pair.model, loss.count)
     halves = task(weights=shares, limit=SHORT).encode_split([LONG]).samples
     assert [each.weight for each in halves] == [3.0 / len(halves)] * len(halves)
 
 
 def test_positives_may_weigh_more() -> None:
-    pair, shares = both("multiple"), (0.5, 2.0, 7.0)
+    pair, shares = load_both("multiple"), (0.5, 2.0, 7.0)
     logits = pair.reference(**inputs(SETS)).logits
     targets = torch.tensor([each.target for each in many().encode_split(SETS).samples], dtype=torch.float64)
     positive = torch.tensor(shares, dtype=torch.float64)
     expected = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive)
-    loss = learned(many(weights=shares), pair.model, SETS, parts=2)
+    loss = backward_all(many(weights=shares), pair.model, SETS, parts=2)
     assert (loss.count, float(loss.sum) / 5) == (5, pytest.approx(float(expected.detach()), abs=1e-12))
-    same_gradients(pair.reference, expected, pair.model, 5)
+    assert_same_gradients(pair.reference, expected, pair.model, 5)
 
 
 def test_windows_count_as_one_text() -> None:
-    pair, short = both("single"), task(limit=SHORT)
+    pair, short = load_both("single"), task(limit=SHORT)
     examples = [LONG, TEXTS[0]]
     *windows, last = short.encode_split(examples).samples
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_windows_count_as_one_text() -> None:
             float(-pair.model(short.batch([sample], [0]).packed).log_softmax(-1)[0, sample.target])
             for sample in (*windows, last)
         ]
-    loss = learned(short, pair.model, examples)
+    loss = backward_all(short, pair.model, examples)
     assert loss.count == pytest.approx(2, abs=1e-6)
     assert float(loss.sum) == pytest.approx(sum(each[:-1]) / len(windows) + each[-1], abs=1e-6)
 
@@ -178,7 +178,7 @@ def test_windows_count_as_one_text() -> None:
 def shares_of(name: str, examples: list[Any]) -> Any:
     """transformers' logits."""
     with torch.no_grad():
-        return both(name).reference(**inputs(examples)).logits
+        return load_both(name).reference(**inputs(examples)).logits
 
 
 def test_an_evaluation_agrees_with_sklearn() -> None:
@@ -188,7 +188,7 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
     ]
     probabilities = shares_of("single", examples).softmax(-1).numpy()
     gold, predicted = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
-    measure = evaluate_task(task(), Engine(both("single").model), examples)
+    measure = evaluate_task(task(), Engine(load_both("single").model), examples)
     metrics = task().compute_metrics(measure)
     assert metrics["accuracy"] == sklearn_metrics.accuracy_score(gold, predicted)
     assert metrics["confusion"] == sklearn_metrics.confusion_matrix(gold, predicted).tolist()
@@ -226,7 +226,7 @@ def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> N
 
 
 def test_many_labels_agree_with_sklearn() -> None:
-    ours, thresholds = both("multiple").model, {"bad": 0.3, "good": 0.6}
+    ours, thresholds = load_both("multiple").model, {"bad": 0.3, "good": 0.6}
     probabilities = shares_of("multiple", SETS).sigmoid().numpy()
     gold = np.array([each.target for each in many().encode_split(SETS).samples]).astype(int)
     for chosen_thresholds in ({}, thresholds):

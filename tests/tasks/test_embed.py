@@ -22,7 +22,7 @@ from heedful.infer.engine import Engine
 from heedful.tasks.embed import Embed
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
-from tests.support.task_parity import SHORT, both, learned, text_of, tokenizer
+from tests.support.task_parity import SHORT, backward_all, load_both, sequence_text, tokenizer
 
 PAIRS = [
     PairExample(anchor="the cat sat", positive="on the mat"),
@@ -42,7 +42,7 @@ SCORED = [
 @cache
 def model() -> ModelBundle:
     """Mean pooling over the tiny model, in float64."""
-    return with_head(both("bare").model, "embedding")
+    return with_head(load_both("bare").model, "embedding")
 
 
 def task(**more: Any) -> Embed:
@@ -58,7 +58,7 @@ def scored(**more: Any) -> Embed:
 @cache
 def vectors() -> tuple[torch.Tensor, torch.Tensor]:
     """transformers' means over the tokens of each text of all pairs."""
-    pair = both("bare")
+    pair = load_both("bare")
     sides = []
     with torch.no_grad():
         for side in ("anchor", "positive"):
@@ -72,7 +72,7 @@ def vectors() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_sample_is_both_texts_of_a_pair() -> None:
     read = scored().encode_split(SCORED)
-    assert [text_of(read.samples[0], number) for number in (0, 1)] == [
+    assert [sequence_text(read.samples[0], number) for number in (0, 1)] == [
         "[CLS] the cat sat [SEP]",
         "[CLS] on the mat [SEP]",
     ]
@@ -108,7 +108,7 @@ def test_scores_are_met_by_cosines() -> None:
     goal = torch.tensor([each.score for each in SCORED], dtype=torch.float64) / 5
     expected = (F.cosine_similarity(a, b) - goal).square().sum()
     for parts in (1, 3):
-        loss = learned(scored(), model(), SCORED, parts)
+        loss = backward_all(scored(), model(), SCORED, parts)
         assert (loss.count, float(loss.sum)) == (7, pytest.approx(float(expected), abs=1e-12))
 
 
@@ -120,9 +120,9 @@ def test_second_texts_are_told_apart_within_a_group() -> None:
         for i in members:
             powers = [np.exp(20 * a[i] @ b[j]) for j in members]
             expected -= np.log(powers[members.index(i)] / sum(powers))
-    loss = learned(task(), model(), PAIRS)
+    loss = backward_all(task(), model(), PAIRS)
     assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
-    other = learned(task(scale=5.0), model(), PAIRS)
+    other = backward_all(task(scale=5.0), model(), PAIRS)
     assert float(other.sum) != pytest.approx(expected, abs=0.1)
 
 
@@ -140,9 +140,9 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
                 rivals = [np.exp(20 * a[i] @ b[j]) for j in group if pairs[j].positive != pairs[i].positive]
                 own = np.exp(20 * a[i] @ b[i])
                 expected -= np.log(own / (own + sum(rivals)))
-        loss = learned(embed_task, ours, pairs)
+        loss = backward_all(embed_task, ours, pairs)
         assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
-    alone = learned(task(), model(), [replace(each, positive="x") for each in PAIRS])
+    alone = backward_all(task(), model(), [replace(each, positive="x") for each in PAIRS])
     assert float(alone.sum) == 0, "there is nothing to tell apart"
 
 

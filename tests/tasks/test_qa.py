@@ -22,7 +22,15 @@ from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import pair_windows
 from tests.support.model_folders import LIMIT, long_text
-from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
+from tests.support.task_parity import (
+    SHORT,
+    assert_same_gradients,
+    backward_all,
+    example_windows,
+    load_both,
+    sequence_text,
+    tokenizer,
+)
 
 
 def question(text: str, context: str, *answers: str, at: int | None = None) -> QuestionExample:
@@ -50,16 +58,16 @@ def task(**more: Any) -> QuestionAnswering:
 
 def test_targets_are_the_tokens_of_the_first_answer() -> None:
     read = task().encode_split(EXAMPLES)
-    answers = [text_of(each).split()[each.target[0] : each.target[1] + 1] for each in read.samples]
+    answers = [sequence_text(each).split()[each.target[0] : each.target[1] + 1] for each in read.samples]
     assert answers == [["ada"], ["paris"], ["dog", "ran"]]
-    assert text_of(read.samples[2]) == "[CLS] w ##h ##a ##t ? [SEP] the dog ran [SEP]"
+    assert sequence_text(read.samples[2]) == "[CLS] w ##h ##a ##t ? [SEP] the dog ran [SEP]"
     assert read.samples[2].target == (8, 9) and read.samples[2].types.tolist() == [0] * 7 + [1] * 4
     assert [each.weight for each in read.samples] == [1.0] * 3 and read.skipped == 0
 
 
 def test_windows_with_the_whole_answer_are_kept() -> None:
     qa_task = task(limit=SHORT)
-    (windows,) = windowed(qa_task, LONG)
+    (windows,) = example_windows(qa_task, LONG)
     read = qa_task.encode_split([LONG])
     start, stop = LONG.answers[0].start, LONG.answers[0].start + len("first program")
     holding = [
@@ -71,7 +79,7 @@ def test_windows_with_the_whole_answer_are_kept() -> None:
     assert [tuple(each.tokens.tolist()) for each in read.samples] == [window.ids for window in holding]
     assert {each.weight for each in read.samples} == {1 / len(holding)}
     for each in read.samples:
-        assert text_of(each).split()[each.target[0] : each.target[1] + 1] == ["first", "program"]
+        assert sequence_text(each).split()[each.target[0] : each.target[1] + 1] == ["first", "program"]
 
 
 def context(window: Any) -> list[tuple[int, int]]:
@@ -81,7 +89,7 @@ def context(window: Any) -> list[tuple[int, int]]:
 
 def test_windows_without_the_answer_point_at_the_first_token_where_some_questions_have_none() -> None:
     qa_task = task(limit=SHORT, has_unanswerable=True)
-    (windows,) = windowed(qa_task, LONG)
+    (windows,) = example_windows(qa_task, LONG)
     samples = qa_task.encode_split([LONG]).samples
     assert len(samples) == len(windows) and {each.weight for each in samples} == {1 / len(windows)}
     empty = [each for each in samples if each.target == (0, 0)]
@@ -121,7 +129,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
 def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
     config = replace(decoder().config, family=family, hf_config={}, head=None)
     head = with_head(create(config, tokenizer()), "question_answering").config.head
-    assert no_answer_position(head) == -1 and no_answer_position(both("span").model.config.head) == 0
+    assert no_answer_position(head) == -1 and no_answer_position(load_both("span").model.config.head) == 0
 
 
 def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:
@@ -156,7 +164,7 @@ def test_answers_that_are_too_long_to_be_given_are_counted() -> None:
 def test_targets_are_all_tokens_that_the_answer_touches(context: str, answer: str, expected: list[str]) -> None:
     for impossible in (False, True):
         (sample,) = task(has_unanswerable=impossible).encode_split([question("who ?", context, answer)]).samples
-        assert text_of(sample).split()[sample.target[0] : sample.target[1] + 1] == expected
+        assert sequence_text(sample).split()[sample.target[0] : sample.target[1] + 1] == expected
 
 
 def test_answers_in_what_is_cut_off_are_left_out() -> None:
@@ -191,7 +199,7 @@ def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObje
     assume(context[start:stop].strip())
     qa_task = QuestionAnswering(tokenizer=TOKENIZERS[kind], limit=limit, has_unanswerable=False)
     example = question("a", context, context[start:stop], at=start)
-    (windows,) = windowed(qa_task, example)
+    (windows,) = example_windows(qa_task, example)
     whole = qa_task.tokenizer.encode(("a", context))
     span = answer_tokens(windows, context, example.answers[0])
     (place,) = answer_tokens([whole], context, example.answers[0])
@@ -223,22 +231,22 @@ def their_loss(model: Any, sample: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
-    pair, qa_task = both("span", dtype), task(has_unanswerable=True)
+    pair, qa_task = load_both("span", dtype), task(has_unanswerable=True)
     examples = [*EXAMPLES, question("why ?", "the cat sat")]
     samples = qa_task.encode_split(examples).samples
     expected = torch.stack([their_loss(pair.reference, sample) for sample in samples]).mean()
     for parts in (1, 3):
-        loss = learned(qa_task, pair.model, examples, parts)
+        loss = backward_all(qa_task, pair.model, examples, parts)
         assert loss.count == 4
         assert float(loss.sum) / 4 == pytest.approx(float(expected.detach()), abs=1e-6)
-    same_gradients(pair.reference, expected, pair.model, 4, tolerance)
+    assert_same_gradients(pair.reference, expected, pair.model, 4, tolerance)
 
 
 def test_windows_count_as_one_question() -> None:
-    pair, qa_task = both("span"), task(limit=SHORT, has_unanswerable=True)
+    pair, qa_task = load_both("span"), task(limit=SHORT, has_unanswerable=True)
     with torch.no_grad():
         each = [float(their_loss(pair.reference, sample)) for sample in qa_task.encode_split([LONG]).samples]
-    loss = learned(qa_task, pair.model, [LONG])
+    loss = backward_all(qa_task, pair.model, [LONG])
     assert loss.count == pytest.approx(1, abs=1e-6) and float(loss.sum) == pytest.approx(
         sum(each) / len(each), abs=1e-6
     )
@@ -287,7 +295,7 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
 
 
 def test_the_engine_says_nothing_above_the_threshold() -> None:
-    ours, qa_task = both("span").model, task(has_unanswerable=True)
+    ours, qa_task = load_both("span").model, task(has_unanswerable=True)
     engine = Engine(ours)
     inputs = [qa_task.engine_input(each) for each in (*EXAMPLES, LONG)]
     plain = engine(inputs)
@@ -312,7 +320,7 @@ def test_the_engine_says_nothing_above_the_threshold() -> None:
 @pytest.mark.parametrize("thresholds", [{}, {NO_ANSWER: 0.0}])
 def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str, float]) -> None:
     """No tokens, and so no windows: the published GPT-2 puts nothing around a question and a context without text."""
-    head = both("span").model.config.head
+    head = load_both("span").model.config.head
     assert head is not None
     setting = AnswerContext(tokenizer=tokenizer(), head=head, top_k=1, thresholds=thresholds)
     only_answer = QA_HEAD.answer({"question": "", "context": ""}, [], setting)
@@ -325,7 +333,7 @@ def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str,
 
 
 def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> None:
-    ours, qa_task = both("span").model, task(has_unanswerable=True)
+    ours, qa_task = load_both("span").model, task(has_unanswerable=True)
     engine = Engine(ours)
     words = ["cat", "dog", "paris", "ada", "mat", "first"]
     examples = [question(f"who {word} ?", f"the {word} ran to paris", word) for word in words]
@@ -341,7 +349,7 @@ def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> Non
 
 
 def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
-    qa_task, engine = task(), Engine(both("span").model)
+    qa_task, engine = task(), Engine(load_both("span").model)
     examples = [question("who ?", long_text(n), "ada") for n in (100, 130)]
     messages: list[dict[str, Any]] = []
     measure = evaluate_task(
@@ -370,13 +378,13 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     context = long_text(words)
     asked = question(long_text(60), context, context.split()[1])
     qa_task = task(limit=SHORT)
-    (windows,) = windowed(qa_task, asked)
+    (windows,) = example_windows(qa_task, asked)
     assert len({each.first_text_start for each in windows}) > 3
     samples = qa_task.encode_split([asked]).samples
     assert len(samples) >= len({each.first_text_start for each in windows})
     for each in samples:
-        assert text_of(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
-    loaded, encoded = both("span").model, tokenizer().encode((asked.question, asked.context))
+        assert sequence_text(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
+    loaded, encoded = load_both("span").model, tokenizer().encode((asked.question, asked.context))
     answer = Engine(loaded)([qa_task.engine_input(asked)])[0]
     best = max(
         float(scores[low, 0] + scores[high, 1])

@@ -29,7 +29,7 @@ from heedful.tasks.specs import spec_of_head, specs_of_head
 from heedful.tasks.specs.rank import RankSettings
 from heedful.tasks.task import TaskSetup, evaluate_task
 from tests.support.model_folders import LIMIT, long_text
-from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer
+from tests.support.task_parity import SHORT, assert_same_gradients, backward_all, load_both, sequence_text, tokenizer
 
 GRADED = [
     RankExample(query="the cat", documents=("sat on the mat", "wrote it", "ran"), relevance=(2.0, 0.0, 1.0)),
@@ -66,7 +66,9 @@ def task(**more: Any) -> Rank:
 def model(dtype: torch.dtype = torch.float64) -> ModelBundle:
     """The tiny model with the head of a cross-encoder."""
     settings = RankSettings()
-    return Rank.create(TaskSetup(settings=settings, loaded=both("regression", dtype).model, labels=(), stats=STATS))[1]
+    return Rank.create(
+        TaskSetup(settings=settings, loaded=load_both("regression", dtype).model, labels=(), stats=STATS)
+    )[1]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> CrossEncoder:
 
 def our_loss(loss: str, examples: list[RankExample]) -> float:
     """The mean loss of a batch."""
-    total = learned(task(ranking_loss=loss), model(torch.float32), examples)
+    total = backward_all(task(ranking_loss=loss), model(torch.float32), examples)
     return float(total.sum) / total.count
 
 
@@ -137,11 +139,11 @@ def test_the_listwise_loss_is_the_cross_entropy_of_the_relevant_document(peer: C
 def test_micro_batches_do_not_matter(loss: str) -> None:
     examples = TAUGHT if loss == "margin_mse" else binary_of(GRADED)
     rank_task, loaded = task(ranking_loss=loss), model()
-    whole = learned(rank_task, loaded, examples)
+    whole = backward_all(rank_task, loaded, examples)
     gradients = {
         name: tensor.grad.clone() for name, tensor in loaded.named_tensors().items() if tensor.grad is not None
     }
-    parts = learned(rank_task, loaded, examples, parts=len(examples))
+    parts = backward_all(rank_task, loaded, examples, parts=len(examples))
     assert parts.count == whole.count and float(parts.sum) == pytest.approx(float(whole.sum), abs=1e-12)
     for name, expected in gradients.items():
         actual = loaded.named_tensors()[name].grad
@@ -149,13 +151,13 @@ def test_micro_batches_do_not_matter(loss: str) -> None:
 
 
 def test_gradients_are_those_of_transformers() -> None:
-    pair, rank_task = both("regression"), task(ranking_loss="listwise")
-    loss = learned(rank_task, pair.model, TAUGHT)
+    pair, rank_task = load_both("regression"), task(ranking_loss="listwise")
+    loss = backward_all(rank_task, pair.model, TAUGHT)
     expected = torch.zeros((), dtype=torch.float64)
     for example in TAUGHT:
         inputs = pair.tokenizer([example.query] * 3, [*example.documents], padding=True, return_tensors="pt")
         expected = expected - pair.reference(**inputs).logits[:, 0].log_softmax(0)[0]
-    same_gradients(pair.reference, expected, pair.model, 1.0)
+    assert_same_gradients(pair.reference, expected, pair.model, 1.0)
     assert float(loss.sum) == pytest.approx(expected.item(), abs=1e-10)
 
 
@@ -165,7 +167,7 @@ def test_gradients_are_those_of_transformers() -> None:
 def test_a_sample_is_a_query_with_all_its_documents() -> None:
     read = task().encode_split(GRADED)
     assert [len(sample.bounds) - 1 for sample in read.samples] == [3, 2, 4] and not read.skipped
-    assert text_of(read.samples[1], 0) == "[CLS] who ? [SEP] ada [SEP]"
+    assert sequence_text(read.samples[1], 0) == "[CLS] who ? [SEP] ada [SEP]"
     assert read.samples[1].types[:7].tolist() == [0, 0, 0, 0, 1, 1, 0]
     batch = task(ranking_loss="binary").batch(read.samples, [0] * 3)
     assert batch.groups == (3, 2, 4) and batch.total_weight == 9
@@ -213,14 +215,14 @@ def test_the_head_of_a_cross_encoder_is_kept(tmp_path: Path, peer: CrossEncoder)
     setup = TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), stats=STATS, seed=7)
     rank_task, bundle = Rank.create(setup)
     assert torch.equal(bundle.named_tensors()["head.out.weight"], loaded.named_tensors()["head.out.weight"])
-    new = Rank.create(replace(setup, loaded=both("bare").model))[1]
+    new = Rank.create(replace(setup, loaded=load_both("bare").model))[1]
     assert isinstance(new.config.head, Classes) and new.config.head.labels == ("score",)
     assert rank_task.metric == "ndcg@10"
 
 
 def test_what_a_cross_encoder_may_do() -> None:
     assert [spec.name for spec in specs_of_head(model().config.head)] == ["rank", "regress"]
-    plain = spec_of_head(both("regression").model.config.head)
+    plain = spec_of_head(load_both("regression").model.config.head)
     assert plain is not None and plain.name == "regress"
 
 
@@ -270,7 +272,7 @@ def test_settings_that_the_data_does_not_allow_are_refused() -> None:
 
 def test_any_one_number_head_is_another_task() -> None:
     numbers = with_head(
-        both("bare").model, "sequence_classification", labels=("a", "b"), problem_type="regression", seed=1
+        load_both("bare").model, "sequence_classification", labels=("a", "b"), problem_type="regression", seed=1
     )
     assert spec_of_head(numbers.config.head) is None
 

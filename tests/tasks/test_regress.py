@@ -17,7 +17,7 @@ from heedful.infer.engine import Engine
 from heedful.tasks.regress import MAX_DEVIATIONS, PearsonBootstrap, Regress, pearson_of, standardize
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
-from tests.support.task_parity import SHORT, both, learned, same_gradients, tokenizer
+from tests.support.task_parity import SHORT, assert_same_gradients, backward_all, load_both, tokenizer
 
 EXAMPLES = [
     ScoredExample(text="the cat sat on the mat .", score=4.5),
@@ -43,22 +43,22 @@ def measured(predicted: Any, gold: Any) -> Any:
 
 
 def test_loss_and_gradient() -> None:
-    pair = both("regression")
+    pair = load_both("regression")
     encodings = [pair.tokenizer([each.text], None if each.text_pair is None else [each.text_pair]) for each in EXAMPLES]
     batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in encodings], return_tensors="pt")
     targets = torch.tensor([each.score for each in EXAMPLES], dtype=torch.float64)
     expected = pair.reference(**batch, labels=targets).loss
     for parts in (1, 3):
-        loss = learned(task(), pair.model, EXAMPLES, parts)
+        loss = backward_all(task(), pair.model, EXAMPLES, parts)
         assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
-    same_gradients(pair.reference, expected, pair.model, 3)
+    assert_same_gradients(pair.reference, expected, pair.model, 3)
 
 
 def test_the_unit_of_scores_does_not_matter() -> None:
     """The loss is that of (score - mean) / deviation, and what answers gives scores."""
-    pair, unit = both("regression"), {"mean": 50.0, "deviation": 20.0}
+    pair, unit = load_both("regression"), {"mean": 50.0, "deviation": 20.0}
     far = [replace(each, score=20 * each.score + 50) for each in EXAMPLES]
-    plain, other = learned(task(), pair.model, EXAMPLES), learned(task(**unit), pair.model, far)
+    plain, other = backward_all(task(), pair.model, EXAMPLES), backward_all(task(**unit), pair.model, far)
     assert float(other.sum) == pytest.approx(float(plain.sum), abs=1e-12)
     assert task().for_inference(pair.model) is pair.model is task().for_training(pair.model)
     regress_task = task(**unit).for_inference(pair.model)
@@ -81,10 +81,10 @@ def test_windows_of_a_long_text_have_its_number() -> None:
 
 def test_an_evaluation_agrees_with_scipy() -> None:
     examples = [ScoredExample(text=f"the {a} {b}", score=float(ord(a) * ord(b) % 7)) for a in "abcdefgh" for b in "xyz"]
-    measure = evaluate_task(task(), Engine(both("regression").model), examples)
+    measure = evaluate_task(task(), Engine(load_both("regression").model), examples)
     with torch.no_grad():
-        batch = both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
-        predicted = both("regression").reference(**batch).logits[:, 0].numpy()
+        batch = load_both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
+        predicted = load_both("regression").reference(**batch).logits[:, 0].numpy()
     gold = np.array([each.score for each in examples])
     metrics = task().compute_metrics(measure)
     assert metrics["pearson"] == pytest.approx(scipy.stats.pearsonr(predicted, gold)[0], abs=1e-6)

@@ -32,7 +32,7 @@ from heedful.tokenizer import Tokenizer
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.model_folders import make
-from tests.support.tiny_models import Exact, eager, randomise
+from tests.support.tiny_models import Float64Mode, randomise, use_eager_attention
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "\n"]
 VOCABULARY = ["<pad>", "</s>", "<unk>", *WORDS]
@@ -91,7 +91,7 @@ def pair(kind: str) -> tuple[Any, ModelBundle, Seq2Seq]:
         ends=sequence_ends(loaded.config.model, loaded.tokenizer),
         text_suffix=loaded.text_suffix,
     )
-    return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
+    return use_eager_attention(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
 
 
 def ids(text: str) -> list[int]:
@@ -107,7 +107,7 @@ def test_the_loss_is_theirs(kind: str) -> None:
     samples = task.encode_split(EXAMPLES).samples
     losses = task.loss(loaded, task.batch(samples, [0, 0, 0]))
     total = count = 0.0
-    with torch.no_grad(), Exact(torch.float64):
+    with torch.no_grad(), Float64Mode(torch.float64):
         for example in EXAMPLES:
             target_ids = [*ids(example.rewritten), 1]
             if kind == "both":
@@ -176,7 +176,7 @@ def test_answers_are_their_greedy_ones(kind: str) -> None:
     assert engine.kind == "language_model"
     for example, answer in zip(EXAMPLES, engine([each.text for each in EXAMPLES]), strict=True):
         read = [*ids(example.text), 1 if kind == "both" else VOCABULARY.index("\n")]
-        with torch.no_grad(), Exact(torch.float64):
+        with torch.no_grad(), Float64Mode(torch.float64):
             out = theirs.generate(
                 torch.tensor([read]),
                 attention_mask=torch.ones(1, len(read)),

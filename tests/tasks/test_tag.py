@@ -18,7 +18,15 @@ from heedful.tasks.tag import Tag, join_entities
 from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 from tests.support.model_folders import LIMIT, NAMES, long_text, make
-from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer, windowed
+from tests.support.task_parity import (
+    SHORT,
+    assert_same_gradients,
+    backward_all,
+    example_windows,
+    load_both,
+    sequence_text,
+    tokenizer,
+)
 
 EXAMPLES = [
     TaggedExample(
@@ -42,9 +50,9 @@ def task(**more: Any) -> Tag:
 def test_labels_stand_at_first_pieces_alone() -> None:
     read = task().encode_split(EXAMPLES)
     first, second, third = read.samples
-    assert text_of(first) == "[CLS] ada lives in paris ##i ##a ##n z ##o ##o ##s . [SEP]"
+    assert sequence_text(first) == "[CLS] ada lives in paris ##i ##a ##n z ##o ##o ##s . [SEP]"
     assert first.target == ((1, 2, 3, 4, 8, 12), tuple(NAMES.index(tag) for tag in EXAMPLES[0].tags))
-    assert text_of(second) == "[CLS] who ran [SEP]"  # the second word has no piece, and teaches nothing
+    assert sequence_text(second) == "[CLS] who ran [SEP]"  # the second word has no piece, and teaches nothing
     assert second.target == ((1, 2), (0, 0))
     assert third.target == ((1,), (NAMES.index("I-LOC"),))
     assert {sample.weight for sample in read.samples} == {1.0}
@@ -84,7 +92,7 @@ def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[st
     labels = tuple(f"L{number}" for number in range(len(words)))  # tells which word a label belongs to
     tag_task = Tag(tokenizer=backend, limit=limit, labels=labels)
     example = TaggedExample(words=tuple(words), tags=labels)
-    (windows,) = windowed(tag_task, example)
+    (windows,) = example_windows(tag_task, example)
     assert all(len(window) <= limit for window in windows)
     whole = backend.encode(PreTokenized(words))
     first = {word: place for place, word in reversed(list(enumerate(whole.words))) if word is not None}
@@ -130,7 +138,7 @@ def test_cut_sentences_lose_words_and_say_so() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
     """transformers pads labels with -100, and labels the pieces of a word by hand."""
-    pair = both("tag", dtype)
+    pair = load_both("tag", dtype)
     rows = pair.tokenizer([list(each.words) for each in EXAMPLES], is_split_into_words=True, padding=True)
     labels = []
     for number, example in enumerate(EXAMPLES):
@@ -142,16 +150,16 @@ def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
     tensors = {name: torch.tensor(column) for name, column in rows.items()}
     expected = pair.reference(**tensors, labels=torch.tensor(labels)).loss
     for parts in (1, 2):
-        loss = learned(task(), pair.model, EXAMPLES, parts)
+        loss = backward_all(task(), pair.model, EXAMPLES, parts)
         assert loss.count == 9 == sum(label != -100 for row in labels for label in row)
         assert float(loss.sum) / 9 == pytest.approx(float(expected.detach()), abs=1e-6)
-    same_gradients(pair.reference, expected, pair.model, 9, tolerance)
+    assert_same_gradients(pair.reference, expected, pair.model, 9, tolerance)
 
 
 def test_every_word_of_a_long_text_counts_once_in_the_loss() -> None:
     example = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(len(WORDY))))
-    tag_task, ours = task(limit=SHORT), both("tag").model
-    loss = learned(tag_task, ours, [example])
+    tag_task, ours = task(limit=SHORT), load_both("tag").model
+    loss = backward_all(tag_task, ours, [example])
     assert loss.count == len(WORDY)
     with torch.no_grad():
         each = -sum(
@@ -216,7 +224,7 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
     asked: list[tuple[int, Any]] = []
     measure = evaluate_task(
         tag_task,
-        Engine(both("tag").model),
+        Engine(load_both("tag").model),
         examples,
         on_answer=lambda number, example, answer, judged: asked.append((number, judged)),
     )
@@ -230,8 +238,8 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
     assert metrics["accuracy"] == right / metrics["count"]
     assert predictions[1][1] == "O"
     with torch.no_grad():
-        rows = both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
-        best = both("tag").reference(**rows).logits[0].argmax(-1)
+        rows = load_both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
+        best = load_both("tag").reference(**rows).logits[0].argmax(-1)
     assert predictions[0] == [NAMES[int(best[place])] for place in (1, 2, 3, 4, 8, 12)]
     interval = measure.intervals()["accuracy"]
     assert interval["low"] < metrics["accuracy"] < interval["high"]

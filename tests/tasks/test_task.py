@@ -39,7 +39,7 @@ from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import EvalMetrics, Task, batched, evaluate_task, log_loss
 from tests.support.model_folders import LIMIT, NAMES, long_text
-from tests.support.task_parity import both, tokenizer
+from tests.support.task_parity import load_both, tokenizer
 
 WORDS = "ada lives in paris and zed wrote the first program".split()  # noqa: SIM905
 TEXTS = [" ".join(WORDS[n % 10 :] + WORDS[: n % 7]) for n in range(17)] + ["", long_text(70), "x", "y ? !", "the z"]
@@ -112,7 +112,7 @@ def task_of(name: str) -> Task:
 def model_of(name: str) -> ModelBundle:
     """The tiny model with the task's head."""
     folder = TASKS[name][1]
-    ours = both(folder).model
+    ours = load_both(folder).model
     if name == "tag":
         return with_head(ours, "token_classification", labels=LABEL, seed=2)
     new_model = with_head(ours, "embedding") if folder == "bare" else ours

@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import longest_first, window_starts
-from tests.support.tokenizer_folders import ANGLED, SPECIAL, wordpieces, write_byte_level, write_wordpiece
+from tests.support.tokenizer_folders import (
+    ANGLE_BRACKET_TOKENS,
+    SQUARE_BRACKET_TOKENS,
+    wordpieces,
+    write_byte_level,
+    write_wordpiece,
+)
 
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
 
@@ -37,7 +43,7 @@ def word_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def byte_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_level(tmp_path_factory.mktemp("bytes"), ANGLED)
+    return write_byte_level(tmp_path_factory.mktemp("bytes"), ANGLE_BRACKET_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +194,7 @@ def test_wordpiece_equals_the_published_rules_on_random_unicode(
     for word in rng.sample(seen, 5000):
         start = rng.randrange(len(word))
         entries.add(("##" if start else "") + word[start : start + rng.randint(2, 4)])
-    ordered = SPECIAL + sorted(entry for entry in entries if entry == entry.strip())
+    ordered = SQUARE_BRACKET_TOKENS + sorted(entry for entry in entries if entry == entry.strip())
     tokenizer = Tokenizer.load(write_wordpiece(tmp_path, ordered, f'{{"do_lower_case": {str(lower).lower()}}}'))
     vocabulary = set(ordered)
     unknown = 0

@@ -31,7 +31,7 @@ from heedful.checkpoint import sentence_transformers
 from heedful.model.config import SentenceEmbedding
 from heedful.tokenizer import Tokenizer
 from tests.support.sentencepiece_models import train_sentencepiece
-from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS, wordpieces, write_byte_level, write_wordpiece
 
 CHILD = """
 import pathlib, random, resource, sys, warnings
@@ -67,7 +67,7 @@ print(refused, loaded)
 
 def run(folder: Path, count: int) -> None:
     Tokenizer.load(write_wordpiece(folder / "a", wordpieces())).save(folder / "words")
-    Tokenizer.load(write_byte_level(folder / "b", ANGLED)).save(folder / "bytes")
+    Tokenizer.load(write_byte_level(folder / "b", ANGLE_BRACKET_TOKENS)).save(folder / "bytes")
     kept = folder / "kept"
     for name in ("words", "bytes"):
         (kept / name).mkdir(parents=True)

@@ -15,7 +15,7 @@ import tokenizers
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import PreTokenized, Tokenizer
 from heedful.tokenizer.errors import translate_errors
-from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS, wordpieces, write_byte_level, write_wordpiece
 
 State = dict[str, Any]
 
@@ -25,7 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, State]:
     """tokenizer.json of a WordPiece and of a byte-level BPE."""
     folder = tmp_path_factory.mktemp("whole")
     Tokenizer.load(write_wordpiece(folder / "a", wordpieces())).save(folder / "words")
-    Tokenizer.load(write_byte_level(folder / "b", ANGLED)).save(folder / "bytes")
+    Tokenizer.load(write_byte_level(folder / "b", ANGLE_BRACKET_TOKENS)).save(folder / "bytes")
     return {kind: json.loads((folder / kind / "tokenizer.json").read_text()) for kind in ("words", "bytes")}
 
 

@@ -12,7 +12,7 @@ from test_tokenizer import random_texts
 
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
-from tests.support.tokenizer_folders import ANGLED, wordpieces, write_byte_level, write_wordpiece
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS, wordpieces, write_byte_level, write_wordpiece
 
 TEXTS = [
     "Hello, unaffable world! the [MASK] things",
@@ -65,7 +65,7 @@ def test_vocab_txt_equals_transformers(config: str, tmp_path: Path) -> None:
     ],
 )
 def test_byte_level_vocabulary_equals_transformers(config: str, tmp_path: Path) -> None:
-    write_byte_level(tmp_path, ANGLED, config)
+    write_byte_level(tmp_path, ANGLE_BRACKET_TOKENS, config)
     tokenizer = Tokenizer.load(tmp_path)
     same(tokenizer, transformers.RobertaTokenizerFast.from_pretrained(str(tmp_path)))
     assert (tokenizer.special.bos_or_cls, tokenizer.special.pad, tokenizer.special.eos_or_sep) == (0, 1, 2)
@@ -159,7 +159,7 @@ def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str
         "cased": lambda: Tokenizer.load(
             write_wordpiece(tmp_path / "in", wordpieces(["H"]), '{"do_lower_case": false}')
         ),
-        "bytes": lambda: Tokenizer.load(write_byte_level(tmp_path / "in", ANGLED)),
+        "bytes": lambda: Tokenizer.load(write_byte_level(tmp_path / "in", ANGLE_BRACKET_TOKENS)),
         "unwrapped": lambda: Tokenizer.load(write_byte_level(tmp_path / "in", ["<|endoftext|>"])),
         "unigram": unigram,
     }
@@ -355,7 +355,7 @@ def test_broken_configs_are_refused(config: str, message: str, tmp_path: Path) -
     ],
 )
 def test_broken_byte_level_vocabularies_are_refused(name: str, data: str, message: str, tmp_path: Path) -> None:
-    write_byte_level(tmp_path, ANGLED)
+    write_byte_level(tmp_path, ANGLE_BRACKET_TOKENS)
     (tmp_path / "merges.txt").write_text("")
     (tmp_path / name).write_text(data)
     with pytest.raises(HeedfulError, match=message):
@@ -363,7 +363,7 @@ def test_broken_byte_level_vocabularies_are_refused(name: str, data: str, messag
 
 
 def test_a_byte_vocabulary_that_loses_text_is_told(tmp_path: Path) -> None:
-    write_byte_level(tmp_path, ANGLED)
+    write_byte_level(tmp_path, ANGLE_BRACKET_TOKENS)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     del vocabulary["z"]
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))

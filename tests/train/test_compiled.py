@@ -1,4 +1,4 @@
-"""Compiled blocks: once for all layers and all batches of one shape, the same numbers, and as before afterwards."""
+"""Compiled blocks: compiled once for all layers and batches of one shape, with the same results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.tiny_models import save_tiny
 
-# in a process of its own: the tests' checks of shapes would be compiled, too
+# run in another process, since the checks of shapes in tests would be compiled too
 SCRIPT = """
 import sys
 import torch
@@ -19,60 +19,60 @@ from heedful.packed import Packed
 from heedful.train.compiled import CompiledBlocks
 
 folder, device = sys.argv[1:]
-loaded = heedful.load(folder, dtype=torch.float64).to(device).train(device == "cpu")  # elsewhere it drops otherwise
-made = []
+loaded = heedful.load(folder, dtype=torch.float64).to(device).train(device == "cpu")  # dropout differs on other devices
+compiled = []
 
-def pieces(module, inputs):
-    made.append(module)
+def backend(module, inputs):
+    compiled.append(module)
     return module.forward
 
-def learn(batch):
+def loss_and_gradients(batch):
     torch.manual_seed(0)
     loaded.zero_grad()
     loss = loaded.head(loaded.model(batch), batch).square().mean()
     loss.backward()
-    return [loss.detach(), *(each.grad.clone() for each in loaded.parameters() if each.grad is not None)]
+    return [loss.detach(), *(parameter.grad.clone() for parameter in loaded.parameters() if parameter.grad is not None)]
 
 names = list(loaded.state_dict())
-batches = [Packed.of([[5] * each for each in lengths]).to(device) for lengths in ((7, 9, 3), (2, 9, 8), (18, 1))]
-plain = [learn(batch) for batch in batches]
-options = {"backend": pieces, "dynamic": False} if device == "cpu" else {}
+batches = [Packed.of([[5] * length for length in lengths]).to(device) for lengths in ((7, 9, 3), (2, 9, 8), (18, 1))]
+plain = [loss_and_gradients(batch) for batch in batches]
+options = {"backend": backend, "dynamic": False} if device == "cpu" else {}
 blocks = CompiledBlocks(loaded, **options)
-plainly = learn(batches[0])
-assert not made, "outside they are as they were"
+before = loss_and_gradients(batches[0])
+assert not compiled, "blocks are compiled outside of the context"
 with blocks:
     inside = []
     for batch in batches:
-        inside.append(learn(batch))
+        inside.append(loss_and_gradients(batch))
         if len(inside) == 1:
-            first = len(made)
+            first = len(compiled)
     assert list(loaded.state_dict()) == names
 if device == "cpu":
-    assert len(blocks.blocks) == 4 and 0 < first == len(made) <= 6, made  # the pieces of one block
-for one, other in zip(plain, inside, strict=True):
-    for a, b in zip(one, other, strict=True):
+    assert len(blocks.blocks) == 4 and 0 < first == len(compiled) <= 6, compiled  # graphs of one block
+for expected, actual in zip(plain, inside, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         assert torch.equal(a, b) if device == "cpu" else torch.allclose(a, b, atol=1e-10)
-again = learn(batches[0])
+after = loss_and_gradients(batches[0])
 with blocks:
-    once_more = learn(batches[0])
-assert len(made) == first
-for found in (plainly, again, once_more):
-    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(found, plain[0], strict=True))
+    again = loss_and_gradients(batches[0])
+assert len(compiled) == first
+for values in (before, after, again):
+    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(values, plain[0], strict=True))
 print("done")
 """
 
 
 @pytest.mark.slow
 def test_one_block_for_all_layers_and_batches(tmp_path: Path) -> None:
-    learn_compiled(tmp_path, "cpu")
+    check_compiled_blocks(tmp_path, "cpu")
 
 
-def learn_compiled(folder: Path, device: str) -> None:
-    """Three batches of one shape, as they are and compiled."""
+def check_compiled_blocks(folder: Path, device: str) -> None:
+    """Assert that compiled blocks have the same loss and gradients on a device, for three batches of one shape."""
     save_tiny(folder, "bert", "BertForMaskedLM")
     command = [sys.executable, "-c", SCRIPT, str(folder), device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
-    assert done.stdout == "done\n", done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    assert process.stdout == "process\n", process.stderr
 
 
 IN_GRAPH = """
@@ -188,7 +188,7 @@ def learn_in_graph(
     assert 0 < all_rows <= 2 * kinds and 0 < some_rows <= 2, (all_rows, some_rows)
 
 
-TRAINED = """
+TRAINER_SCRIPT = """
 import sys
 from dataclasses import replace
 from functools import partialmethod
@@ -199,29 +199,30 @@ sys.path[:0] = sys.argv[1:]
 from tests.support import tiny_runs
 from heedful.train.trainer import Trainer
 
-made = []
+compiled = []
 
-def pieces(module, inputs):
-    made.append(module)
+def backend(module, inputs):
+    compiled.append(module)
     return module.forward
 
-torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=pieces)
+torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=backend)
 steps = []
 for compile in (False, True):
-    kept = tiny_runs.trainer("tag", 0.1)
-    trainer = Trainer(kept.loaded, kept.objective, kept.samples, replace(kept.settings, compile=compile))
+    template = tiny_runs.make_trainer("tag", 0.1)
+    settings = replace(template.settings, compile=compile)
+    trainer = Trainer(template.loaded, template.objective, template.samples, settings)
     steps.append([trainer.train_step().record for _ in range(3)])
-    count = len(made)
-    trainer.loaded.hidden_states(kept.objective.batch(list(kept.samples[:2]), [0, 0]).packed)
-    assert len(made) == count, "answers are given by the blocks as they are"
-assert made and steps[0] == steps[1], steps
+    count = len(compiled)
+    trainer.loaded.hidden_states(template.objective.batch(list(template.samples[:2]), [0, 0]).packed)
+    assert len(compiled) == count, "blocks were compiled outside of a step"
+assert compiled and steps[0] == steps[1], steps
 print("done")
 """
 
 
 @pytest.mark.slow
-def test_a_trainer_learns_the_same_with_them() -> None:
+def test_training_with_compiled_blocks_has_the_same_steps() -> None:
     folder = str(Path(__file__).parent)
-    command = [sys.executable, "-c", TRAINED, folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
-    assert done.stdout == "done\n", done.stderr
+    command = [sys.executable, "-c", TRAINER_SCRIPT, folder]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert process.stdout == "done\n", process.stderr

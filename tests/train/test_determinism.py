@@ -11,12 +11,12 @@ import torch
 from heedful.errors import HeedfulError
 from heedful.train import determinism
 from heedful.train.determinism import WORKSPACE, deterministic_algorithms, prepare_determinism
-from tests.support.tiny_runs import records, trainer
+from tests.support.tiny_runs import make_trainer, records
 
 
 @pytest.fixture(autouse=True)
-def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(WORKSPACE, "")  # so that the test's own changes are undone
+def _unset_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORKSPACE, "")  # registers the variable, so that changes are undone
     monkeypatch.delenv(WORKSPACE)
 
 
@@ -49,7 +49,7 @@ def test_another_value_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         prepare_determinism()
 
 
-def test_the_context_is_undone() -> None:
+def test_the_context_restores_the_settings() -> None:
     with suppress(KeyError), deterministic_algorithms():
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ def test_the_context_is_undone() -> None:
 
 
 def test_on_a_cpu_nothing_changes() -> None:
-    training = trainer(deterministic=True, device="cpu")
+    training = make_trainer(deterministic=True, device="cpu")
     with training.algorithms():
         assert not torch.are_deterministic_algorithms_enabled()
-    assert records(list(training)) == records(list(trainer())) and WORKSPACE not in os.environ
+    assert records(list(training)) == records(list(make_trainer())) and WORKSPACE not in os.environ

@@ -12,14 +12,14 @@ import torch
 
 from heedful.checkpoint import save
 from heedful.train.trainer import Trainer
-from tests.support.corpora import corpus_of, documents, trained
+from tests.support.corpora import make_corpus, make_documents, train_on
 from tests.support.generated_data import as_csv, classified
-from tests.support.processes import ForkServer, Job, fork_server, told, weights
-from tests.support.tiny_runs import CALM, MADE, distance, same, settings
+from tests.support.processes import ForkServer, Job, final_weights, fork_server, read_outcome
+from tests.support.tiny_runs import LARGE_EPS, TASKS, make_settings, relative_error, tensors_equal
 
-NAMES = ("heedful.runs.pretrain.run", "heedful.runs.finetune.run")  # modules
-CALMLY = {"train.optimizer.lr": 2e-2, "train.optimizer.eps": 1e-2, "train.precision": "float32"}
-PRETRAINED = {
+MODULES = ("heedful.runs.pretrain.run", "heedful.runs.finetune.run")  # imported by the fork server
+STABLE = {"train.optimizer.lr": 2e-2, "train.optimizer.eps": 1e-2, "train.precision": "float32"}
+PRETRAIN_SETTINGS = {
     "model.layers": 1,
     "model.width": 16,
     "model.heads": 2,
@@ -31,7 +31,7 @@ PRETRAINED = {
     "train.batch_size": 7,
     "train.max_tokens_per_microbatch": 130,
 }
-FINETUNED = {
+FINETUNE_SETTINGS = {
     "train.max_steps": 50,
     "train.batch_size": 6,
     "train.max_tokens_per_microbatch": 40,
@@ -41,48 +41,60 @@ FINETUNED = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """Where processes come from."""
-    with fork_server(*NAMES) as made:
-        yield made
+    """The fork server that starts the processes of ranks."""
+    with fork_server(*MODULES) as running:
+        yield running
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["packed", pytest.param("half", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", ["packed", pytest.param("partial head", marks=pytest.mark.slow)])
 def test_one_two_and_four_ranks_agree_in_float64(server: ForkServer, tmp_path: Path, task: str) -> None:
-    """Ragged packed rows, in micro-batches; ranks without a sample, or without a gradient."""
-    how = {"max_steps": 6, "optimizer": CALM, "max_tokens_per_microbatch": 45}
-    loaded, objective, samples = MADE[task](0.0)
-    alone = Trainer(loaded.double(), objective, samples, settings(how, {})[0])
-    steps = list(alone)
+    """Packed rows of different lengths in micro-batches; some ranks have no sample or no gradient in a step."""
+    train = {"max_steps": 6, "optimizer": LARGE_EPS, "max_tokens_per_microbatch": 45}
+    loaded, objective, samples = TASKS[task](0.0)
+    single = Trainer(loaded.double(), objective, samples, make_settings(train, {})[0])
+    steps = list(single)
     for size in (2, 4):
-        job = Job(out=str(tmp_path / str(size)), what="updates", task=task, dropout=0.0, train=how, double=True)
+        job = Job(
+            output_dir=str(tmp_path / str(size)), kind="updates", task=task, dropout=0.0, train=train, float64=True
+        )
         assert server.run(job, size) == [0] * size
-        assert all(same(weights(job), weights(job, rank)) for rank in range(1, size))
-        assert next(iter(weights(job).values())).dtype == torch.float64
-        assert distance(weights(job), alone.loaded.named_tensors()) < 1e-10
-        assert told(job)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
-        assert told(job)["tokens"] == [step.tokens for step in steps]
+        assert all(tensors_equal(final_weights(job), final_weights(job, rank)) for rank in range(1, size))
+        assert next(iter(final_weights(job).values())).dtype == torch.float64
+        assert relative_error(final_weights(job), single.loaded.named_tensors()) < 1e-10
+        assert read_outcome(job)["losses"] == pytest.approx([step.loss for step in steps], rel=1e-10)
+        assert read_outcome(job)["tokens"] == [step.tokens for step in steps]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
-def test_a_run_of_two_ranks_resumes_on_one_and_on_four(server: ForkServer, tmp_path: Path, what: str) -> None:
-    if what == "pretrain":
-        found = documents(90)
-        data, sets = corpus_of(tmp_path, found, trained(found)).folder, PRETRAINED
+@pytest.mark.parametrize("kind", ["pretrain", pytest.param("finetune", marks=pytest.mark.slow)])
+def test_a_run_of_two_ranks_resumes_on_one_and_on_four(server: ForkServer, tmp_path: Path, kind: str) -> None:
+    if kind == "pretrain":
+        texts = make_documents(90)
+        data, settings = make_corpus(tmp_path, texts, train_on(texts)).folder, PRETRAIN_SETTINGS
     else:
         data = as_csv(tmp_path / "a.csv", classified(28))
-        save(MADE["classify"](0.0)[0], tmp_path / "base")
-        sets = FINETUNED | {"init.model": tmp_path / "base"}
-    given = tuple(f"{name}={value}" for name, value in (sets | CALMLY).items())
-    job = Job(out=str(tmp_path / "out"), what=what, folder=str(tmp_path / "run"), data=str(data), sets=given)
-    assert server.run(replace(job, folder=str(tmp_path / "whole"))) == [0], told(job)
+        save(TASKS["classify"](0.0)[0], tmp_path / "base")
+        settings = FINETUNE_SETTINGS | {"init.model": tmp_path / "base"}
+    assignments = tuple(f"{name}={value}" for name, value in (settings | STABLE).items())
+    job = Job(
+        output_dir=str(tmp_path / "out"),
+        kind=kind,
+        folder=str(tmp_path / "run"),
+        data=str(data),
+        assignments=assignments,
+    )
+    assert server.run(replace(job, folder=str(tmp_path / "uninterrupted"))) == [0], read_outcome(job)
     for size, stop in ((2, 17), (1, 31), (4, 0)):
-        assert server.run(replace(job, stop=stop), size) == [0] * size
-        assert {told(job, rank)["stop_reason"] for rank in range(size)} == {"interrupted" if stop else "completed"}
+        assert server.run(replace(job, stop_step=stop), size) == [0] * size
+        assert {read_outcome(job, rank)["stop_reason"] for rank in range(size)} == {
+            "interrupted" if stop else "completed"
+        }
     lines, expected = (
         [json.loads(line) for line in (tmp_path / name / "journal.jsonl").read_text().splitlines()]
-        for name in ("run", "whole")
+        for name in ("run", "uninterrupted")
     )
-    losses, others = ([line["loss"] for line in each if "loss" in line] for each in (lines, expected))
-    assert len(losses) == 50 and losses == pytest.approx(others, rel=1e-5)
+    losses, expected_losses = (
+        [record["loss"] for record in records if "loss" in record] for records in (lines, expected)
+    )
+    assert len(losses) == 50 and losses == pytest.approx(expected_losses, rel=1e-5)

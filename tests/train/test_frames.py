@@ -12,14 +12,14 @@ import pytest
 import heedful
 from heedful.csrc import Kernels, library
 from heedful.train.trainer import Trainer
-from tests.support.tiny_runs import classify, settings
+from tests.support.tiny_runs import classify, make_settings
 
 PACKAGE = str(Path(heedful.__file__).parent)
 MAX_FRAMES = 14  # 6 of them in train and tasks, 8 in checkpoint, model and nn
 
 
-def frames() -> list[str]:
-    """The functions of the package on the stack, outermost first."""
+def heedful_frames() -> list[str]:
+    """Return the functions of heedful on the stack, outermost first."""
     names, frame = [], sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
@@ -31,16 +31,16 @@ def frames() -> list[str]:
 def test_a_training_step_reaches_the_attention_kernel_in_few_frames(
     native: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[list[str]] = []
+    stacks: list[list[str]] = []
 
     def attention(*arguments: Any) -> None:
-        seen.append(frames())
+        stacks.append(heedful_frames())
         native.attention(*arguments)
 
     counting = replace(native, attention=attention)
     monkeypatch.setattr(library, "_library_or_reason", lambda: counting)
-    model, task, samples = classify(width=64)  # heads as wide as the kernel needs them on any processor
-    for step in Trainer(model, task, samples, settings({"max_steps": 1}, {})[0]):
+    model, task, samples = classify(width=64)  # wide enough for the attention kernel of any processor
+    for step in Trainer(model, task, samples, make_settings({"max_steps": 1}, {})[0]):
         assert step.loss > 0
-    assert seen, "attention was computed by the kernel"
-    assert max(map(len, seen)) <= MAX_FRAMES, max(seen, key=len)
+    assert stacks, "the kernel did not compute attention"
+    assert max(map(len, stacks)) <= MAX_FRAMES, max(stacks, key=len)

@@ -1,4 +1,4 @@
-"""Frozen layers: they change nothing of the result, are not trained, and have no dropout."""
+"""Frozen layers: outputs do not change, weights are not trained, and there is no dropout."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from heedful.train.freezing import check_freezing, freeze_layers
 from heedful.train.optim import AdamW, Constant
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support import tiny_runs
-from tests.support.tiny_models import sequences, tiny
-from tests.support.tiny_runs import distance, trainer, weights
+from tests.support.tiny_models import make_tiny, random_sequences
+from tests.support.tiny_runs import copy_weights, make_trainer, relative_error
 
-OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
-BASES = {
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+BASE_MODELS = {
     "bert": "BertModel",
     "mpnet": "MPNetModel",
     "deberta-v2": "DebertaV2Model",
@@ -32,30 +32,30 @@ BASES = {
 }
 
 
-@pytest.mark.parametrize("family", BASES)
+@pytest.mark.parametrize("family", BASE_MODELS)
 def test_states_of_frozen_layers_lead_to_the_same_result(family: str, tmp_path: Path) -> None:
-    tiny(family, BASES[family]).save_pretrained(tmp_path)
+    make_tiny(family, BASE_MODELS[family]).save_pretrained(tmp_path)
     loaded = load(tmp_path)
-    batch = Packed.of(sequences("bert", (7, 23, 4, 12))[0])
+    batch = Packed.of(random_sequences("bert", (7, 23, 4, 12))[0])
     rows = torch.tensor([0, 7, 30])
     for count in (1, 3, 4):
         expected = loaded.hidden_states(batch), loaded.hidden_states(batch, output_rows=rows)
         freeze_layers(loaded, count)
         states = loaded.model.frozen_states(batch)
-        loaded.model.training = True  # of the model alone: its modules have no dropout
+        loaded.model.training = True  # only the flag of the model, since modules in training mode have dropout
         for source in (batch, replace(batch, states=states)):
             actual = loaded.hidden_states(source), loaded.hidden_states(source, output_rows=rows)
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         changed = loaded.hidden_states(replace(batch, states=states + 1))
-        assert not torch.allclose(changed, expected[0]), "the states are what the upper layers read"
+        assert not torch.allclose(changed, expected[0]), "the upper layers do not read the states"
         loaded.train(False)
 
 
 def test_an_update_is_that_of_transformers_with_frozen_parameters(tmp_path: Path) -> None:
-    theirs = tiny("bert", "BertForSequenceClassification", **OFF)
-    theirs.save_pretrained(tmp_path)
+    reference = make_tiny("bert", "BertForSequenceClassification", **NO_DROPOUT)
+    reference.save_pretrained(tmp_path)
     loaded = load(tmp_path)
-    ids, types = sequences("bert", (9, 9, 9, 9))
+    ids, types = random_sequences("bert", (9, 9, 9, 9))
     samples = [Sample.of([i], [t], target=number % 3) for number, (i, t) in enumerate(zip(ids, types, strict=True))]
     settings = TrainSettings(
         max_steps=2, batch_size=4, freeze_layers=3, optimizer=AdamW(lr=1e-3, eps=1e-5, weight_decay=0.0),
@@ -63,13 +63,13 @@ def test_an_update_is_that_of_transformers_with_frozen_parameters(tmp_path: Path
     )  # fmt: skip
     frozen_trainer = Trainer(loaded, tiny_runs.classify()[1], samples, settings)
     frozen = ("bert.embeddings.", *(f"bert.encoder.layer.{layer}." for layer in range(3)))
-    trained = [tensor for name, tensor in theirs.named_parameters() if not name.startswith(frozen)]
+    trained = [tensor for name, tensor in reference.named_parameters() if not name.startswith(frozen)]
     assert sum(map(torch.numel, trained)) == sum(map(torch.numel, frozen_trainer.parameters.values()))
     optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=1e-5, weight_decay=0.0)
     for _ in range(2):
         optimizer.zero_grad()
         labels = torch.tensor([0, 1, 2, 0])
-        loss = theirs(input_ids=torch.tensor(ids), token_type_ids=torch.tensor(types), labels=labels).loss
+        loss = reference(input_ids=torch.tensor(ids), token_type_ids=torch.tensor(types), labels=labels).loss
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
@@ -78,12 +78,12 @@ def test_an_update_is_that_of_transformers_with_frozen_parameters(tmp_path: Path
         assert step.grad_norm == pytest.approx(norm.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"ema_decay": 0.9}])
-def test_frozen_weights_stay_and_have_no_dropout(more: dict[str, Any]) -> None:
-    frozen_trainer = trainer(dropout=0.3, freeze_layers=1, **more)
-    before = weights(frozen_trainer)
+@pytest.mark.parametrize("train", [{}, {"gradient_checkpointing": True}, {"ema_decay": 0.9}])
+def test_frozen_layers_do_not_change_and_have_no_dropout(train: dict[str, Any]) -> None:
+    frozen_trainer = make_trainer(dropout=0.3, freeze_layers=1, **train)
+    before = copy_weights(frozen_trainer)
     list(frozen_trainer)
-    after = weights(frozen_trainer)
+    after = copy_weights(frozen_trainer)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == set(frozen_trainer.parameters)
     assert not any(name.startswith(("embedding.", "encoder.blocks.0.")) for name in changed)
@@ -101,20 +101,20 @@ def test_frozen_weights_stay_and_have_no_dropout(more: dict[str, Any]) -> None:
 
 def test_layer_decay_counts_frozen_layers() -> None:
     optimizer = {"kind": "adamw", "lr": 1e-2, "layer_decay": 0.5}
-    frozen, all_trained = (trainer(freeze_layers=count, optimizer=optimizer) for count in (1, 0))
+    frozen, all_trained = (make_trainer(freeze_layers=count, optimizer=optimizer) for count in (1, 0))
     expected = all_trained._optimizer.peak_lrs
     assert frozen._optimizer.peak_lrs == {name: expected[name] for name in frozen.parameters}
 
 
 def test_a_run_resumes_with_frozen_layers() -> None:
-    whole, first, second = (trainer(freeze_layers=1) for _ in range(3))
-    list(whole)
+    uninterrupted, first, second = (make_trainer(freeze_layers=1) for _ in range(3))
+    list(uninterrupted)
     for _ in range(5):
         first.train_step()
-    second.load_state(*tiny_runs.everything(first))
+    second.load_state(*tiny_runs.copy_state(first))
     list(second)
-    assert tiny_runs.same(weights(second), weights(whole))
-    assert distance(weights(whole), weights(trainer())) > 0
+    assert tiny_runs.tensors_equal(copy_weights(second), copy_weights(uninterrupted))
+    assert relative_error(copy_weights(uninterrupted), copy_weights(make_trainer())) > 0
 
 
 def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
         ("t5", "T5ForConditionalGeneration", "the model has an encoder and a decoder"),
         ("bert", "BertModel", ""),
     ):
-        tiny(family, architecture).save_pretrained(tmp_path / family)
+        make_tiny(family, architecture).save_pretrained(tmp_path / family)
         config = load(tmp_path / family).config.model
         if expected:
             with pytest.raises(SettingError, match=expected):
@@ -141,18 +141,18 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
     with pytest.raises(SettingError, match="is no Transformer"):
         check_freezing(object(), 1)
     with pytest.raises(SettingError, match="the model has 2 layers"):
-        trainer(freeze_layers=3)
+        make_trainer(freeze_layers=3)
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("train", "expected"),
     [
-        ({"freeze_layers": -1}, "freeze_layers is -1; expected a whole number from 0"),
+        ({"freeze_layers": -1}, "freeze_layers is -1; expected a uninterrupted number from 0"),
         ({"cache_gb": 2.0}, "cache_gb is 2, which is for outputs of frozen layers, and freeze_layers is 0"),
         ({"freeze_layers": 1, "cache_gb": -1.0}, "cache_gb is -1.0; expected a number of GB from 0"),
         ({"freeze_layers": 1, "data_parallel_shard_degree": 2}, "unset one of them"),
     ],
 )
-def test_settings_that_do_not_fit(more: dict[str, Any], expected: str) -> None:
+def test_conflicting_settings_are_refused(train: dict[str, Any], expected: str) -> None:
     with pytest.raises(HeedfulError, match=expected):
-        TrainSettings(epochs=1.0, **more)
+        TrainSettings(epochs=1.0, **train)

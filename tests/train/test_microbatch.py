@@ -13,16 +13,16 @@ from torch import Tensor
 from heedful.train.microbatch import release_failed_backward
 
 
-class Held:
+class Payload:
     """An object that a node of the graph refers to."""
 
 
-class Holds(torch.autograd.Function):
-    """Passes a tensor on; its node refers to an object."""
+class KeepPayload(torch.autograd.Function):
+    """Return a copy of a tensor; the node in the graph refers to a payload."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, held: Held) -> Tensor:
-        ctx.held = held
+    def forward(ctx: Any, x: Tensor, payload: Payload) -> Tensor:
+        ctx.payload = payload
         return x.clone()
 
     @staticmethod
@@ -30,8 +30,8 @@ class Holds(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-class Fails(torch.autograd.Function):
-    """Passes a tensor on; its backward pass fails."""
+class FailBackward(torch.autograd.Function):
+    """Return a copy of a tensor; the backward pass fails."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -43,13 +43,13 @@ class Fails(torch.autograd.Function):
 
 
 def test_the_graph_of_a_failed_backward_pass_is_released() -> None:
-    x, held = torch.zeros(2, requires_grad=True), Held()
-    alive = weakref.ref(held)
-    loss = (Holds.apply(x, held) + Fails.apply(x * 2)).sum()  # type: ignore[no-untyped-call]
-    del held
+    x, payload = torch.zeros(2, requires_grad=True), Payload()
+    reference = weakref.ref(payload)
+    loss = (KeepPayload.apply(x, payload) + FailBackward.apply(x * 2)).sum()  # type: ignore[no-untyped-call]
+    del payload
     with pytest.raises(MemoryError):
         loss.backward()
     del loss
     release_failed_backward()
     gc.collect()
-    assert alive() is None
+    assert reference() is None

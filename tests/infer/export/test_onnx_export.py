@@ -37,7 +37,7 @@ from heedful.model.config import (
     Yarn,
 )
 from tests.support.model_folders import make
-from tests.support.tiny_models import randomise, save_tiny, sequences, their_outputs
+from tests.support.tiny_models import hf_outputs, random_sequences, randomise, save_tiny
 
 pytest.importorskip("onnx", reason="onnx is not installed: pip install 'heedful[export]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'heedful[export]'")
@@ -87,9 +87,9 @@ def test_outputs_equal_those_of_transformers(tmp_path: Path, family: str, archit
     reference = save_tiny(tmp_path / "model", family, architecture)
     exported = export(heedful.load(tmp_path / "model"), tmp_path / "out" / "it.onnx")
     assert exported.difference <= 5e-6
-    ids, types = sequences(family)
+    ids, types = random_sequences(family)
     with torch.no_grad():
-        expected = [output.numpy() for output in their_outputs(reference, family, ids, types)]
+        expected = [output.numpy() for output in hf_outputs(reference, family, ids, types)]
     if "start_logits" in exported.outputs:
         expected = [expected[0][:, 0], expected[0][:, 1]]
     right_padded = np.arange(max(map(len, ids))) < np.array([len(row) for row in ids])[:, None]
@@ -173,7 +173,7 @@ def test_sentence_vectors_of_a_decoder(tmp_path: Path, windows: dict[str, Any], 
     randomise(bundle)
     exported = export(bundle, tmp_path / "out.onnx")
     assert exported.difference <= 5e-6 and "sentence_embedding" in exported.outputs
-    ids, _ = sequences("qwen3")
+    ids, _ = random_sequences("qwen3")
     with torch.no_grad():
         expected = bundle.eval()(heedful.Packed.of(ids)).numpy()
     right_padded = np.arange(max(map(len, ids))) < np.array([len(row) for row in ids])[:, None]

@@ -34,7 +34,7 @@ from heedful.tasks.embed import EMBED_HEAD
 from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD
 from heedful.tokenizer import Encoding
-from tests.support.model_folders import make, make_writer
+from tests.support.model_folders import make, make_decoder
 
 
 class FakeEngine:
@@ -707,7 +707,7 @@ def test_texts_generated_in_slices_equal_those_of_the_engine(
 ) -> None:
     """Each step is a slice, and another model runs between slices."""
     monkeypatch.setattr(scheduler_module, "SLICE_SECONDS", 0.0)
-    engine, scheduler = Engine(make_writer(tmp_path)), make_scheduler()
+    engine, scheduler = Engine(make_decoder(tmp_path)), make_scheduler()
     writer_queue, other_queue = scheduler.add_model(engine), scheduler.add_model(FakeEngine())
     texts = ["a b c", "d", "h g f e d c", "b b"]
     configs = {

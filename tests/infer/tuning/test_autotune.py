@@ -28,7 +28,7 @@ from heedful.nn.inference_linear import OneDnnLinear, cannot_use_onednn
 from heedful.nn.layout import AttentionArgs, RelativeBias
 from heedful.packed import Packed
 from tests.support.model_folders import make
-from tests.support.tiny_models import our_rows, packed, save_tiny
+from tests.support.tiny_models import our_hidden_states, random_batch, save_tiny
 
 ONEDNN = not cannot_use_onednn(torch.float32)
 
@@ -71,14 +71,14 @@ def test_every_plan_computes_the_same_hidden_states(
 ) -> None:
     save_tiny(tmp_path, family, architecture)
     plain, changed = load(tmp_path), load(tmp_path)
-    batch = packed(family)
+    batch = random_batch(family)
     with torch.inference_mode():
-        expected = our_rows(plain, batch)
+        expected = our_hidden_states(plain, batch)
         for attention in ("bmm", "fused"):
             set_plan(monkeypatch, linears="onednn", attention=attention)
             autotune(changed, "float32")
             scale = expected.abs().max()
-            assert (our_rows(changed, batch) - expected).abs().max() < 1e-5 * scale
+            assert (our_hidden_states(changed, batch) - expected).abs().max() < 1e-5 * scale
     blocks = [stack.blocks for stack in (changed.model.encoder, changed.model.decoder) if stack is not None]
     layers = [module for block in blocks for module in block.modules()]
     assert any(isinstance(layer, OneDnnLinear) for layer in layers) and not any(

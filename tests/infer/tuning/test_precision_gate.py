@@ -27,7 +27,7 @@ from heedful.infer.tuning.precision_gate import (
     open_in_precision,
 )
 from heedful.runs.bench import RESIDENT_CODE
-from tests.support.model_folders import HEADS, long_text, make, make_writer
+from tests.support.model_folders import HEADS, long_text, make, make_decoder
 
 
 @pytest.fixture(scope="session")
@@ -286,13 +286,13 @@ def test_the_generation_of_texts_is_timed(tmp_path: Path, monkeypatch: pytest.Mo
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
     monkeypatch.setattr(module, "median_times", fake_times)
-    measurements = measure_precisions(make_writer(tmp_path), tolerance=Tolerance(scores=0.5))
+    measurements = measure_precisions(make_decoder(tmp_path), tolerance=Tolerance(scores=0.5))
     assert fastest_accepted(measurements) == "bfloat16" and 0 < measurements[1].scores < 0.5
     assert generated and all(len(best.tokens) <= 16 for best, *_ in generated)
 
 
 def test_the_sample_of_a_model_that_generates_text_is_short(tmp_path: Path) -> None:
-    engine = Engine(make_writer(tmp_path))
+    engine = Engine(make_decoder(tmp_path))
     chunks = calibration_chunks(engine, ["a b c d"] * 1000)
     assert (
         len(chunks)
@@ -304,7 +304,7 @@ def test_the_sample_of_a_model_that_generates_text_is_short(tmp_path: Path) -> N
 def test_texts_that_are_too_long_for_the_model_are_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_writer(tmp_path / "model")
+    folder = make_decoder(tmp_path / "model")
     (tmp_path / "predictions-dev.jsonl").write_text(f'{{"input": "{long_text(200)}"}}\n' * 9)
     engine = Engine(folder)
     with pytest.raises(HeedfulError, match="but this model reads 48"):

@@ -25,7 +25,7 @@ from heedful.runs.card.markdown import escape_markdown, format_number
 from heedful.runs.card.usage import usage
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.tasks.specs import SPECS
-from tests.support import run_folders as made
+from tests.support import run_folders
 from tests.support.model_folders import make
 
 EVIL = [
@@ -68,15 +68,15 @@ def page(text: str) -> Page:
     return Page(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
 
 
-def run(folder: Path, results: dict[str, Any], kind: str = "bert", **predictions: list[made.Line]) -> Path:
+def run(folder: Path, results: dict[str, Any], kind: str = "bert", **predictions: list[run_folders.Line]) -> Path:
     """A run folder with a model."""
-    made.write(folder, results, [], **predictions)
+    run_folders.write_run_folder(folder, results, [], **predictions)
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps({"model_type": kind}))
     return folder
 
 
-def card(folder: Path, results: dict[str, Any], kind: str = "bert", **predictions: list[made.Line]) -> str:
+def card(folder: Path, results: dict[str, Any], kind: str = "bert", **predictions: list[run_folders.Line]) -> str:
     """The text of its card."""
     path = write_finetuned_card(run(folder, results, kind, **predictions))
     assert path == folder / "model" / "README.md"
@@ -84,10 +84,13 @@ def card(folder: Path, results: dict[str, Any], kind: str = "bert", **prediction
     return path.read_text(encoding="utf-8")
 
 
-def classified(**more: Any) -> tuple[dict[str, Any], list[made.Line]]:
+def classified(**more: Any) -> tuple[dict[str, Any], list[run_folders.Line]]:
     """The results of a classifier with dev and test, and what it said on dev."""
-    (dev, lines), (test, _) = made.classified(["bad", "good"]), made.classified(["bad", "good"], 50, seed=1)
-    return made.results(
+    (dev, lines), (test, _) = (
+        run_folders.classification_result(["bad", "good"]),
+        run_folders.classification_result(["bad", "good"], 50, seed=1),
+    )
+    return run_folders.results_json(
         "classify", "accuracy", {"dev": dev, "test": test}, **({"labels": ["bad", "good"]} | more)
     ), lines
 
@@ -151,13 +154,13 @@ def test_a_local_base_is_no_base_model(tmp_path: Path, base: str, shown: str | N
 
 
 def test_every_task_has_a_card(tmp_path: Path) -> None:
-    scored = made.scored()[0]
+    scored = run_folders.regression_result()[0]
     numbers: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
-        "classify": ("accuracy", made.classified(["a", "b"])[0], "text-classification", ["accuracy"]),
-        "multiple": ("micro_f1", made.labelled(["a", "b"]), "text-classification", ["f1"]),
+        "classify": ("accuracy", run_folders.classification_result(["a", "b"])[0], "text-classification", ["accuracy"]),
+        "multiple": ("micro_f1", run_folders.multilabel_result(["a", "b"]), "text-classification", ["f1"]),
         "rank": ("ndcg@10", {"ndcg@10": 0.5, "map": 0.4, "mrr": 0.6, "count": 10}, "text-ranking", ["ndcg@10", "map"]),
         "regress": ("spearman", scored, "text-classification", ["pearsonr", "spearmanr", "mse"]),
-        "tag": ("f1", made.tagged(), "token-classification", ["f1"]),
+        "tag": ("f1", run_folders.tagging_result(), "token-classification", ["f1"]),
         "qa": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "question-answering", ["exact_match", "f1"]),
         "multiple-choice": ("accuracy", {"accuracy": 0.5, "count": 10, "loss": 0.7}, "multiple-choice", ["accuracy"]),
         "embed": ("spearman", scored, "sentence-similarity", ["pearsonr", "spearmanr", "mse"]),
@@ -165,7 +168,7 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
     }
     assert numbers.keys() == SPECS.keys()
     for task, (main, run_results, pipeline, metrics) in numbers.items():
-        text = card(tmp_path / task, made.results(task, main, {"dev": run_results}))
+        text = card(tmp_path / task, run_folders.results_json(task, main, {"dev": run_results}))
         front = metadata_load(tmp_path / task / "model" / "README.md")
         assert front["pipeline_tag"] == pipeline and set(metrics) <= set(front["metrics"])
         assert front["library_name"] == ("sentence-transformers" if task in ("embed", "rank") else "transformers")
@@ -217,14 +220,14 @@ def test_what_the_numbers_are_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("load_best", [True, False])
 def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, load_best: bool) -> None:
-    results = made.results("multiple", "micro_f1", {"dev": made.labelled(["x", "y"])})
+    results = run_folders.results_json("multiple", "micro_f1", {"dev": run_folders.multilabel_result(["x", "y"])})
     settings = {"task": {"kind": "multiple", "thresholds": "tuned"}, "fit": {"load_best_at_end": load_best}}
     seeds = [{"seed": 1, "best_step": 9, "steps": 10, "seconds": 2.0, "splits": {"dev": 0.5}}]
     text = card(tmp_path, results | {"settings": settings, "seeds": seeds, "seed": 1})
     assert ", and thresholds were fitted on dev; so the numbers of dev are slightly optimistic." in text
     chosen = "by which the model was chosen and " if load_best else ""
     assert f"what is known comes from dev, {chosen}on which its thresholds were fitted." in text
-    extract = made.results("qa", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
+    extract = run_folders.results_json("qa", "f1", {"dev": {"f1": 0.5, "best_f1_threshold": -1.0, "count": 9}})
     settings = {"task": {"kind": "qa", "no_answer_threshold": "tuned"}, "fit": {"load_best_at_end": load_best}}
     extract |= {"settings": settings, "seeds": seeds, "seed": 1}
     assert "thresholds were fitted on dev" in card(tmp_path, extract)
@@ -251,7 +254,7 @@ def test_scores_and_cosines_stand_on_one_scale(tmp_path: Path) -> None:
         "label": 4.2,
         "prediction": 0.25,
     }
-    run_results = made.results(
+    run_results = run_folders.results_json(
         "embed", "spearman", {"dev": {"spearman": 0.5, "count": 1}}, label_scaling={"low": 1, "high": 5}
     )
     table = rows(card(tmp_path, run_results, dev=[line]), "## The worst mistakes on dev")
@@ -286,11 +289,15 @@ def test_each_class(tmp_path: Path) -> None:
         str(scores["count"]),
     ]
     assert "on test 2 of 2 have fewer than 30 examples (bad, good)" in text and "<details>\n<summary>2" not in text
-    many, _ = made.classified([f"c{n}" for n in range(77)])
-    assert "<summary>77 rows</summary>" in card(tmp_path, made.results("classify", "accuracy", {"dev": many}))
-    labels = card(tmp_path, made.results("multiple", "micro_f1", {"dev": made.labelled(["x", "y"])}))
+    many, _ = run_folders.classification_result([f"c{n}" for n in range(77)])
+    assert "<summary>77 rows</summary>" in card(
+        tmp_path, run_folders.results_json("classify", "accuracy", {"dev": many})
+    )
+    labels = card(
+        tmp_path, run_folders.results_json("multiple", "micro_f1", {"dev": run_folders.multilabel_result(["x", "y"])})
+    )
     assert rows(labels, "### Each label, on dev")[0] == ["label", "precision", "recall", "F1", "examples"]
-    types = card(tmp_path, made.results("tag", "f1", {"dev": made.tagged()}))
+    types = card(tmp_path, run_folders.results_json("tag", "f1", {"dev": run_folders.tagging_result()}))
     assert len(rows(types, "### Each type of entity, on dev")) == 6
 
 
@@ -352,13 +359,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_a_mistake_of_each_task(tmp_path: Path, task: str) -> None:
     line, expected = MISTAKES[task]
     line = {"id": 0, "correct": False, "loss": 1.0, "answer": {}} | line
-    run_results = made.results(task, "score", {"dev": {"score": 0.5, "count": 1}})
+    run_results = run_folders.results_json(task, "score", {"dev": {"score": 0.5, "count": 1}})
     assert rows(card(tmp_path, run_results, dev=[line]), "## The worst mistakes on dev")[2] == expected
 
 
 def test_a_pair_that_was_found_is_no_mistake(tmp_path: Path) -> None:
     line = {"id": 0, "loss": 0.9, "input": ["one", "other"], "label": None, "prediction": 0.1, "answer": {}}
-    run_results = made.results("embed", "accuracy", {"dev": {"accuracy": 1.0, "count": 2}})
+    run_results = run_folders.results_json("embed", "accuracy", {"dev": {"accuracy": 1.0, "count": 2}})
     assert "mistakes" not in card(tmp_path, run_results, dev=[line | {"correct": True}, line | {"correct": None}])
 
 
@@ -468,7 +475,7 @@ def test_the_same_run_gives_the_same_card(tmp_path: Path) -> None:
 
 def test_without_a_model_there_is_no_card(tmp_path: Path) -> None:
     results, _ = classified()
-    made.write(tmp_path, results)
+    run_folders.write_run_folder(tmp_path, results)
     with pytest.raises(HeedfulError, match=r"has no model/config\.json: save the model before its card"):
         write_finetuned_card(tmp_path)
     assert not (tmp_path / "model").exists()

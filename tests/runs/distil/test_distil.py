@@ -51,8 +51,8 @@ from heedful.runs.run_folder import sha256_of
 from heedful.settings import from_file
 from heedful.tasks.task import TruncationStats, evaluate_task
 from heedful.tokenizer import Encoding, PreTokenized
-from tests.support.distillation import NO_BASELINE, QUICK, WITHOUT_DURATION, Told
-from tests.support.generated_data import DURATION, NAMES, WORDS, as_csv, classified, data, tune
+from tests.support.distillation import NO_BASELINE, QUICK, WITHOUT_DURATION, RecordingReporter
+from tests.support.generated_data import DURATION, ENTITY_TYPES, WORDS, as_csv, classified, data, tune
 from tests.support.model_folders import SPARE, VOCABULARY, make
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -85,15 +85,15 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     texts = [row["text"] for row in classified(40, seed=9)]
     tested = (labelled / "test.csv").read_text().splitlines()[1].partition(",")[0]
     (tmp_path / "texts.txt").write_text("\n".join([*texts, tested.upper()]) + "\n")
-    recorder, folder = Told(), tmp_path / "run"
+    recorder, folder = RecordingReporter(), tmp_path / "run"
     wishes = [*QUICK, "seeds=2"][1:]
     done = distil(
         teacher, labelled, folder, student="layers=1", loss="distilbert", unlabelled=[tmp_path / "texts.txt"],
         assignments=wishes, reporter=recorder,
     )  # fmt: skip
     assert contents(teacher) == before, "the teacher is as it was"
-    assert "40 examples without labels are learned from" in recorder.sentences
-    assert "examples without labels that are left out, since dev or test has them: 1" in recorder.sentences
+    assert "40 examples without labels are learned from" in recorder.messages
+    assert "examples without labels that are left out, since dev or test has them: 1" in recorder.messages
     content = json.loads((folder / "verdict.json").read_text())
     assert done.results["verdict"] == content and set(content["models"]) == {"teacher", "student", "baseline"}
     assert [content["models"][name]["quality"]["seeds"] for name in ("teacher", "student", "baseline")] == [1, 2, 2]
@@ -112,25 +112,25 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
             [each["splits"]["test"] for each in seeds]
         )
     assert {each["label"] for each in Engine(folder)(texts)} <= {"bad", "fair", "good"}, "the teacher's labels"
-    again = Told()
+    again = RecordingReporter()
     same = distil(
         teacher, labelled, folder, student="layers=1", loss="distilbert", unlabelled=[tmp_path / "texts.txt"],
         assignments=wishes, reporter=again,
     )  # fmt: skip
     assert same.results == done.results
-    assert not any("measuring" in each for each in again.sentences)
+    assert not any("measuring" in each for each in again.messages)
 
 
-STOPPED = pytest.param({"stop": 2}, marks=pytest.mark.slow)
+STOPPED = pytest.param({"stop_step": 2}, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("how", [{"die": 3}, STOPPED], ids=["killed", "stopped"])
+@pytest.mark.parametrize("how", [{"fail_step": 3}, STOPPED], ids=["killed", "stopped"])
 def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, teacher: Path, labelled: Path) -> None:
     wishes = [*NO_BASELINE, "fit.checkpoint_every_minutes=0", "student.width=32", "student.heads=2"]
     more: dict[str, Any] = {"student": "tiny", "loss": "tinybert", "assignments": [*wishes, "loss.relations.heads=2"]}
     distil(teacher, labelled, tmp_path / "whole", **more)
-    reporter = Told(**how)
-    if reporter.stop:
+    reporter = RecordingReporter(**how)
+    if reporter.stop_step:
         assert distil(teacher, labelled, tmp_path / "cut", reporter=reporter, **more).status == "interrupted"
     else:
         with pytest.raises(KeyError):
@@ -144,17 +144,19 @@ def test_a_run_goes_on_to_the_same_bits(how: dict[str, int], tmp_path: Path, tea
     assert journals[0] == journals[1]
 
 
-@pytest.mark.parametrize("when", [{"die": 1, "after": "the same student"}, {"after": "measuring speed"}])
+@pytest.mark.parametrize(
+    "when", [{"fail_step": 1, "after_message": "the same student"}, {"after_message": "measuring speed"}]
+)
 def test_a_run_goes_on_alone_and_to_its_verdict(
     when: dict[str, Any], tmp_path: Path, teacher: Path, labelled: Path
 ) -> None:
     more: dict[str, Any] = {"student": "layers=1", "assignments": [*QUICK, "fit.checkpoint_every_minutes=0"]}
     whole = distil(teacher, labelled, tmp_path / "whole", **more)
     with pytest.raises(KeyError):
-        distil(teacher, labelled, tmp_path / "cut", reporter=Told(**when), **more)
-    recorder = Told()
+        distil(teacher, labelled, tmp_path / "cut", reporter=RecordingReporter(**when), **more)
+    recorder = RecordingReporter()
     cut = distil(teacher, labelled, tmp_path / "cut", reporter=recorder, **more)
-    assert any("is finished already" in each for each in recorder.sentences), "the student had ended"
+    assert any("is finished already" in each for each in recorder.messages), "the student had ended"
     for name in ("model", "baseline/model"):
         mine, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("cut", "whole"))
         assert all(torch.equal(each, theirs[n]) for n, each in mine.items())
@@ -288,12 +290,12 @@ def test_refusals(student: str, wishes: list[str], message: str, tmp_path: Path,
 def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     arguments: dict[str, Any] = {"student": "bag", "assignments": NO_BASELINE}
     distil(teacher, labelled, tmp_path / "run", **arguments)
-    weights, recorder = contents(tmp_path / "run" / "model")["model.safetensors"], Told()
+    weights, recorder = contents(tmp_path / "run" / "model")["model.safetensors"], RecordingReporter()
     arguments["assignments"] = last([*NO_BASELINE, "verdict.precision=bfloat16", "verdict.texts=4", "verdict.rounds=1"])
     verdict = distil(teacher, labelled, tmp_path / "run", reporter=recorder, **arguments).results["verdict"]
     assert verdict["models"]["student"]["precision"] == "bfloat16"
     assert contents(tmp_path / "run" / "model")["model.safetensors"] == weights
-    assert f"{tmp_path / 'run'} is finished already" in recorder.sentences
+    assert f"{tmp_path / 'run'} is finished already" in recorder.messages
     for other in ("verdict.baseline=steps", "train.batch_size=8"):
         arguments["assignments"] = last([*arguments["assignments"], other])
         with pytest.raises(HeedfulError, match=f"other settings: {other.partition('=')[0]} was"):
@@ -858,7 +860,7 @@ def test_a_student_answers_as_its_teacher_does(
     taught = load(make(tmp_path / "teacher", kind))
     taught.thresholds = answers
     if kind == "multiple":
-        taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
+        taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(ENTITY_TYPES)))
     overrides = distil_overrides(taught.source, assignments=wishes)
     held = data({"span": "qa"}.get(kind, kind), tmp_path / "data")
     task: Any = plan_distil(taught, overrides, held, exclude=tmp_path / "run").settings.task

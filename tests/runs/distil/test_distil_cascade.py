@@ -19,7 +19,7 @@ from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.cascade import UNREACHABLE, fit_thresholds, split_rows
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
-from tests.support.distillation import NO_BASELINE, Told
+from tests.support.distillation import NO_BASELINE, RecordingReporter
 from tests.support.generated_data import data
 from tests.support.model_folders import make
 
@@ -123,7 +123,7 @@ def test_the_sentence_says_whether_the_loss_is_kept(low: float, high: float, ver
 
 
 def test_a_run_leaves_a_cascade_that_is_used_as_one_model(teacher: Path, tmp_path: Path) -> None:
-    folder, recorder = data("single", tmp_path / "data", SIZES), Told()
+    folder, recorder = data("single", tmp_path / "data", SIZES), RecordingReporter()
     done = heedful.distil(
         teacher, folder, tmp_path / "run", student="bag", cascade=True, max_loss=2, reporter=recorder, seeds=1,
         epochs=2,
@@ -150,7 +150,7 @@ def test_a_run_leaves_a_cascade_that_is_used_as_one_model(teacher: Path, tmp_pat
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "## The cascade" in card and "<h2>The cascade</h2>" in (tmp_path / "run" / "report.html").read_text()
     assert any(
-        "fitted on 40 rows, and one row is more than the allowed loss of 2 points" in t for t in recorder.sentences
+        "fitted on 40 rows, and one row is more than the allowed loss of 2 points" in t for t in recorder.messages
     )
 
 
@@ -164,11 +164,11 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
     for message in ("fitting the thresholds", "measuring the cascade"):  # an interrupted one is built again
         with pytest.raises(KeyError, match="the power failed"):
             distil(
-                teacher, folder, run, student="bag", cascade=True, reporter=Told(after=message),
+                teacher, folder, run, student="bag", cascade=True, reporter=RecordingReporter(after_message=message),
                 assignments=(*QUICK, f'cascade.stages=["{other}"]'),
             )  # fmt: skip
         assert not (run / "cascade.json").exists()
-    recorder = Told()
+    recorder = RecordingReporter()
     more = distil(
         teacher, folder, run, student="bag", cascade=True, reporter=recorder,
         assignments=(*QUICK, f'cascade.stages=["{other}"]'),
@@ -177,7 +177,7 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
     assert [stage["name"] for stage in report["stages"]] == ["student", "other", "teacher"]
     assert sum(stage["share"] for stage in report["stages"]) == pytest.approx(1)
     assert report["max_loss"] == 0.5, "the default"
-    assert any("one row is more than the allowed loss of 0.5 points" in text for text in recorder.sentences)
+    assert any("one row is more than the allowed loss of 0.5 points" in text for text in recorder.messages)
     assert len(load(run / "cascade").early_stages) == 2
     assert (run / "model" / "model.safetensors").read_bytes() == weights
     assert (run / "verdict.json").read_bytes() == verdict

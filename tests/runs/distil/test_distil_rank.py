@@ -26,7 +26,7 @@ from heedful.runs.evaluate import evaluate
 from heedful.tasks.rank import Rank
 from heedful.tasks.specs.rank import RankSettings
 from heedful.tasks.task import Counter, TaskSetup
-from tests.support.distillation import QUICK, WITHOUT_DURATION, Told
+from tests.support.distillation import QUICK, WITHOUT_DURATION, RecordingReporter
 from tests.support.generated_data import data
 from tests.support.model_folders import long_text, make
 
@@ -108,7 +108,7 @@ def test_the_student_learns_the_scores_of_each_query(ranking: str, limits: tuple
 
 
 def test_a_verdict_on_rankings(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    recorder, folder = Told(), tmp_path / "run"
+    recorder, folder = RecordingReporter(), tmp_path / "run"
     done = distil(teacher, labelled, folder, student="layers=1", assignments=QUICK, reporter=recorder)
     verdict = done.results["verdict"]
     assert json.loads((folder / "verdict.json").read_text()) == verdict
@@ -128,9 +128,9 @@ def test_a_verdict_on_rankings(tmp_path: Path, teacher: Path, labelled: Path) ->
 def test_a_student_learns_the_margins_of_its_teacher(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     wishes = [*WITHOUT_DURATION, "verdict.baseline=none", "loss.ranking=margin_mse", "loss.label_weight=0"]
     wishes += ["task.list_size=3", "train.epochs=40", "train.optimizer.lr=1e-3", "train.batch_size=24"]
-    recorder = Told()
+    recorder = RecordingReporter()
     distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=wishes, reporter=recorder)
-    assert any("training examples have more than 3 texts; 3 of them are sampled" in text for text in recorder.sentences)
+    assert any("training examples have more than 3 texts; 3 of them are sampled" in text for text in recorder.messages)
     losses = [json.loads(line).get("loss") for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     losses = [loss for loss in losses if loss is not None]
     assert len(losses) == 40 and fmean(losses[20:]) < 0.75 * fmean(losses[:10])
@@ -139,7 +139,7 @@ def test_a_student_learns_the_margins_of_its_teacher(tmp_path: Path, teacher: Pa
 def test_a_search_times_students_on_queries(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     overrides = distil_overrides(str(teacher), assignments=("verdict.precision=float32", "verdict.rounds=1"))
     plan = plan_distil(load(teacher), overrides, labelled, exclude=tmp_path)
-    (shape,) = time_shapes(plan, ["layers=1"], Told())
+    (shape,) = time_shapes(plan, ["layers=1"], RecordingReporter())
     assert shape["p50"] > 0 and 0 < shape["parameters"] < plan.teacher.count()
 
 

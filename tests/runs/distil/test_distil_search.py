@@ -26,7 +26,7 @@ from heedful.runs.distil.students import single_stack
 from heedful.runs.overrides import Overrides
 from heedful.runs.results import RunResult
 from heedful.train.run_lock import lock_run
-from tests.support.distillation import NO_BASELINE, QUICK, Told
+from tests.support.distillation import NO_BASELINE, QUICK, RecordingReporter
 from tests.support.model_folders import make
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -42,19 +42,19 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
     assert search_results["split"] == "dev" and done.results["verdict"]["split"] == "test", (
         "chosen on dev, told of test"
     )
-    recorder = Told()
+    recorder = RecordingReporter()
     again = search(
         teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, reporter=recorder, **arguments
     )
     assert again.results == done.results
-    assert not any(each.startswith(("trying", "timing")) for each in recorder.sentences)
+    assert not any(each.startswith(("trying", "timing")) for each in recorder.messages)
     with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
         search(teacher, labelled, tmp_path / "none", max_latency=1e-6, **arguments)
     other = search(teacher, labelled, tmp_path / "run", reporter=recorder, **arguments).results["search"]
     assert (other["min_quality"], other["max_latency"]) == (None, None) and all(
         "quality" in each for each in other["tried"]
     )
-    assert any(each.startswith("trying") for each in recorder.sentences) and "timing 2 shapes" not in recorder.sentences
+    assert any(each.startswith("trying") for each in recorder.messages) and "timing 2 shapes" not in recorder.messages
     other = search(
         teacher, labelled, tmp_path / "run", max_latency=max(each["p50"] for each in other["tried"]), **arguments
     ).results["search"]
@@ -109,14 +109,14 @@ def test_ranks_search_together(tmp_path: Path, teacher: Path, labelled: Path) ->
 
 
 def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    recorder, files = Told(), tmp_path / "files"
+    recorder, files = RecordingReporter(), tmp_path / "files"
     files.mkdir()
     for name in ("train.csv", "test.csv"):
         (files / name).write_bytes((labelled / name).read_bytes())
     wishes = [*NO_BASELINE, "data.dev_fraction=0"]
     done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, reporter=recorder)
     assert done.results["search"]["split"] == "test"
-    assert f"bag is taken, {distil_search.CHOSEN_ON_TEST}" in recorder.sentences
+    assert f"bag is taken, {distil_search.CHOSEN_ON_TEST}" in recorder.messages
 
 
 def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:
@@ -177,10 +177,16 @@ def test_shapes_share_what_the_teacher_says(tmp_path: Path, teacher: Path, label
     """Those that need the same of it, and what is taken, too; a search that was killed goes on with that."""
     arguments: dict[str, Any] = {"shapes": ["layers=1", "bag"], "assignments": QUICK}
     with pytest.raises(KeyError, match="the power failed"):
-        search(teacher, labelled, tmp_path / "cut", reporter=Told(die=2, after="trying bag"), **arguments)
-    recorder = Told()
+        search(
+            teacher,
+            labelled,
+            tmp_path / "cut",
+            reporter=RecordingReporter(fail_step=2, after_message="trying bag"),
+            **arguments,
+        )
+    recorder = RecordingReporter()
     cut = search(teacher, labelled, tmp_path / "cut", reporter=recorder, **arguments)
-    assert not any(each.startswith("the teacher reads") for each in recorder.sentences)
+    assert not any(each.startswith("the teacher reads") for each in recorder.messages)
     assert len(list(tmp_path.glob("cut/outputs/*/about.json"))) == 1 and not list(tmp_path.glob("cut/*/outputs"))
     whole = search(teacher, labelled, tmp_path / "whole", **arguments)
     for name in ("bag", "layers=1"):

@@ -20,7 +20,7 @@ from heedful.runs.distil.settings import StaticStudent, parse_student
 from heedful.runs.distil.static import mean_token_states, static_student, weighted_components
 from tests.support.distillation import NO_BASELINE
 from tests.support.generated_data import data
-from tests.support.model_folders import make, make_writer
+from tests.support.model_folders import make, make_decoder
 
 TEXTS = ("the cat sat on the mat", "the dog ran to Paris, the capital of France!", "ada loved the first program")
 
@@ -149,7 +149,7 @@ def test_refusals(head: str, wishes: list[str], message: str, tmp_path: Path) ->
 
 def test_a_writer_with_two_parts_is_no_teacher_of_vectors(tmp_path: Path) -> None:
     assert parse_student("static") == StaticStudent()
-    decoder = load(make_writer(tmp_path / "writer"))
+    decoder = load(make_decoder(tmp_path / "writer"))
     student = static_student(decoder, StaticStudent(width=8), ["a b c"], print)
     assert student.config.model.embedding.vocabulary == 11
     with pytest.raises(HeedfulError, match="is not an encoder or decoder alone, whose hidden states"):

@@ -40,7 +40,7 @@ from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
 from tests.support import generated_data
 from tests.support.generated_data import as_csv, as_lines, classified, data, tune
-from tests.support.model_folders import make, their_logits, theirs
+from tests.support.model_folders import load_reference, make, reference_logits
 from tests.support.reporters import Messages
 
 TASKS = {  # the kind of invented data -> the task, its setting, and its main number
@@ -193,19 +193,21 @@ def check_model(folder: Path, kind: str) -> None:
         assert rounded(again) == rounded(answer)
         match TASKS[kind][0]:
             case "classify":
-                (logits,) = their_logits(model, *([inputs] if isinstance(inputs, str) else inputs)).logits
+                (logits,) = reference_logits(model, *([inputs] if isinstance(inputs, str) else inputs)).logits
                 shares = logits.sigmoid() if kind == "multiple" else logits.softmax(-1)
                 assert answer["probabilities"] == pytest.approx(named(model, shares), abs=1e-6)
             case "regress":
-                assert answer["values"] == pytest.approx(named(model, their_logits(model, *inputs).logits[0]), abs=1e-5)
+                assert answer["values"] == pytest.approx(
+                    named(model, reference_logits(model, *inputs).logits[0]), abs=1e-5
+                )
             case "tag":
                 check_tags(model, inputs, answer)
             case "qa":
-                out = their_logits(model, inputs["question"], inputs["context"])
+                out = reference_logits(model, inputs["question"], inputs["context"])
                 first = float(out.start_logits[0, 0] + out.end_logits[0, 0])
                 assert answer["no_answer_score"] == pytest.approx(first, abs=1e-5)
             case "multiple-choice":
-                their_model, tokenizer = theirs(model)
+                their_model, tokenizer = load_reference(model)
                 count = len(inputs["choices"])
                 batch = tokenizer([inputs["prompt"]] * count, inputs["choices"], return_tensors="pt", padding=True)
                 logits = their_model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
@@ -215,7 +217,7 @@ def check_model(folder: Path, kind: str) -> None:
                 expected = peer.predict([(inputs["query"], text) for text in inputs["texts"]]).tolist()
                 assert answer["scores"] == pytest.approx(expected, abs=1e-5)
             case "embed":
-                vectors = [their_logits(model, text).last_hidden_state[0].mean(0) for text in inputs]
+                vectors = [reference_logits(model, text).last_hidden_state[0].mean(0) for text in inputs]
                 cosine = torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=0)
                 assert answer["similarity"] == pytest.approx(float(cosine), abs=1e-5)
 
@@ -234,12 +236,12 @@ def rounded(value: Any) -> Any:
 
 def named(model: Path, values: torch.Tensor) -> dict[str, float]:
     """By the labels of their config."""
-    labels = theirs(model)[0].config.id2label
+    labels = load_reference(model)[0].config.id2label
     return {labels[number]: value for number, value in enumerate(values.tolist())}
 
 
 def check_tags(model: Path, words: list[str], answer: Any) -> None:
-    their_model, tokenizer = theirs(model)
+    their_model, tokenizer = load_reference(model)
     batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
     logits = their_model(**batch).logits[0]
     ids = load(model).tokenizer.encode(PreTokenized(words)).words  # type: ignore[union-attr]
@@ -303,7 +305,7 @@ def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
         done = tune("classify", labelled, tmp_path / str(how), {"task.thresholds": how})
         scores[how] = done.results["splits"]["dev"]["numbers"]["labels"]
         thresholds = load(tmp_path / str(how)).thresholds
-        assert set(thresholds) == (set(generated_data.NAMES) if how == "tuned" else set())
+        assert set(thresholds) == (set(generated_data.ENTITY_TYPES) if how == "tuned" else set())
         assert thresholds == strict(tmp_path / str(how) / "model" / "heedful.json").get("thresholds", {})
     assert all(each["f1"] >= scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
     assert any(each["f1"] > scores[0.5][label]["f1"] for label, each in scores["tuned"].items())
@@ -356,7 +358,7 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
 
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
     data("qa", tmp_path / "data")
-    (tmp_path / "data" / "dev.json").write_text(json.dumps(generated_data.questions(6, 9, impossible=True)))
+    (tmp_path / "data" / "dev.json").write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
     done = tune("qa", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
     assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
 
@@ -364,7 +366,7 @@ def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
 def test_questions_without_answers_in_test_alone_change_no_weight(tmp_path: Path) -> None:
     data("qa", tmp_path / "plain")
     data("qa", tmp_path / "data")
-    (tmp_path / "data" / "test.json").write_text(json.dumps(generated_data.questions(6, 9, impossible=True)))
+    (tmp_path / "data" / "test.json").write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
     plain = tune("qa", tmp_path / "plain", tmp_path / "without")
     done = tune("qa", tmp_path / "data", tmp_path / "run")
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("without", "run")]
@@ -410,7 +412,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         scores[name] = done.results["splits"]["dev"]["numbers"]
         assert load(folder).label_scaling == done.results["label_scaling"] == pytest.approx(about(folder, name))
         line = lines(folder / "predictions-dev.jsonl")[-1]
-        theirs = float(their_logits(folder / "model", line["input"]).logits[0])
+        theirs = float(reference_logits(folder / "model", line["input"]).logits[0])
         assert line["answer"]["values"]["score"] == pytest.approx(theirs, rel=1e-5)
         best = [each["dev"] for each in lines(folder / "journal.jsonl") if each.get("best")][-1]
         assert best["mse"] == pytest.approx(scores[name]["mse"], rel=1e-3), "looks of training are in scores too"
@@ -660,9 +662,9 @@ def test_without_dev(tmp_path: Path) -> None:
     with pytest.raises(
         HeedfulError, match=r"tuned on dev, but there is no dev split: set data\.dev_fraction.*task\.thresholds=0.5"
     ):
-        tune("classify", as_lines(tmp_path / "m.jsonl", generated_data.labelled(20)), tmp_path / "m",
+        tune("classify", as_lines(tmp_path / "m.jsonl", generated_data.multilabel_rows(20)), tmp_path / "m",
              {"data.dev_fraction": 0, "task.thresholds": "tuned"})  # fmt: skip
-    (tmp_path / "q.json").write_text(json.dumps(generated_data.questions(9, impossible=True)))
+    (tmp_path / "q.json").write_text(json.dumps(generated_data.squad_json(9, impossible=True)))
     with pytest.raises(HeedfulError, match=r"set data\.dev_fraction.*task\.no_answer_threshold=0"):
         tune("qa", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
     assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"
@@ -822,7 +824,9 @@ def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.results["labels"] == sorted(ODD) == list(load(run).config.head.labels)  # type: ignore[union-attr]
     assert set(done.results["splits"]["test"]["numbers"]["classes"]) == set(ODD)
     assert {line["label"] for line in lines(run / "predictions-test.jsonl")} == set(ODD)
-    assert theirs(run / "model")[0].config.label2id == {label: number for number, label in enumerate(sorted(ODD))}
+    assert load_reference(run / "model")[0].config.label2id == {
+        label: number for number, label in enumerate(sorted(ODD))
+    }
     for line in (run / "results.csv").read_text().splitlines():
         assert not [cell for cell in line.split(",") if cell.startswith(("=", "@"))]
 
@@ -859,7 +863,7 @@ def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Pat
     tune("classify", data("single", tmp_path / "data"), tmp_path / "one", model=bare)
     done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "two", model=tmp_path / "one")
     assert done.results["base"] == str(tmp_path / "one")
-    assert theirs(tmp_path / "two" / "model")[0].config.id2label[1] == "B-LOC"
+    assert load_reference(tmp_path / "two" / "model")[0].config.id2label[1] == "B-LOC"
 
 
 @pytest.mark.parametrize(

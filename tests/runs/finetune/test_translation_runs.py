@@ -14,9 +14,9 @@ import transformers
 
 import heedful
 from heedful.cli import main
-from tests.support.folder_layouts import Step, byte_pairs, pieces
+from tests.support.folder_layouts import Step, save_with_byte_pairs, save_with_sentencepiece
 from tests.support.tiny_models import save_tiny
-from tests.support.tokenizer_folders import ANGLED
+from tests.support.tokenizer_folders import ANGLE_BRACKET_TOKENS
 from tests.tokenizer.test_joint_vocabulary import save_files
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -34,13 +34,15 @@ def marian(folder: Path) -> None:
 def mbart(tokenizer_class: str, vocabulary: int, start: int | None) -> Step:
     def write(folder: Path) -> None:
         sizes = {"vocab_size": vocabulary, "decoder_start_token_id": start}
-        pieces("mbart", "MBartForConditionalGeneration", **XLM, **sizes)(folder)
+        save_with_sentencepiece("mbart", "MBartForConditionalGeneration", **XLM, **sizes)(folder)
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
 
     return write
 
 
-bart = byte_pairs("bart", "BartForConditionalGeneration", "BartTokenizer", ANGLED, decoder_start_token_id=2)
+bart = save_with_byte_pairs(
+    "bart", "BartForConditionalGeneration", "BartTokenizer", ANGLE_BRACKET_TOKENS, decoder_start_token_id=2
+)
 LANGUAGES = ["--src_lang", "en_XX", "--tgt_lang", "ro_RO"]
 MODELS: dict[str, tuple[Step, str, list[str]]] = {  # how it is written, its tokenizer in transformers, options
     "bart": (bart, "AutoTokenizer", []),

@@ -11,12 +11,12 @@ import pytest
 
 from heedful.runs.plots.curves import TrainingCurves, moving_mean, plot_curves, ranges
 from heedful.runs.plots.figures import draw_run_plots
-from tests.support import run_folders as made
+from tests.support import run_folders
 
 NAN, INFINITY = float("nan"), float("inf")
 
 
-def losses(values: list[Any]) -> list[made.Line]:
+def losses(values: list[Any]) -> list[run_folders.Line]:
     """A journal of updates with these losses."""
     return [
         {"step": n, "epoch": n / 10, "loss": value, "lr": 1e-4, "grad_norm": 1.0}
@@ -47,16 +47,16 @@ JOURNALS = {
 
 @pytest.mark.parametrize("name", JOURNALS)
 def test_every_journal_is_drawn(tmp_path: Path, name: str) -> None:
-    folder = made.write(
-        tmp_path, made.results("multiple-choice", "$\\frac{$" if "formula" in name else "accuracy", {}), []
+    folder = run_folders.write_run_folder(
+        tmp_path, run_folders.results_json("multiple-choice", "$\\frac{$" if "formula" in name else "accuracy", {}), []
     )
-    made.journal(folder, JOURNALS[name])
+    run_folders.write_journal(folder, JOURNALS[name])
     (path,) = draw_run_plots(folder)
     assert path.name == "curves.png" and path.stat().st_size > 5000
 
 
 def test_an_empty_journal_is_not_drawn(tmp_path: Path) -> None:
-    made.journal(tmp_path, [])
+    run_folders.write_journal(tmp_path, [])
     assert draw_run_plots(tmp_path) == []
     assert plot_curves([{"step": 3, "dev": {}, "metric_value": 0.5, "best": True}], "accuracy") is None
 
@@ -72,7 +72,7 @@ def test_the_columns() -> None:
 
 
 def test_panels_and_axes() -> None:
-    lines = made.course(300, looks=6, epochs=3.0)
+    lines = run_folders.journal_records(300, num_evaluations=6, epochs=3.0)
     figure = plot_curves(lines, "accuracy")
     assert figure is not None
     loss, score, rate = figure.axes
@@ -93,7 +93,7 @@ def test_panels_and_axes() -> None:
 
 
 def test_without_dev_there_are_two_panels() -> None:
-    figure = plot_curves(made.course(100, looks=0), "accuracy")
+    figure = plot_curves(run_folders.journal_records(100, num_evaluations=0), "accuracy")
     assert figure is not None
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "learning rate"]
 

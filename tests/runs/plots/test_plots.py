@@ -28,7 +28,7 @@ from heedful.runs.plots.figures import (
     wilson,
 )
 from heedful.runs.plots.style import save_plot
-from tests.support import run_folders as made
+from tests.support import run_folders
 
 ROOT = Path(__file__).parents[3]
 THREE = ["negative", "neutral", "positive"]
@@ -82,18 +82,20 @@ def words(figure: Figure) -> str:
 
 
 def test_each_task_has_what_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (numbers, lines), (pairs, scored) = made.classified(THREE), made.scored()
+    (numbers, lines), (pairs, scored) = run_folders.classification_result(THREE), run_folders.regression_result()
     tasks: dict[str, tuple[str, dict[str, Any], list[Any], set[str]]] = {
         "classify": ("accuracy", numbers, lines, {"confusion", "calibration", "coverage", "scores"}),
-        "multiple": ("micro_f1", made.labelled(THREE), [], {"scores"}),
-        "tag": ("f1", made.tagged(), [], {"scores"}),
+        "multiple": ("micro_f1", run_folders.multilabel_result(THREE), [], {"scores"}),
+        "tag": ("f1", run_folders.tagging_result(), [], {"scores"}),
         "regress": ("spearman", pairs, scored, {"numbers"}),
         "embed": ("accuracy", {"accuracy": 0.5, "mrr": 0.6, "count": 10}, [], set()),
         "multiple-choice": ("accuracy", {"accuracy": 0.5, "correct": 5, "count": 10, "loss": 1.0}, [], set()),
         "qa": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, [], set()),
     }
     for task, (main, run_results, predictions, expected) in tasks.items():
-        folder = made.write(tmp_path / task, made.results(task, main, {"dev": run_results}), dev=predictions)
+        folder = run_folders.write_run_folder(
+            tmp_path / task, run_folders.results_json(task, main, {"dev": run_results}), dev=predictions
+        )
         if task in ("classify", "regress"):  # which have all figures
             assert set(drawn(folder)) == {"curves"} | expected, task
         else:
@@ -104,11 +106,11 @@ def test_each_task_has_what_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:
-    (numbers, _), (pairs, scored) = made.classified(THREE), made.scored()
-    run_results = made.results("classify", "accuracy", {"dev": numbers | pairs})
+    (numbers, _), (pairs, scored) = run_folders.classification_result(THREE), run_folders.regression_result()
+    run_results = run_folders.results_json("classify", "accuracy", {"dev": numbers | pairs})
     seen = []
     for name in ("one", "two", "two"):
-        folder = made.write(tmp_path / name, run_results, dev=scored)
+        folder = run_folders.write_run_folder(tmp_path / name, run_results, dev=scored)
         paths = draw_run_plots(folder)
         seen.append([path.read_bytes() for png in paths for path in (png, png.with_suffix(".svg"))])
     assert seen[0] == seen[1] and len(seen[0]) == 12
@@ -117,19 +119,25 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [2, 30, 31, 200])
 def test_any_number_of_labels(tmp_path: Path, count: int) -> None:
-    numbers, _ = made.classified([f"a rather long label, number {n}" for n in range(count)], 10 * count)
-    drawn(made.write(tmp_path, made.results("classify", "accuracy", {"test": numbers})))
+    numbers, _ = run_folders.classification_result(
+        [f"a rather long label, number {n}" for n in range(count)], 10 * count
+    )
+    drawn(run_folders.write_run_folder(tmp_path, run_folders.results_json("classify", "accuracy", {"test": numbers})))
 
 
 @pytest.mark.parametrize("labels", [["only"], ["only", "other"]])
 def test_few_rows_of_scores(tmp_path: Path, labels: list[str]) -> None:
     rows = {label: {"precision": 0.0, "recall": 1.0, "f1": 1.0, "gold": 0} for label in labels}
-    drawn(made.write(tmp_path, made.results("tag", "f1", {"dev": {"f1": 1.0, "types": rows}}, labels=labels)))
+    drawn(
+        run_folders.write_run_folder(
+            tmp_path, run_folders.results_json("tag", "f1", {"dev": {"f1": 1.0, "types": rows}}, labels=labels)
+        )
+    )
 
 
 def test_odd_labels(tmp_path: Path) -> None:
-    numbers, _ = made.classified(ODD)
-    folder = made.write(tmp_path, made.results("classify", "accuracy", {"dev": numbers}))
+    numbers, _ = run_folders.classification_result(ODD)
+    folder = run_folders.write_run_folder(tmp_path, run_folders.results_json("classify", "accuracy", {"dev": numbers}))
     assert set(drawn(folder)) == {"curves", "confusion", "calibration", "coverage", "scores"}
     written = words(plot_confusion(numbers, "dev"))
     assert "$x_1$ and $\\frac{" in written and "under_score" in written and "�" not in written
@@ -138,8 +146,8 @@ def test_odd_labels(tmp_path: Path) -> None:
 
 
 def test_labels_are_not_read_as_formulas(tmp_path: Path) -> None:
-    numbers, _ = made.classified(["$\\alpha$", "b"])
-    plain, _ = made.classified(["\\alpha", "b"])
+    numbers, _ = run_folders.classification_result(["$\\alpha$", "b"])
+    plain, _ = run_folders.classification_result(["\\alpha", "b"])
     with_marks = save_plot(tmp_path / "a.png", plot_confusion(numbers, "dev")).read_bytes()
     assert with_marks != save_plot(tmp_path / "b.png", plot_confusion(plain, "dev")).read_bytes()
     for figure in (plot_confusion(numbers, "dev"), plot_scores(numbers["classes"], "dev", "class")):
@@ -149,7 +157,7 @@ def test_labels_are_not_read_as_formulas(tmp_path: Path) -> None:
 
 
 def test_test_is_shown_rather_than_dev() -> None:
-    numbers, _ = made.classified(THREE)
+    numbers, _ = run_folders.classification_result(THREE)
     for figure in (
         plot_confusion(numbers, "test"),
         plot_calibration(numbers, "test"),
@@ -160,9 +168,17 @@ def test_test_is_shown_rather_than_dev() -> None:
 
 @pytest.mark.slow
 def test_test_split_is_preferred(tmp_path: Path) -> None:
-    dev, test = made.classified(THREE, seed=1)[0], made.classified(THREE, seed=2)[0]
-    both = drawn(made.write(tmp_path / "both", made.results("classify", "accuracy", {"dev": dev, "test": test})))
-    alone = drawn(made.write(tmp_path / "alone", made.results("classify", "accuracy", {"test": test})))
+    dev, test = run_folders.classification_result(THREE, seed=1)[0], run_folders.classification_result(THREE, seed=2)[0]
+    both = drawn(
+        run_folders.write_run_folder(
+            tmp_path / "both", run_folders.results_json("classify", "accuracy", {"dev": dev, "test": test})
+        )
+    )
+    alone = drawn(
+        run_folders.write_run_folder(
+            tmp_path / "alone", run_folders.results_json("classify", "accuracy", {"test": test})
+        )
+    )
     assert both["confusion"].read_bytes() == alone["confusion"].read_bytes()
 
 
@@ -211,7 +227,7 @@ def test_scores_are_sorted_and_counted() -> None:
 
 
 def test_calibration_is_drawn_where_it_was_measured() -> None:
-    numbers, _ = made.classified(THREE)
+    numbers, _ = run_folders.classification_result(THREE)
     figure = plot_calibration(numbers, "dev")
     above, below = figure.axes
     points = above.lines[1]
@@ -223,7 +239,7 @@ def test_calibration_is_drawn_where_it_was_measured() -> None:
 
 
 def test_accuracy_over_coverage_is_drawn_where_it_was_measured() -> None:
-    numbers, _ = made.classified(THREE)
+    numbers, _ = run_folders.classification_result(THREE)
     (axes,) = plot_coverage(numbers, "dev").axes
     table = numbers["coverage"]
     assert axes.lines[0].get_xdata().tolist() == [row["coverage"] for row in table]
@@ -245,7 +261,7 @@ def test_wilson_is_scipys() -> None:
 
 @pytest.mark.slow
 def test_numbers_against_what_is_right(tmp_path: Path) -> None:
-    numbers, lines = made.scored(100)
+    numbers, lines = run_folders.regression_result(100)
     pairs = np.array([[line["label"], line["prediction"]] for line in lines])
     figure = plot_scatter(pairs, numbers, "dev", ((0.0, 0.0), (5.0, 1.0)))
     points, line = figure.axes[0].lines
@@ -258,7 +274,9 @@ def test_numbers_against_what_is_right(tmp_path: Path) -> None:
     equal = [line | {"label": 1.0, "prediction": 1.0} for line in lines]
     nothing = [line | {"prediction": "Infinity"} for line in lines]
     for number, each in enumerate((lines, equal, nothing, lines[:1])):
-        folder = made.write(tmp_path / str(number), made.results("regress", "pearson", {"dev": numbers}), dev=each)
+        folder = run_folders.write_run_folder(
+            tmp_path / str(number), run_folders.results_json("regress", "pearson", {"dev": numbers}), dev=each
+        )
         assert set(drawn(folder)) == {"curves", "numbers"}
 
 
@@ -270,12 +288,16 @@ def test_where_the_points_should_lie() -> None:
 
 
 def test_a_run_that_has_not_ended_has_curves(tmp_path: Path) -> None:
-    made.journal(tmp_path, made.course(40))
+    run_folders.write_journal(tmp_path, run_folders.journal_records(40))
     assert set(drawn(tmp_path)) == {"curves"}
 
 
 def test_a_run_without_dev_and_test(tmp_path: Path) -> None:
-    folder = made.write(tmp_path, made.results("classify", "accuracy", {}), made.course(50, looks=0))
+    folder = run_folders.write_run_folder(
+        tmp_path,
+        run_folders.results_json("classify", "accuracy", {}),
+        run_folders.journal_records(50, num_evaluations=0),
+    )
     assert set(drawn(folder)) == {"curves"}
 
 
@@ -286,10 +308,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made.journal(tmp_path, made.course(40))
+    run_folders.write_journal(tmp_path, run_folders.journal_records(40))
     (path,) = draw_run_plots(tmp_path)
     before = path.read_bytes()
-    made.journal(tmp_path, made.course(20))
+    run_folders.write_journal(tmp_path, run_folders.journal_records(20))
 
     def broken(*_: Any) -> None:
         raise OSError("no space left")
@@ -304,8 +326,10 @@ def test_a_picture_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_no_state_outside(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
-    numbers, lines = made.classified(THREE)
-    folder = made.write(tmp_path, made.results("classify", "accuracy", {"dev": numbers}), dev=lines)
+    numbers, lines = run_folders.classification_result(THREE)
+    folder = run_folders.write_run_folder(
+        tmp_path, run_folders.results_json("classify", "accuracy", {"dev": numbers}), dev=lines
+    )
     draw_run_plots(folder)
     assert dict(matplotlib.rcParams) == before
     code = (

@@ -52,7 +52,7 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import DivergedError, Step, Trainer
-from tests.support.corpora import Document, corpus_of, documents, trained, write
+from tests.support.corpora import Document, make_corpus, make_documents, train_on, write_documents
 from tests.support.tiny_models import save_tiny
 from tests.support.tiny_teacher import make_teacher
 
@@ -110,14 +110,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """120 documents."""
-    return write(tmp_path_factory.mktemp("text") / "text.txt", documents(120, seed=1))
+    return write_documents(tmp_path_factory.mktemp("text") / "text.txt", make_documents(120, seed=1))
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tokenizer of the text, so that not every run has to train one."""
     folder = tmp_path_factory.mktemp("known")
-    trained(documents(120, seed=1), vocab_size=400).save(folder)
+    train_on(make_documents(120, seed=1), vocab_size=400).save(folder)
     return folder
 
 
@@ -393,12 +393,12 @@ def test_fresh_models_share_keys_as_the_published_ones_do(
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapped: bool) -> None:
     """Once for each, whatever the tokenizer puts around a text, and not where a window of a longer one does."""
-    files = documents(40, seed=2, sentences=(5, 9))
-    tokenizer = trained(files, algorithm="bpe", vocab_size=400)
+    files = make_documents(40, seed=2, sentences=(5, 9))
+    tokenizer = train_on(files, algorithm="bpe", vocab_size=400)
     if not wrapped:  # as published: one token for all ends, and nothing around a text
         state = json.loads(tokenizer._backend.to_str()) | {"post_processor": None}
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
-    corpus, settings = corpus_of(tmp_path, files, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
+    corpus, settings = make_corpus(tmp_path, files, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
     (rows,), held = build_samples(Components(settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=None))
     objective, end, ends, sequences = CausalLM(tokenizer=tokenizer), tokenizer.special.eos_or_sep, 0, 0
     for sample in [*(rows[number] for number in range(len(rows))), *held]:
@@ -459,7 +459,7 @@ def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, kn
 def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: str) -> None:
     """Also those of a few short documents, which are mostly filling."""
     tokenizer = Tokenizer.load(known)
-    corpus = corpus_of(tmp_path, documents(200, seed=3, sentences=(1, 2)), tokenizer)
+    corpus = make_corpus(tmp_path, make_documents(200, seed=3, sentences=(1, 2)), tokenizer)
     settings = asked(corpus.folder, more={"sequences_per_pack": 4, "pack_length": 128, "objective.mask_unit": choose})
     pieces = Components(settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=None)
     (rows,), _ = build_samples(pieces)
@@ -489,8 +489,8 @@ def telling(count: int, seed: int = 0) -> list[Document]:
 @pytest.mark.slow
 def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
     result = telling(200)
-    tokenizer = trained(result)
-    aside = held_out(corpus_of(tmp_path / "all", result, tokenizer), 0.2)
+    tokenizer = train_on(result)
+    aside = held_out(make_corpus(tmp_path / "all", result, tokenizer), 0.2)
     seen: set[int] = set()
     kept = []
     for number, document in enumerate(result):  # of documents that are held out one of each subject: a random part is
@@ -498,7 +498,7 @@ def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
             continue
         seen |= {number % 4} if aside[number] else set()
         kept.append(document)
-    corpus = corpus_of(tmp_path / "some", kept, tokenizer)
+    corpus = make_corpus(tmp_path / "some", kept, tokenizer)
     more = {
         "model.width": 48, "model.heads": 4, "max_seq_length": 40, "pack_length": 160, "eval_fraction": 0.2,
         "eval_every_steps": 200, "train.batch_size": 6, "train.optimizer.lr": 1e-2, "train.max_steps": 300,
@@ -589,22 +589,22 @@ def test_a_finished_run_and_other_settings(tmp_path: Path, text: Path, known: Pa
     assert go(text, stopped, tokenizer=str(known), reporter=Seen(2)).status == "interrupted"
     with pytest.raises(HeedfulError, match=r"other settings: objective\.kind was 'mlm' and is 'mlm\+nsp' now"):
         go(text, stopped, "mlm+nsp", tokenizer=str(known))
-    write(tmp_path / "text.txt", documents(40))
+    write_documents(tmp_path / "text.txt", make_documents(40))
     with pytest.raises(HeedfulError, match="other settings: data was"):
         go(tmp_path / "text.txt", stopped, tokenizer=str(known))
 
 
 def test_changed_text_is_refused(tmp_path: Path, known: Path) -> None:
-    text = write(tmp_path / "text.txt", documents(60))
+    text = write_documents(tmp_path / "text.txt", make_documents(60))
     assert go(text, tmp_path / "run", tokenizer=str(known), reporter=Seen(2)).status == "interrupted"
-    write(text, documents(61))
+    write_documents(text, make_documents(61))
     with pytest.raises(HeedfulError, match="holds a corpus that is another one"):
         go(text, tmp_path / "run", tokenizer=str(known))
 
 
 def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     """Nothing is trained yet; a tokenizer and a corpus stay where they are still right."""
-    text, run = write(tmp_path / "text.txt", documents(12, seed=3)), tmp_path / "run"
+    text, run = write_documents(tmp_path / "text.txt", make_documents(12, seed=3)), tmp_path / "run"
     files = [run / "tokenizer" / "tokenizer.json", run / "corpus" / "manifest.json"]
     few = {"eval_fraction": 0.001, "train.max_steps": 1}
     with pytest.raises(HeedfulError, match=r"different documents in 1 is too small .* or set corpus\.sample_by"):
@@ -624,7 +624,7 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
 
 def test_a_trained_model_goes_on(tmp_path: Path, text: Path) -> None:
     go(text, tmp_path / "first", "mlm+nsp")
-    other = write(tmp_path / "other.txt", documents(80, seed=7))
+    other = write_documents(tmp_path / "other.txt", make_documents(80, seed=7))
     more = {"train.optimizer.lr": 1e-9, "train.max_steps": 1, "model.layers": None, "model.dropout": 0.0}
     done = go(other, tmp_path / "second", more=more, model=str(tmp_path / "first"))
     assert done.results["base"] == str(tmp_path / "first")
@@ -731,22 +731,22 @@ def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None
 
 
 def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
-    files = documents(120, seed=1)
-    corpus = corpus_of(tmp_path, files, Tokenizer.load(known))
+    files = make_documents(120, seed=1)
+    corpus = make_corpus(tmp_path, files, Tokenizer.load(known))
     go(corpus.folder, tmp_path / "from-corpus")
     go(tmp_path / "text.txt", tmp_path / "from-text", tokenizer=str(known))
     names = {path.name for path in (tmp_path / "from-corpus").iterdir()}
     assert not names & {"corpus", "tokenizer"}
     one, two = (left(tmp_path / each) for each in ("from-corpus", "from-text"))
     assert one["journal"] == two["journal"] and one["model.safetensors"] == two["model.safetensors"]
-    trained(documents(9)).save(tmp_path / "other")
+    train_on(make_documents(9)).save(tmp_path / "other")
     with pytest.raises(HeedfulError, match="was made with another tokenizer: give that one with --tokenizer"):
         go(corpus.folder, tmp_path / "run", tokenizer=str(tmp_path / "other"))
     assert {path.name for path in (tmp_path / "run").iterdir()} <= INITIAL_FILES
 
 
 def test_a_manifest_of_something_else_is_a_text_like_others(tmp_path: Path, known: Path) -> None:
-    write(tmp_path / "texts" / "a.txt", documents(60, seed=4))
+    write_documents(tmp_path / "texts" / "a.txt", make_documents(60, seed=4))
     (tmp_path / "texts" / "manifest.json").write_text('[{"text": "In the mill a wheel turns."}]')
     done = go(tmp_path / "texts", tmp_path / "run", more={"train.max_steps": 1}, tokenizer=str(known))
     assert [each["name"] for each in done.results["corpus"]["files"]] == ["a.txt", "manifest.json"]
@@ -754,7 +754,7 @@ def test_a_manifest_of_something_else_is_a_text_like_others(tmp_path: Path, know
 
 
 def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
-    text = write(tmp_path / "text.txt", documents(60, seed=4))
+    text = write_documents(tmp_path / "text.txt", make_documents(60, seed=4))
     text.write_text(text.read_text() + "\n" + "In the mill a wheel turns.\n" * 2 + "\nYes.\n")
     rows = [{"text": "A boat waits at the pier."}] * 2 + [{"text": 5}, {"text": " "}]
     (tmp_path / "rows_1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -788,10 +788,10 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
 
 def test_another_corpus_in_its_place_is_refused(tmp_path: Path, known: Path) -> None:
     """Also one of as many rows; the same one that is made anew is the same."""
-    tokenizer, files = Tokenizer.load(known), documents(60, seed=4)
+    tokenizer, files = Tokenizer.load(known), make_documents(60, seed=4)
     other = [*files[:4], [sentence.replace("harbour", "library") for sentence in files[4]], *files[5:]]
     for name, texts in (("one", files), ("again", files), ("other", other)):
-        corpus_of(tmp_path / name, texts, tokenizer)
+        make_corpus(tmp_path / name, texts, tokenizer)
     place = tmp_path / "corpus"
     shutil.copytree(tmp_path / "one" / "corpus", place)
     assert go(place, tmp_path / "run", reporter=Seen(2)).status == "interrupted"
@@ -975,7 +975,7 @@ def test_settings_that_would_change_nothing(
 ) -> None:
     places = {"known": known, "teacher": teacher}
     settings = {name: places.get(value, value) for name, value in more.items() if name != "data"}
-    data = corpus_of(tmp_path, documents(9), Tokenizer.load(known)).folder if "data" in more else text
+    data = make_corpus(tmp_path, make_documents(9), Tokenizer.load(known)).folder if "data" in more else text
     with pytest.raises(HeedfulError, match=message):
         go(data, tmp_path / "run", more=settings)
     assert not (tmp_path / "run").exists()
@@ -1008,7 +1008,7 @@ def test_wrong_names_and_times(text: Path) -> None:
 )
 def test_too_few_documents(tmp_path: Path, known: Path, kind: str, count: int, message: str) -> None:
     share = 0.1 if count == 1 else 1e-6  # one is held out of several
-    text = write(tmp_path / "text.txt", documents(count, seed=6))
+    text = write_documents(tmp_path / "text.txt", make_documents(count, seed=6))
     with pytest.raises(HeedfulError, match=message):
         go(text, tmp_path / "run", kind, {"eval_fraction": share}, tokenizer=str(known))
     assert not (tmp_path / "run" / "state").exists()
@@ -1021,7 +1021,7 @@ def test_few_sequences_and_repeated_lines_warn(tmp_path: Path, text: Path, known
         HeedfulWarning, match="a step has about [4-8] sequences: with 8 or fewer.*raise train.batch_size"
     ):
         go(text, tmp_path / "few", more=few, tokenizer=str(known))
-    twice = write(tmp_path / "twice.txt", [*documents(60), *documents(60)])
+    twice = write_documents(tmp_path / "twice.txt", [*make_documents(60), *make_documents(60)])
     with pytest.warns(HeedfulWarning, match=r'5\d % of the (documents|segments) .* set corpus\.dedup = "exact"'):
         go(twice, tmp_path / "twice", more={"train.max_steps": 1}, tokenizer=str(known))
     one = {"train.max_steps": 1, "corpus.dedup": "exact"}

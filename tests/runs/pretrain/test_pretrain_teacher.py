@@ -28,7 +28,7 @@ from heedful.runs.results import RunResult
 from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
-from tests.support.corpora import documents, trained, write
+from tests.support.corpora import make_documents, train_on, write_documents
 from tests.support.tiny_teacher import make_teacher
 
 SMALL = {
@@ -65,10 +65,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with text, a tokenizer, a teacher and probe files."""
     folder = tmp_path_factory.mktemp("place")
-    write(folder / "text.txt", documents(120, seed=1))
-    trained(documents(120, seed=1), vocab_size=300).save(folder / "words")
+    write_documents(folder / "text.txt", make_documents(120, seed=1))
+    train_on(make_documents(120, seed=1), vocab_size=300).save(folder / "words")
     make_teacher(folder / "teacher", width=24)
-    sentences = [sentence for document in documents(40, seed=7) for sentence in document]
+    sentences = [sentence for document in make_documents(40, seed=7) for sentence in document]
     with (folder / "pairs.csv").open("w", newline="") as file:
         rows = [(one, two, len(set(one.split()) & set(two.split()))) for one, two in pairwise(sentences)]
         csv.writer(file).writerows([("text", "pair", "score"), *rows])

@@ -27,7 +27,7 @@ from heedful.runs.pretrain.specs import register_objective, unregister_objective
 from heedful.runs.results import RunResult
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
-from tests.support.corpora import documents, write
+from tests.support.corpora import make_documents, write_documents
 
 pytestmark = pytest.mark.usefixtures("registered", "untimed")
 
@@ -142,7 +142,7 @@ def run(data: Path, folder: Path, reporter: Reporter | None = None) -> RunResult
 
 
 def test_it_is_pre_trained_evaluated_and_resumed(tmp_path: Path) -> None:
-    data = write(tmp_path / "text.txt", documents(60, seed=1))
+    data = write_documents(tmp_path / "text.txt", make_documents(60, seed=1))
     whole = run(data, tmp_path / "whole")
     assert whole.status == "completed" and whole.results["objective"] == "unshuffle"
     assert whole.results["metric"] == "unshuffle_accuracy"
