@@ -18,16 +18,17 @@ import jaxtyping
 import pytest
 import torch
 
-# before anything imports heedful: check all signatures (scripts/test --slow), or only those between layers, since
-# checks of all would take half of the time of the tests
+# before anything imports heedful; checks of shapes and types in all signatures would take half of the time of the tests
+_CHECKS_ALL = "HEEDFUL_CHECK_ALL" in os.environ  # set by scripts/test --slow
 _BETWEEN_LAYERS = [
     f"heedful.{module}" for module in ("packed", "nn.attend", "nn.positions", "model.heads", "objectives.base")
 ]
+_TESTS_OF_LAYERS = ("nn", "model", "objectives", "test_packed.py")
 _PACKAGES = (path.stem for path in (pathlib.Path(__file__).parents[1] / "heedful").iterdir())
 _ALL = [
     f"heedful.{package}" for package in _PACKAGES if package not in ("__init__", "cli")
 ]  # typer passes its own contexts to cli
-jaxtyping.install_import_hook(_ALL if "HEEDFUL_CHECK_ALL" in os.environ else _BETWEEN_LAYERS, "type_checks.check")
+jaxtyping.install_import_hook(_ALL if _CHECKS_ALL else _BETWEEN_LAYERS, "type_checks.check")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ["HEEDFUL_AUTOTUNE"] = "off"  # the fastest plan differs from run to run
 os.environ["HEEDFUL_CACHE"] = ""
@@ -62,6 +63,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if not matched and config.args == config.getini("testpaths"):
             raise pytest.UsageError(f"{_SLOW_VARIANTS.name}: {line} matches no test; correct or remove that line")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes and types in the tests of the layers that declare them, or in all tests if all signatures are."""
+    is_checked = _CHECKS_ALL or item.path.relative_to(pathlib.Path(__file__).parent).parts[0] in _TESTS_OF_LAYERS
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
 
 
 def pytest_collection_finish() -> None:
