@@ -54,19 +54,19 @@ class SkipGram(Objective):
         object.__setattr__(self, "extra_module", out)
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], size: int, *, ignored: Sequence[int] = (), **more: Any) -> SkipGram:
+    def of(cls, samples: Sequence[Sample], size: int, *, ignored: Sequence[int] = (), **fields: Any) -> SkipGram:
         """Count the words of samples, and return the objective for these counts.
 
         Args:
             samples: All training samples.
             size: Vocabulary size.
             ignored: Token ids that are not words, such as the unknown token.
-            more: Other fields of the objective.
+            fields: Other fields of the objective.
         """
         tokens = np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)])
         counts = np.bincount(tokens, minlength=size)
         counts[list(ignored)] = 0
-        return cls(counts=counts, **more)
+        return cls(counts=counts, **fields)
 
     @cached_property
     def keep_probability(self) -> NDArray[np.float64]:

@@ -27,9 +27,10 @@ def randomised_copy(folder: Path, seed: int) -> ModelBundle:
 
 
 def make_cascade(folder: Path, stages: int = 2, quantile: float = 0.4) -> Path:
-    """Save a cascade to `folder`/cascade, and each of its stages to `folder`/alone-N; the last stage is that of `make`.
+    """Save a cascade to `folder`/cascade, and each of its stages to `folder`/alone-N.
 
-    Each early stage is less confident than its threshold for about this quantile of TEXTS.
+    The last stage is the model of `make`. Each early stage is less confident than its threshold for about this
+    quantile of TEXTS.
     """
     last = load(make(folder / f"alone-{stages}", "single"))
     early = []

@@ -45,17 +45,17 @@ READERS: dict[str, PoolingConfigs] = {
 
 
 def make_classic_encoder(
-    reader: PoolingConfigs, tokenizer: Tokenizer = TOKENIZER, width: int = 4, seed: int = 0, **more: Any
+    reader: PoolingConfigs, tokenizer: Tokenizer = TOKENIZER, width: int = 4, seed: int = 0, **fields: Any
 ) -> ModelBundle:
     """Return a classic model without a head."""
     embedding = EmbeddingConfig(vocabulary=tokenizer.size, width=width)
-    config = ClassicConfig(embedding=embedding, reader=reader, **more)
+    config = ClassicConfig(embedding=embedding, reader=reader, **fields)
     return create(BundleConfig(family="heedful-classic", model=config), tokenizer, seed=seed)
 
 
-def make_classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **more: Any) -> ModelBundle:
+def make_classic(name: str, labels: tuple[str, ...] = ("bad", "good"), **fields: Any) -> ModelBundle:
     """Return a classic model of READERS with a classification head, in float64 and eval mode."""
-    bundle = with_head(make_classic_encoder(READERS[name], **more), "sequence_classification", labels=labels, seed=1)
+    bundle = with_head(make_classic_encoder(READERS[name], **fields), "sequence_classification", labels=labels, seed=1)
     return bundle.double().eval()
 
 

@@ -36,9 +36,9 @@ SCRATCH = ("init.kind", "init.layers", "init.width", "init.tokenizer.vocab_size"
 Row = dict[str, Any]
 
 
-def tune(task: str, data: Any, out: Path, settings: Row | None = None, **more: Any) -> RunResult:
+def tune(task: str, data: Any, out: Path, settings: Row | None = None, **arguments: Any) -> RunResult:
     """Fine-tune with the settings of SMALL, overridden by `settings`."""
-    return finetune(task, data, out, assignments=assignments(settings, bool(more.get("model"))), **more)
+    return finetune(task, data, out, assignments=assignments(settings, bool(arguments.get("model"))), **arguments)
 
 
 def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, ...]:
@@ -120,8 +120,8 @@ def squad_json(count: int, seed: int = 0, impossible: bool = False) -> dict[str,
         words = sentence(rng, 8) if missing else [*sentence(rng, 4), name, *sentence(rng, 3)]
         context = " ".join(words)
         answers = [] if missing else [{"text": name, "answer_start": context.index(name)}]
-        more = {"is_impossible": missing} if impossible else {}
-        question = {"id": f"{seed}-{number}", "question": "who is it ?", "answers": answers, **more}
+        unanswerable_field = {"is_impossible": missing} if impossible else {}
+        question = {"id": f"{seed}-{number}", "question": "who is it ?", "answers": answers, **unanswerable_field}
         paragraphs.append({"context": context, "qas": [question]})
     return {"version": "v2.0" if impossible else "1.1", "data": [{"title": "x", "paragraphs": paragraphs}]}
 

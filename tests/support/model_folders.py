@@ -47,9 +47,9 @@ SPARE = 3  # embedding rows without a token
 
 def make(folder: Path, name: str) -> Path:
     """Save the model of HEADS with this name, and its tokenizer, to a folder; returns the folder."""
-    architecture, more = HEADS[name]
-    if "id2label" in more:
-        more = more | {"label2id": {label: number for number, label in more["id2label"].items()}}
+    architecture, settings = HEADS[name]
+    if "id2label" in settings:
+        settings = settings | {"label2id": {label: number for number, label in settings["id2label"].items()}}
     config = transformers.BertConfig(
         vocab_size=len(VOCABULARY) + SPARE,
         hidden_size=32,
@@ -57,7 +57,7 @@ def make(folder: Path, name: str) -> Path:
         num_attention_heads=4,
         intermediate_size=48,
         max_position_embeddings=LIMIT,
-        **more,
+        **settings,
     )
     torch.manual_seed(len(name))
     model = getattr(transformers, architecture)(config)
@@ -100,11 +100,11 @@ def load_reference(folder: Path) -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-def reference_logits(folder: Path, *texts: Any, **more: Any) -> Any:
+def reference_logits(folder: Path, *texts: Any, **arguments: Any) -> Any:
     """Return the outputs of transformers for one text, pair or list of words."""
     model, tokenizer = load_reference(folder)
     batch = [[text] for text in texts]  # in lists, since an empty second text by itself would count as missing
-    return model(**tokenizer(*batch, return_tensors="pt", **more))
+    return model(**tokenizer(*batch, return_tensors="pt", **arguments))
 
 
 def long_text(words: int = 2_000) -> str:

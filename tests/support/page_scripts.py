@@ -35,7 +35,8 @@ def run_scripts(folder: Path, about: dict[str, Any], calls: list[Any], function:
     """Run a JavaScript function of (page, call) in node for each call, and return the results."""
     if shutil.which("node") is None:
         pytest.skip("node is not installed: apt-get install nodejs")
-    modules = bundle_modules((WEB / name).read_text() for name in MODULES[:-2])  # without those of the form
+    # without rows.js and try.js, which need a browser
+    modules = bundle_modules((WEB / name).read_text() for name in MODULES[:-2])
     (folder / "run.mjs").write_text(
         f"{modules}{READ}const results = calls.map((call) => ({function})(page, call));{WRITE}"
     )

@@ -153,7 +153,7 @@ JOB_KINDS = {
 
 
 class StopAfter(Reporter):
-    """Sends SIGTERM to this process after the step with number `step`; never if it is 0."""
+    """Sends SIGTERM to this process after step number `step`, or never if `step` is 0."""
 
     def __init__(self, step: int) -> None:
         self.last_step = step

@@ -7,7 +7,7 @@ from heedful.train.trainer import Step, Trainer
 
 
 class Messages(Reporter):
-    """Records messages, and asks the run to stop after step `stop_after`; never if it is 0."""
+    """Records messages, and asks the run to stop after step `stop_after`, or never if `stop_after` is 0."""
 
     def __init__(self, stop_after: int = 0) -> None:
         self.messages: list[str] = []

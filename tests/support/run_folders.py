@@ -129,7 +129,7 @@ def interval(value: float) -> Line:
     return {"low": value - 0.02, "high": value + 0.02, "level": 0.95, "replicates": 1000, "count": 400}
 
 
-def results_json(task: str, metric: str, splits: dict[str, Result], **more: Any) -> dict[str, Any]:
+def results_json(task: str, metric: str, splits: dict[str, Result], **fields: Any) -> dict[str, Any]:
     """Return the content of a results.json of finetune."""
     scores = {name: numbers[metric] for name, numbers in splits.items()}
     return {
@@ -156,7 +156,7 @@ def results_json(task: str, metric: str, splits: dict[str, Result], **more: Any)
         "versions": {"heedful": "0.1.0", "torch": "2.13.0"},
         "settings": {"task": {"kind": task}, "train": {"seed": 1, "batch_size": 32}},
         "notes": ["3,200 training examples are 3,200 samples of 64,000 tokens"],
-    } | more
+    } | fields
 
 
 def write_run_folder(

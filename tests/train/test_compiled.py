@@ -54,9 +54,9 @@ for expected, actual in zip(plain, inside, strict=True):
         assert torch.equal(a, b) if device == "cpu" else torch.allclose(a, b, atol=1e-10)
 after = loss_and_gradients(batches[0])
 with blocks:
-    again = loss_and_gradients(batches[0])
+    reentered = loss_and_gradients(batches[0])
 assert len(compiled) == first
-for values in (before, after, again):
+for values in (before, after, reentered):
     assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(values, plain[0], strict=True))
 print("done")
 """

@@ -476,7 +476,7 @@ HALVED = AdamW(lr=1.0, layer_decay=0.5)
 
 
 def halvings(names: Any) -> dict[str, int]:
-    """Return how many times the learning rate of tensor parameter is halved: 0 for the head."""
+    """Return, by parameter name, how many times the learning rate is halved; parameters of the head have 0."""
     return {name: round(-math.log2(lr)) for name, lr in layer_lrs(names, HALVED).items()}
 
 

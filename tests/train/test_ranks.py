@@ -144,10 +144,12 @@ def test_a_run_resumes_on_other_numbers_of_ranks(server: ForkServer, job: Job, t
 
 
 def test_dropout_differs_between_ranks_and_runs_are_the_same(server: ForkServer, job: Job, tmp_path: Path) -> None:
-    again = replace(job, folder=str(tmp_path / "again"), output_dir=str(tmp_path / "again-out"))
-    assert server.run(job, 2) == server.run(again, 2) == [0, 0]
-    assert reproducible_files(job.folder) == reproducible_files(again.folder)
-    assert all(tensors_equal(final_weights(job), final_weights(run, rank)) for run in (job, again) for rank in (0, 1))
+    repeated = replace(job, folder=str(tmp_path / "repeated"), output_dir=str(tmp_path / "repeated-out"))
+    assert server.run(job, 2) == server.run(repeated, 2) == [0, 0]
+    assert reproducible_files(job.folder) == reproducible_files(repeated.folder)
+    assert all(
+        tensors_equal(final_weights(job), final_weights(run, rank)) for run in (job, repeated) for rank in (0, 1)
+    )
     # two ranks with one sample each: if both had the same mask, so would one rank with two micro-batches
     pair = replace(
         job,

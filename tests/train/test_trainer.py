@@ -299,9 +299,9 @@ def test_resuming_several_times_in_an_epoch_equals_an_uninterrupted_run(
 
 
 def test_dropout_differs_between_seeds_steps_and_micro_batches() -> None:
-    def losses(dropout: float = 0.1, **more: Any) -> list[float]:
+    def losses(dropout: float = 0.1, **settings: Any) -> list[float]:
         """Return the losses of four micro-batches in two steps, all of one sample, with a learning rate of almost 0."""
-        train = {"max_steps": 2, "batch_size": 2, "max_tokens_per_microbatch": 1} | more
+        train = {"max_steps": 2, "batch_size": 2, "max_tokens_per_microbatch": 1} | settings
         trainer = make_trainer(dropout=dropout, optimizer={"kind": "adamw", "lr": 1e-30}, **train)
         trainer = Trainer(trainer.loaded, trainer.objective, [trainer.samples[2]] * 2, trainer.settings)
         recorder = RecordingObjective(trainer)

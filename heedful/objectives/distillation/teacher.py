@@ -51,9 +51,8 @@ class ScoringObjective(Protocol):
 class CaptureSpec:
     """The layers whose hidden states and attention inputs are captured in a forward pass."""
 
-    states: tuple[
-        int, ...
-    ] = ()  # layers whose input is captured; an index equal to the number of layers means the last output
+    # layers whose input is captured, and the last output at the index that equals the number of layers
+    states: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()  # layers whose queries, keys and values are captured
 
     @property

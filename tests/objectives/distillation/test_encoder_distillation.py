@@ -55,9 +55,9 @@ def make_encoder(tokenizer: Tokenizer, width: int, max_positions: int = 200, see
     embedding = EmbeddingConfig(
         vocabulary=tokenizer.size, width=width, positions=Learned(count=max_positions), types=2, norm="layer"
     )
-    encoder = StackConfig(width=width, layers=2, heads=2, head_width=width // 2, inner_width=32, dropout=0.3)
+    stack = StackConfig(width=width, layers=2, heads=2, head_width=width // 2, inner_width=32, dropout=0.3)
     encoder = create(
-        BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder)), tokenizer, seed=seed
+        BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), tokenizer, seed=seed
     )
     with torch.no_grad():
         for parameter in encoder.parameters():
