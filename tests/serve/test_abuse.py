@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from test_middleware import BODIES, HEADS, chunked, post
+from test_middleware import BODIES, REQUEST_HEADS, chunked, post
 
 from tests.support.http_client import Started, ask, closed_after, open_socket, raw, record, status_of
 
@@ -143,7 +143,7 @@ def test_bodies_and_heads_cost_little(victim: Started) -> None:
     rises: dict[str, float] = {}
     times: dict[str, float] = {}
     sent: dict[str, Callable[[], tuple[bytes, set[int]]]] = HUGE | {
-        name: (lambda request=request: request) for name, request in (BODIES | HEADS).items()
+        name: (lambda request=request: request) for name, request in (BODIES | REQUEST_HEADS).items()
     }
     for name, make in sent.items():
         data, statuses = make()

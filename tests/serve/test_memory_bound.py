@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 from test_abuse import CROWDS, HUGE, TEXTS, dribble, first_word
-from test_middleware import BODIES, HEADS
+from test_middleware import BODIES, REQUEST_HEADS
 
 from tests.support.http_client import ROOT, Started, ask, open_socket, record, status_of
 
@@ -188,7 +188,7 @@ def _bodies(port: int) -> Counter[int]:
             thread.start()
         for thread in threads:
             thread.join()
-    for data, _ in (BODIES | HEADS).values():
+    for data, _ in (BODIES | REQUEST_HEADS).values():
         send(data)
     return statuses
 

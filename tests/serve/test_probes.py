@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from test_middleware import JSON, OK, post, teaches
+from test_middleware import JSON, OK, parse_error, post
 
 from tests.support.http_client import Started, on, raw, record, status_of
 
@@ -170,7 +170,7 @@ def test_an_odd_head_is_refused_or_answered_once(server: Started, name: str) -> 
 def test_an_odd_body_is_refused_in_few_words(server: Started, name: str) -> None:
     answer = raw(server.port, post("/fill-mask", BODIES[name]), pause=0.5)
     assert status_of(answer) in {413, 422}, answer[:300]
-    assert len(json.dumps(teaches(answer))) < 500
+    assert len(json.dumps(parse_error(answer))) < 500
 
 
 def test_memory_is_flat_over_many_requests(server: Started) -> None:
