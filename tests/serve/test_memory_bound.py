@@ -156,7 +156,7 @@ def _long_requests(port: int) -> Counter[int]:
 
 
 def _crowds(port: int) -> Counter[int]:
-    """Open all CROWDS at once, and send ordinary requests for at most 25 s, while some of these connections are open."""
+    """Open all CROWDS at once, and send ordinary requests for at most 25 s, while some of these stay open."""
     crowds: list[socket.socket] = []
     for data, _, _ in CROWDS.values():
         for _ in range(CROWD):
