@@ -230,7 +230,7 @@ def test_clients_that_leave_do_not_cost(folders: dict[str, str]) -> None:
             answered.append((await reader.read(1 << 20))[:12])
         writer.close()
 
-    async def clients(port: int) -> None:
+    async def run_clients(port: int) -> None:
         numbers, rng = iter(range(count)), random.Random(8)
 
         async def run_client() -> None:
@@ -244,7 +244,7 @@ def test_clients_that_leave_do_not_cost(folders: dict[str, str]) -> None:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         status_file = Path(f"/proc/{process.pid}/status")
-        asyncio.run(clients(port))
+        asyncio.run(run_clients(port))
         memory_and_files = (
             re.findall(r"VmRSS:\s+(\d+)", status_file.read_text()),
             len(os.listdir(f"/proc/{process.pid}/fd")),
