@@ -1,4 +1,4 @@
-"""A body is parsed once, strictly."""
+"""Parsing of request bodies: once, and strictly."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MAX_VALUES = 1_000
 
 
 class CountingDecoder(json.JSONDecoder):
-    """A decoder that counts its calls."""
+    """A JSON decoder that counts its calls."""
 
     calls = 0
 
-    def decode(self, s: str, *arguments: Any) -> Any:
-        """Count, and decode."""
+    def decode(self, s: str, *args: Any) -> Any:
+        """Count the call, and decode."""
         self.calls += 1
-        return super().decode(s, *arguments)
+        return super().decode(s, *args)
 
 
 def test_a_body_is_decoded_once(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def second_parse(*arguments: Any, **more: Any) -> Any:
-        raise AssertionError("the body is parsed by another parser too")
+    def second_parse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("the body is parsed by another parser, too")
 
     decoder = CountingDecoder(object_pairs_hook=bodies._unique_keys)
     monkeypatch.setattr(bodies, "DECODER", decoder)
@@ -67,14 +67,14 @@ def test_a_body_is_converted_to_its_type() -> None:
         (b'{"inputs": [' + b'"",' * 2_000 + b'""]}', 413, "more than about 1000 values"),
     ],
 )
-def test_a_refusal_says_what_is_wrong(raw: bytes, status: int, message: str) -> None:
-    with pytest.raises(HTTPError) as refused:
+def test_an_invalid_body_is_refused_with_the_reason(raw: bytes, status: int, message: str) -> None:
+    with pytest.raises(HTTPError) as raised:
         parse_body(PredictBody, raw, MAX_VALUES)
-    assert (refused.value.status, message in refused.value.message) == (status, True), refused.value.message
+    assert raised.value.status == status and message in raised.value.message
 
 
 @pytest.mark.parametrize("value", [b"1e999", b"-1e999", b"Infinity", b'{"a": 1, "a": 2}', b'"\\ud800"'])
-def test_parameters_of_any_form_are_read_strictly_too(value: bytes) -> None:
+def test_ignored_parameters_are_parsed_strictly(value: bytes) -> None:
     raw = b'{"inputs": [{"name": "text", "shape": [0], "datatype": "BYTES", "data": []}], "parameters": {"x": %s}}'
     parse_body(InferBody, raw % b"1e99", MAX_VALUES)
     with pytest.raises(HTTPError, match="the body is not understood"):

@@ -1,4 +1,4 @@
-"""heedful serve as a process: what it refuses to start with, and how it ends."""
+"""The `heedful serve` process: the arguments and models it refuses to start with, and how signals stop it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from tests.support.http_client import ROOT, Reply, ServerProcess, ask, record
 
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: int) -> None:
+    """After SIGTERM, /ready and new requests get 503, and every request that was accepted is answered."""
     server = ServerProcess(f"tag={folders['tag']}", "--timeouts.shutdown_delay_seconds=1.0")
     replies: list[Reply] = []
-    refused: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
 
-    def load() -> None:
+    def send_requests() -> None:
         while True:
             try:
                 replies.append(ask(server.port, "/token-classification", {"inputs": "ada lives in paris"}))
@@ -37,29 +38,29 @@ def test_at_a_signal_what_is_there_is_answered(folders: dict[str, str], count: i
             except OSError as error:
                 closing = isinstance(error, ConnectionResetError | BrokenPipeError)
                 if not (closing and any(reply.status == 503 for reply in replies)):
-                    # the last ones wait to be accepted, or still send, when the socket closes; others were lost
-                    refused[type(error).__name__] += 1
+                    # connections not yet accepted or not fully sent may break once the server refuses; others may not
+                    lost[type(error).__name__] += 1
                 return
 
-    threads = [threading.Thread(target=load) for _ in range(4)]
+    threads = [threading.Thread(target=send_requests) for _ in range(4)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 1000
-    while len(replies) < count and time.monotonic() < end:
+    deadline = time.monotonic() + 1000
+    while len(replies) < count and time.monotonic() < deadline:
         time.sleep(0.01)
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
-    ready = ask(server.port, "/ready")
-    assert ready.status == 503 and ready.json == {"ready": False}
+    readiness = ask(server.port, "/ready")
+    assert readiness.status == 503 and readiness.json == {"ready": False}
     assert ask(server.port, "/live").status == 200
     assert server.wait(40) == 0
     for thread in threads:
         thread.join()
     statuses = Counter(reply.status for reply in replies)
-    assert set(statuses) == {200, 503} and statuses[200] >= count and not refused, (statuses, refused)
-    record("shutdown", answered=statuses[200], refused=statuses[503], lost=sum(refused.values()))
-    late = next(reply for reply in replies if reply.status == 503)
-    assert late.json["error"] == "this server is stopping" and int(late.headers["retry-after"]) >= 1
+    assert set(statuses) == {200, 503} and statuses[200] >= count and not lost, (statuses, lost)
+    record("shutdown", answered=statuses[200], refused=statuses[503], lost=sum(lost.values()))
+    refusal = next(reply for reply in replies if reply.status == 503)
+    assert refusal.json["error"] == "this server is stopping" and int(refusal.headers["retry-after"]) >= 1
 
 
 @pytest.mark.slow
@@ -79,39 +80,39 @@ def test_a_second_signal_does_not_wait(folders: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_loaded_ends_it(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     server = ServerProcess(str(tmp_path))
     assert server.wait(60) == 2
     assert "model_type is None" in server.lines[-1] and "Traceback" not in "".join(server.lines)
 
 
-def test_a_fault_of_loading_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*arguments: object, **more: object) -> None:
-        raise MemoryError("no room")
+def test_an_unexpected_error_while_loading_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: object, **options: object) -> None:
+        raise MemoryError("out of memory")
 
     monkeypatch.setattr("heedful.serve.service.load_models", load)
     monkeypatch.setattr("heedful.serve.run.log_to_stderr", lambda: None)
     sockets = listen("127.0.0.1", 0)
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(MemoryError, match="out of memory"):
         run({"x": "nowhere"}, ServeSettings(), sockets=sockets, log=lambda line: None)
-    with pytest.raises(MemoryError, match="no room"), background({"x": "nowhere"}):
+    with pytest.raises(MemoryError, match="out of memory"), background({"x": "nowhere"}):
         pass
 
 
-def test_a_signal_does_not_wait_for_a_model_that_is_loaded() -> None:
+def test_a_signal_does_not_wait_for_a_model_that_is_being_loaded() -> None:
     code = (
         "import os, signal, time\n"
         "from heedful.serve import run, service, settings, supervisor\n"
-        "service.load_models = lambda *folder, **more: time.sleep(60)\n"
+        "service.load_models = lambda *folder, **options: time.sleep(60)\n"
         "stop = lambda line: os.kill(os.getpid(), signal.SIGTERM)\n"
         "run.run({'x': 'y'}, settings.ServeSettings(), sockets=supervisor.listen('127.0.0.1', 0), log=stop)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40)
+    assert completed.returncode == 0 and "Traceback" not in completed.stderr, completed.stderr
 
 
-def test_as_many_files_may_be_open_as_connections_need() -> None:
+def test_the_limit_of_open_files_is_raised_to_what_connections_need() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -123,11 +124,12 @@ def test_as_many_files_may_be_open_as_connections_need() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
+def test_a_port_in_use_is_reported(folders: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "heedful", "serve", folders["tag"], "--port", str(listener.getsockname()[1])]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "cannot be listened on" in done.stderr and "Traceback" not in done.stderr
+        completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert completed.returncode == 2 and "cannot be listened on" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -146,25 +148,25 @@ def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
         (["x", "--api-key-file", "/nowhere/keys"], "/nowhere/keys cannot be read"),
     ],
 )
-def test_what_it_does_not_start_with(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as stop:
+def test_arguments_that_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as system_exit:
         main(["serve", *arguments])
-    assert stop.value.code == 2 and message in capsys.readouterr().err
+    assert system_exit.value.code == 2 and message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("mode", "lines"), [(0o600, 0), (0o400, 0), (0o644, 1), (0o620, 1)])
-def test_a_key_file_that_others_may_use_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, lines: int
+@pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o400, 0), (0o644, 1), (0o620, 1)])
+def test_a_key_file_that_others_may_read_or_change_gives_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, warnings: int
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("0123456789abcdef\n")
     file.chmod(mode)
     assert _read_api_keys(file) == (b"0123456789abcdef",)
-    err = capsys.readouterr().err
-    assert err.count("\n") == err.count(f"its mode {mode:04o} lets other users read it") == lines
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == stderr.count(f"its mode {mode:04o} lets other users read it") == warnings
 
 
-def test_settings_and_help_import_neither_torch_nor_a_server() -> None:
+def test_help_and_a_wrong_setting_import_neither_torch_nor_a_server() -> None:
     for arguments in (["serve", "--help"], ["serve", "x", "--limits.bodies=1"]):
         code = (
             f"import sys; from heedful.cli import main\n"
@@ -172,5 +174,5 @@ def test_settings_and_help_import_neither_torch_nor_a_server() -> None:
             "except SystemExit as stop: pass\n"
             "print({'torch', 'numpy', 'starlette', 'uvicorn', 'msgspec'} & set(sys.modules))"
         )
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines()[-1] == "set()"
+        completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert completed.stdout.splitlines()[-1] == "set()"

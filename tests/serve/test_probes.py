@@ -1,4 +1,4 @@
-"""Odd HTTP and odd JSON beside those of test_guard.py, and memory over many thousand requests."""
+"""Malformed HTTP and JSON beyond the cases of test_middleware.py, and memory over many thousand requests."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from test_middleware import JSON, OK, post, teaches
+from test_middleware import JSON, OK, parse_error, post
 
 from tests.support.http_client import ServerProcess, ask_on, record, reply_status, send_raw
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HOST = b"host: localhost\r\n"
-HIDDEN = b"GET /info HTTP/1.1\r\nhost: localhost\r\n\r\n"
-REFUSED = {0, 400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
+HIDDEN_REQUEST = b"GET /info HTTP/1.1\r\nhost: localhost\r\n\r\n"
+# reply_status() gives 0 for a connection that was closed without a response
+REFUSAL_STATUSES = {0, 400, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
 
 
 def framed(*lines: str, body: bytes = b"0\r\n\r\n") -> bytes:
-    """A POST whose framing these header lines give, with another request behind it."""
+    """Return a POST whose header lines say where its body ends, followed by a second request."""
     return (
         f"POST /token-classification HTTP/1.1\r\nhost: localhost\r\n{JSON}".encode()
         + "".join(f"{line}\r\n" for line in lines).encode("latin-1")
         + b"\r\n"
         + body
-        + HIDDEN
+        + HIDDEN_REQUEST
     )
 
 
@@ -35,7 +36,7 @@ def get(path: bytes = b"/live", version: bytes = b"1.1", more: bytes = b"") -> b
     return b"GET " + path + b" HTTP/" + version + b"\r\n" + HOST + more + b"\r\n"
 
 
-FRAMES = {  # two requests or one: at most one may be answered
+FRAMINGS = {  # a lenient parser reads two requests where a strict one reads one
     "encoding before length": framed("transfer-encoding: chunked", "content-length: 5"),
     "length before encoding": framed("content-length: 5", "transfer-encoding: chunked"),
     "two lengths": framed("content-length: 5", "content-length: 48"),
@@ -63,7 +64,7 @@ FRAMES = {  # two requests or one: at most one may be answered
     "NUL in a value": framed("x: a\0b", "content-length: 5"),
     "a bare CR in a value": framed("x: a\rb", "content-length: 5"),
 }
-HEADS = {
+REQUEST_HEADS = {
     "HTTP/0.9": b"GET /live\r\n",
     "HTTP/1.2": get(version=b"1.2"),
     "HTTP/2.0": get(version=b"2.0"),
@@ -74,7 +75,7 @@ HEADS = {
     "a leading space": b" " + get(),
     "bare line feeds": get().replace(b"\r\n", b"\n"),
     "bare carriage returns": get().replace(b"\r\n", b"\r"),
-    "a star": get(b"*"),
+    "an asterisk as the path": get(b"*"),
     "absolute, foreign": get(b"http://attacker.example/info"),
     "NUL in the path": get(b"/li\0ve"),
     "encoded NUL": get(b"/web/%00"),
@@ -91,13 +92,13 @@ HEADS = {
     "DELETE": get().replace(b"GET", b"DELETE"),
     "a folded header": get(more=b"x: a\r\n b\r\n"),
     "a key with a line end": get(more=b"authorization: Bearer a\r\n b\r\n"),
-    "expect something": get(more=b"expect: 200-maybe\r\n"),
+    "an unknown expectation": get(more=b"expect: 200-maybe\r\n"),
     "many small headers": get(more=b"x: a\r\n" * 5_000),
     "a TLS hello": b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(40) + b"\r\n\r\n",
     "zeros": bytes(1_000) + b"\r\n\r\n",
     "an HTTP answer": b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
 }
-BODIES = {
+MALFORMED_BODIES = {
     "Infinity": b'{"inputs": "a", "top_k": Infinity}',
     "-Infinity": b'{"inputs": "a", "top_k": -Infinity}',
     "1e400": b'{"inputs": "a", "top_k": 1e400}',
@@ -127,67 +128,67 @@ BODIES = {
     "no quotes": b'{inputs: "a"}',
     "a comment": b'{"inputs": "a" /* b */}',
     "a comma at the end": b'{"inputs": "a",}',
-    "a comma alone": b'{"inputs": ["a",,"b"]}',
+    "two commas": b'{"inputs": ["a",,"b"]}',
     "cut off": b'{"inputs": "a"',
     "a NUL behind it": OK + b"\0",
     "text behind it": OK + b" x",
     "null": b"null",
-    "a number": b"1",
-    "a text": b'"inputs"',
+    "only a number": b"1",
+    "only a text": b'"inputs"',
     "inputs null": b'{"inputs": null}',
     "inputs a number": b'{"inputs": 1}',
     "inputs an object": b'{"inputs": {"__proto__": "a"}}',
-    "nothing asked": b"{}",
+    "no inputs": b"{}",
     "white space": b" \t\r\n",
 }
 
 
 @pytest.fixture(scope="module")
 def server(folders: dict[str, str]) -> Iterator[ServerProcess]:
-    """A process of its own."""
+    """A server in a process of its own."""
     server = ServerProcess(f"tag={folders['tag']}", f"masked={folders['masked']}")
     yield server
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_a_hidden_request_is_not_answered(server: ServerProcess, name: str) -> None:
-    answer = send_raw(server.port, FRAMES[name], pause=0.5)
-    assert reply_status(answer) in REFUSED, answer[:300]
-    assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", answer)) <= 1 and b"model_id" not in answer
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_a_request_hidden_behind_another_is_not_answered(server: ServerProcess, name: str) -> None:
+    response = send_raw(server.port, FRAMINGS[name], pause=0.5)
+    assert reply_status(response) in REFUSAL_STATUSES, response[:300]
+    assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", response)) <= 1 and b"model_id" not in response
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_an_odd_head_is_refused_or_answered_once(server: ServerProcess, name: str) -> None:
-    answer = send_raw(server.port, HEADS[name], pause=0.5)
-    assert reply_status(answer) in REFUSED | {200}, answer[:300]
-    assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", answer)) <= 1
-    assert reply_status(answer) != 200 or b'{"live":true}' in answer
-    assert b"root:" not in answer
+@pytest.mark.parametrize("name", REQUEST_HEADS)
+def test_an_unusual_request_head_is_refused_or_answered_once(server: ServerProcess, name: str) -> None:
+    response = send_raw(server.port, REQUEST_HEADS[name], pause=0.5)
+    assert reply_status(response) in REFUSAL_STATUSES | {200}, response[:300]
+    assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", response)) <= 1
+    assert reply_status(response) != 200 or b'{"live":true}' in response
+    assert b"root:" not in response
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_an_odd_body_is_refused_in_few_words(server: ServerProcess, name: str) -> None:
-    answer = send_raw(server.port, post("/fill-mask", BODIES[name]), pause=0.5)
-    assert reply_status(answer) in {413, 422}, answer[:300]
-    assert len(json.dumps(teaches(answer))) < 500
+@pytest.mark.parametrize("name", MALFORMED_BODIES)
+def test_a_malformed_body_is_refused_with_a_short_message(server: ServerProcess, name: str) -> None:
+    response = send_raw(server.port, post("/fill-mask", MALFORMED_BODIES[name]), pause=0.5)
+    assert reply_status(response) in {413, 422}, response[:300]
+    assert len(json.dumps(parse_error(response))) < 500
 
 
 def test_memory_is_flat_over_many_requests(server: ServerProcess) -> None:
-    """20,000 requests on a few connections: none fails, and from the fifth on memory and descriptors stay."""
+    """No request of 20,000 fails, and memory and open files stop growing after the first fifth of them."""
     count = int(os.environ.get("HEEDFUL_SOAK", "20000"))
     statuses: Counter[int] = Counter()
-    seen: list[tuple[float, int]] = []
+    measurements: list[tuple[float, int]] = []
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for number in range(count):
-        if number % 100 == 0:  # a connection has an end, too
+        if number % 100 == 0:  # the client opens a new connection
             connection.close()
         path = "/token-classification" if number % 2 else "/fill-mask"
         body = {"inputs": "ada lives in paris " * (1 + number % 20) + ("" if number % 2 else "[MASK]")}
         statuses[ask_on(connection, path, body).status] += 1
         if number % (count // 10) == count // 10 - 1:
-            seen.append((server.memory(), len(os.listdir(f"/proc/{server.server_pid}/fd"))))
+            measurements.append((server.memory(), len(os.listdir(f"/proc/{server.server_pid}/fd"))))
     connection.close()
-    record("soak", requests=count, statuses=dict(statuses), memory_MB_and_descriptors=seen)
+    record("soak", requests=count, statuses=dict(statuses), memory_MB_and_descriptors=measurements)
     assert statuses == {200: count}
-    assert seen[-1][0] <= 1.05 * seen[1][0] and seen[-1][1] <= seen[1][1] + 2
+    assert measurements[-1][0] <= 1.05 * measurements[1][0] and measurements[-1][1] <= measurements[1][1] + 2

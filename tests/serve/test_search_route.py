@@ -1,4 +1,4 @@
-"""The route /search against the index itself."""
+"""The route /search, compared with the index itself."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tests.support.model_folders import make
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
+    """An index of a few documents."""
     index = SearchIndex.create(tmp_path_factory.mktemp("served") / "index")
     index.add(DOCUMENTS)
     return index
 
 
-def test_search(index: SearchIndex) -> None:
+def test_hits_equal_those_of_the_index(index: SearchIndex) -> None:
     with background({"docs": str(index.folder)}) as server:
         for method in ("hybrid", "words", "vectors"):
             hits = ask(server.port, "/search", {"query": "a boat at sea", "top_k": 3, "method": method}).json
@@ -35,16 +36,16 @@ def test_search(index: SearchIndex) -> None:
         assert {"/search", "/embed"} <= set(ask(server.port, "/info").json["routes"])
         assert "/search" in ask(server.port, "/openapi.json").json["paths"]
         assert len(ask(server.port, "/search", {"query": "boat"}).json) == len(DOCUMENTS)
-        for wrong, message in (
+        for body, message in (
             ({"query": " "}, "the query is empty"),
             ({"query": "a", "top_k": 0}, "top_k"),
             ({"query": "a", "method": "bm25"}, "method"),
         ):
-            reply = ask(server.port, "/search", wrong)
-            assert reply.status == 422 and message in str(reply.json), wrong
+            reply = ask(server.port, "/search", body)
+            assert reply.status == 422 and message in str(reply.json), body
 
 
-def test_a_reranker_and_highlights(index: SearchIndex, tmp_path: Path) -> None:
+def test_hits_are_reranked_and_highlighted(index: SearchIndex, tmp_path: Path) -> None:
     ranker = str(make(tmp_path / "ranker", "regression"))
     with background({"docs": str(index.folder), "ranker": ranker}) as server:
         body = {"query": "a boat at sea", "method": "vectors", "top_k": 3, "reranker": "ranker", "highlight": True}
@@ -55,14 +56,14 @@ def test_a_reranker_and_highlights(index: SearchIndex, tmp_path: Path) -> None:
         assert [hit["highlights"] for hit in hits] == [
             [list(span) for span in index.matches("a boat at sea", hit.passage)] for hit in expected
         ]
-        for name, status in (("other", 404), ("docs", 422)):  # not served; the model of the index scores no pairs
+        for name, status in (("other", 404), ("docs", 422)):  # not served; the index's model cannot rank
             assert ask(server.port, "/search", body | {"reranker": name}).status == status
         assert ask(server.port, "/info?model=docs").json["index"] == {"documents": 6, "passages": 6}
         assert ask(server.port, "/info?model=ranker").json["index"] is None
 
 
 def test_many_long_passages_are_reranked(tmp_path: Path) -> None:
-    """50 passages of more tokens together than a request may have."""
+    """The 50 passages have more tokens in total than a request may have."""
     index = SearchIndex.create(tmp_path / "index")
     index.add(Document(id=f"{number}", text=f"boat {number} " * 60) for number in range(50))
     settings = ServeSettings(limits=Limits(max_request_tokens=10_000))

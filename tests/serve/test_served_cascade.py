@@ -1,4 +1,4 @@
-"""A server that answers with a cascade gives the answers of its engine."""
+"""A served cascade gives the answers of its engine, and counts them by stage."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tests.support.http_client import ask
 
 @pytest.fixture(scope="module")
 def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a cascade of two stages."""
     return make_cascade(tmp_path_factory.mktemp("cascade"))
 
 
-def test_predictions_of_a_served_cascade(cascade: Path) -> None:
+def test_a_served_cascade_answers_like_its_engine(cascade: Path) -> None:
     engine = Engine(cascade)
     answers = engine(TEXTS)
     assert {answer["stage"] for answer in answers} == {1, 2}
@@ -27,12 +28,12 @@ def test_predictions_of_a_served_cascade(cascade: Path) -> None:
             for labels, answer in zip(replies, answers[first : first + 20], strict=True):
                 scores = {label["label"]: label["score"] for label in labels}
                 assert scores == pytest.approx(answer["probabilities"], abs=1e-5)
-        alone = ask(server.port, "/predict", {"inputs": TEXTS[0]}).json
-        assert alone[0]["label"] == answers[0]["label"]
+        single_response = ask(server.port, "/predict", {"inputs": TEXTS[0]}).json
+        assert single_response[0]["label"] == answers[0]["label"]
         info = ask(server.port, "/info").json
         assert info["parameters"] == engine.parameters
         metrics = ask(server.port, "/metrics").body.decode()
         assert f'heedful_input_tokens_count{{model="cascade"}} {len(TEXTS) + 1}.0' in metrics
-        shares = [sum(answer["stage"] == stage for answer in [*answers, answers[0]]) for stage in (1, 2)]
-        for stage, count in enumerate(shares, start=1):
+        stage_counts = [sum(answer["stage"] == stage for answer in [*answers, answers[0]]) for stage in (1, 2)]
+        for stage, count in enumerate(stage_counts, start=1):
             assert f'heedful_cascade_answers_total{{model="cascade",stage="{stage}"}} {count}.0' in metrics
