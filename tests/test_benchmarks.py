@@ -20,7 +20,7 @@ import pytest
 
 from heedful.data import LabelledExample
 from heedful.device import has_fast_bfloat16
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FASTEST = (
@@ -616,7 +616,7 @@ def test_rerankers_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: py
         rows = [f"who wrote {n} ?,{int(word == 'wrote')},ada {word} {n}" for n in range(8) for word in ("wrote", "ran")]
         (folder / f"{split}.csv").write_text("\n".join(["qtext,label,atext", *rows, ""]))
     monkeypatch.setenv("HEEDFUL_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(script, "BUNDLED_ENCODER", str(make(tmp_path / "model", "bare")))
+    monkeypatch.setattr(script, "BUNDLED_ENCODER", str(make_model_dir(tmp_path / "model", "bare")))
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     options = ["--models", "shipped", "--losses", "binary", "--seeds", "2", "--epochs", "1", "--output", str(tmp_path)]
     script.main(options)

@@ -17,13 +17,13 @@ from heedful.infer.batch import BatchSettings, predict_files
 from heedful.infer.engine import Engine
 from heedful.serve.run import background
 from tests.support.http_client import ask
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with three labels."""
-    return make(tmp_path_factory.mktemp("model"), "single")
+    return make_model_dir(tmp_path_factory.mktemp("model"), "single")
 
 
 @pytest.fixture(scope="module")

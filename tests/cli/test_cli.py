@@ -35,8 +35,8 @@ from heedful.runs.results import RunResult
 from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.specs import SPECS
 from tests.support import generated_data
-from tests.support.generated_data import as_csv, assignments, classified
-from tests.support.model_folders import HEADS, LIMIT, long_text, make
+from tests.support.generated_data import assignments, classification_rows, write_csv
+from tests.support.model_folders import HEADS, LIMIT, long_text, make_model_dir
 
 ROOT = Path(__file__).parents[2]
 VERBS = (
@@ -117,7 +117,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each head."""
-    return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
+    return {name: make_model_dir(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
 # a process whose parent ignores SIGINT, as one in the background does, would ignore it too
@@ -566,7 +566,7 @@ def sets(**settings: Any) -> list[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the folders data and run."""
     folder = tmp_path_factory.mktemp("tuned")
-    generated_data.tune("classify", generated_data.data("single", folder / "data"), folder / "run")
+    generated_data.finetune_tiny("classify", generated_data.write_splits("single", folder / "data"), folder / "run")
     return folder
 
 
@@ -598,7 +598,7 @@ def test_an_empty_text_is_not_worth_a_look(run: Any, folders: dict[str, Path]) -
 
 
 def test_finetune_prints_its_results(run: Any, tmp_path: Path) -> None:
-    generated_data.data("single", tmp_path / "data")
+    generated_data.write_splits("single", tmp_path / "data")
     folder = tmp_path / "my run"
     done = run("finetune", "classify", tmp_path / "data", "--output", folder, *sets(seeds=2))
     assert done.code == 0
@@ -612,13 +612,13 @@ def test_finetune_prints_its_results(run: Any, tmp_path: Path) -> None:
 
 
 def test_the_suggested_command_after_pairs_has_a_pair(run: Any, tmp_path: Path) -> None:
-    generated_data.data("pair", tmp_path / "data")
+    generated_data.write_splits("pair", tmp_path / "data")
     done = run("finetune", "classify", tmp_path / "data", "--output", tmp_path / "run", *sets())
     assert done.code == 0 and '/run "Your text." --pair "Its pair."' in done.out
 
 
 def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
-    path = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
+    path = write_csv(tmp_path / "a.csv", [*classification_rows(40), {"text": "x", "label": ""}])
     done = run("finetune", "classify", path, "--output", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
     assert done.code == 0 and done.err == ""
     (results,) = done.json
@@ -629,7 +629,7 @@ def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
+    write_csv(tmp_path / "a.csv", [*classification_rows(24), {"text": "x", "label": ""}])
     done = run("finetune", "classify", "a.csv", "--dry-run", "--on-bad-row", "skip", *sets())
     assert done.code == 0 and os.listdir(tmp_path) == ["a.csv"]
     for words in ("examples", "parameters", "tokens/s, without evaluations", "bad rows of a.csv that are left out: 1"):
@@ -748,7 +748,7 @@ def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkey
 @pytest.mark.slow
 def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    as_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
+    write_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
     for seed, share in ((0, "none"), (next(n for n in range(99) if hash_text("the cat sat", n) < 2**64 / 10), "all")):
         flags = sets(**{"data.seed": seed})
         done = run("finetune", "classify", "a.csv", "--output", share, *flags)
@@ -774,7 +774,7 @@ def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, mo
 def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, (name, count) in enumerate({"train": 24, "dev": 8, "test": 9, "x": 20}.items()):
-        as_csv(Path(f"{name}.csv"), classified(count, number))
+        write_csv(Path(f"{name}.csv"), classification_rows(count, number))
     for arguments, folder in (
         (["train.csv", "dev.csv"], "a"),
         (["train=x.csv", "valid=dev.csv", "test=test.csv"], "b"),
@@ -799,7 +799,9 @@ def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = as_csv(Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classified(30)])
+    path = write_csv(
+        Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classification_rows(30)]
+    )
     done = run("finetune", "classify", "a.csv", *sets())
     assert done.code == 2 and 'say --data.columns.text=NAME, one of "my review", "label"' in done.err
     done = run("check", "a.csv", "--task", "classify")
@@ -818,7 +820,7 @@ def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatc
     Path("a-bad-rows.jsonl").write_text("mine")
     done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
     assert done.code == 2 and "a-bad-rows.jsonl: exists already" in done.err
-    as_csv(Path("b.csv"), classified(30))
+    write_csv(Path("b.csv"), classification_rows(30))
     assert 'has no column "my review", but "text", "label"' in run("evaluate", "run", "--data", "b.csv").err
     assert run("evaluate", "run", "--data", "b.csv", "--data.columns.text=text").code == 0
 

@@ -12,8 +12,8 @@ import pytest
 from heedful.cli import main
 from heedful.cli.distil import show_verdict
 from heedful.runs.distil.verdict import ServingSpeed, compare_models, quality_over_seeds
-from tests.support.generated_data import data
-from tests.support.model_folders import make
+from tests.support.generated_data import write_splits
+from tests.support.model_folders import make_model_dir
 
 
 def run(*words: object) -> int:
@@ -23,7 +23,7 @@ def run(*words: object) -> int:
 
 
 def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
+    teacher, folder = make_model_dir(tmp_path / "teacher", "single"), write_splits("single", tmp_path / "data")
     wishes = "seeds=1", "train.epochs=1", "verdict.precision=float32", "verdict.baseline=none"
     command = ["distil", teacher, folder, "--student", "bag", "--output", tmp_path / "run", *wishes]
     assert run(*command) == 0

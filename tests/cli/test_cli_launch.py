@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from heedful.cli import main
 from tests.support.corpora import make_corpus, make_documents, train_on
-from tests.support.generated_data import as_csv, classified
+from tests.support.generated_data import classification_rows, write_csv
 
 PRETRAIN = ["--model.layers=1", "--model.width=16", "--model.heads=2"]
 PRETRAIN += ["--max_seq_length=32", "--pack_length=64", "--eval_fraction=0.1"]
@@ -32,7 +32,7 @@ def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.
     called: list[Any] = []
     monkeypatch.setattr("torch.distributed.run.run", called.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    data = as_csv(tmp_path / "a.csv", classified(4))
+    data = write_csv(tmp_path / "a.csv", classification_rows(4))
     rest = [*verb, str(data), "--output", str(tmp_path / "run"), "--train.batch_size=4"]
     assert not ended([*rest[:2], "--nproc", "3", *rest[2:]])
     (args,) = called
@@ -45,7 +45,7 @@ def test_gpu_is_a_process_for_each_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     called: list[Any] = []
     monkeypatch.setattr("torch.distributed.run.run", called.append)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    data = as_csv(tmp_path / "a.csv", classified(4))
+    data = write_csv(tmp_path / "a.csv", classification_rows(4))
     assert not ended(["finetune", "classify", str(data), "--nproc", "gpu", "--output", str(tmp_path / "run")])
     assert called[0].nproc_per_node == "4" and "--nproc" not in called[0].training_script_args
 
@@ -62,7 +62,7 @@ def test_other_numbers_of_processes_are_refused(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    data = as_csv(tmp_path / "a.csv", classified(4))
+    data = write_csv(tmp_path / "a.csv", classification_rows(4))
     assert ended(["finetune", "classify", str(data), f"--nproc={text}"]) == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
@@ -75,7 +75,7 @@ def test_a_signal_is_in_the_exit_code(
         raise SignalException("stopped", number)
 
     monkeypatch.setattr("torch.distributed.run.run", run)
-    data = as_csv(tmp_path / "a.csv", classified(4))
+    data = write_csv(tmp_path / "a.csv", classification_rows(4))
     assert ended(["finetune", "classify", str(data), "--nproc", "2", "--output", str(tmp_path / "run")]) == code
 
 

@@ -19,7 +19,7 @@ from heedful.cli.predict_files import progress_line
 from heedful.data import DataSettings
 from heedful.data.inputs.input_files import settings_for_inputs
 from heedful.infer.batch import BatchProgress
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with three labels."""
-    return make(tmp_path_factory.mktemp("model"), "single")
+    return make_model_dir(tmp_path_factory.mktemp("model"), "single")
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from heedful.cli import main
-from tests.support.generated_data import as_csv, long_rows
-from tests.support.model_folders import make
+from tests.support.generated_data import long_rows, write_csv
+from tests.support.model_folders import make_model_dir
 
 
 def run(*words: object) -> int:
@@ -28,8 +28,8 @@ def test_the_pruning_is_printed_and_used(
 
     monkeypatch.setattr("heedful.runs.prune._texts_per_second", texts_per_second)
     model, rows, out = (
-        make(tmp_path / "model", "single"),
-        as_csv(tmp_path / "rows.csv", long_rows(40, 0)),
+        make_model_dir(tmp_path / "model", "single"),
+        write_csv(tmp_path / "rows.csv", long_rows(40, 0)),
         tmp_path / "out",
     )
     command = ["prune", model, rows, "--max-loss", "90", "--keep-rate", "0.5", "--layer", "1", "--output", out]

@@ -33,7 +33,7 @@ from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Optimizer
 from heedful.train.trainer import Step, Trainer
 from tests.nn.test_kernels import HEADS, LENGTHS, make_layout, max_error, run_kernel, sample_bias
-from tests.support.generated_data import classified, data, tune
+from tests.support.generated_data import classification_rows, finetune_tiny, write_splits
 from tests.support.tiny_models import random_sequences, save_tiny
 from tests.train.test_compiled import IN_GRAPH_FAMILIES, check_compiled_blocks, learn_in_graph
 
@@ -269,12 +269,12 @@ def test_a_run_resumes_and_serves_on_cpu_and_gpu(behind: str, tmp_path: Path) ->
             assert {parameter.device.type for parameter in trainer.loaded.parameters()} == {"cuda"}
             trainer.stop_requested = step.number == 4
 
-    files, folder = data("single", tmp_path / "data"), tmp_path / "run"
+    files, folder = write_splits("single", tmp_path / "data"), tmp_path / "run"
     more = {"train.device": "cuda", "train.epochs": 6, "fit.async_checkpoint": behind}
-    assert tune("classify", files, folder, more, reporter=Stop()).status == "interrupted"
-    done = tune("classify", files, folder, more)
+    assert finetune_tiny("classify", files, folder, more, reporter=Stop()).status == "interrupted"
+    done = finetune_tiny("classify", files, folder, more)
     assert done.status == "completed" and done.results["settings"]["train"]["device"] == "cuda"
-    texts = [row["text"] for row in classified(20, seed=5)]
+    texts = [row["text"] for row in classification_rows(20, seed=5)]
     on_cpu = heedful.Engine(folder, device="cpu")(texts)
     exact, default = heedful.Engine(folder, dtype=torch.float32, device="cuda"), heedful.Engine(folder)
     assert default.gpu_line() and default.precision != "float32"

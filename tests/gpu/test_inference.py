@@ -26,7 +26,7 @@ from heedful.model import decode
 from heedful.model.decode import BeamSearch, Greedy, generate
 from heedful.model.recorded_decoding import RecordedSteps
 from heedful.packed import Packed
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import save_tiny
 
 pytestmark = [
@@ -44,7 +44,7 @@ def probabilities(engine: BundleEngine, texts: Sequence[str] = TEXTS) -> Tensor:
 
 
 def test_an_engine_uses_the_tensor_cores_by_default(tmp_path: Path) -> None:
-    folder = make(tmp_path, "single")
+    folder = make_model_dir(tmp_path, "single")
     right = probabilities(heedful.Engine(folder, device="cpu"))
     engine = heedful.Engine(folder)
     expected = "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
@@ -71,7 +71,7 @@ def test_float32_products_are_tf32_in_an_engine_alone() -> None:
 
 
 def test_a_batch_has_as_many_tokens_as_the_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make(tmp_path, "single")
+    folder = make_model_dir(tmp_path, "single")
     engine, batches = heedful.Engine(folder), list[int]()
     assert engine.token_budget == GPU_TOKEN_BUDGET, "a tiny model on a GPU with gigabytes"
     score = BundleEngine.score
@@ -129,7 +129,7 @@ def test_a_server_records_graphs_when_it_loads_a_model(tmp_path: Path, monkeypat
     pytest.importorskip("starlette")
     from heedful.serve.service import load_models
 
-    engine = load_models(str(make(tmp_path, "single")))
+    engine = load_models(str(make_model_dir(tmp_path, "single")))
     graphs = engine._cuda_graphs
     assert graphs is not None and sorted(graphs._recorded) == sorted(graphs.sizes)
     together = probabilities(heedful.Engine(engine.loaded))

@@ -32,7 +32,7 @@ from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Constant
 from heedful.train.ranks import Ranks
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.generated_data import data, tune
+from tests.support.generated_data import finetune_tiny, write_splits
 from tests.support.tiny_models import decoder_input, random_sequences, save_tiny
 from tests.support.tiny_runs import copy_state, copy_weights, make_trainer, records, tensors_equal, tokenizer
 
@@ -287,7 +287,7 @@ def test_micro_batches_follow_free_memory(tmp_path: Path) -> None:
         def message(self, text: str) -> None:
             messages.append(text)
 
-    done = tune("classify", data("single", tmp_path / "data"), tmp_path / "run", reporter=Listener())
+    done = finetune_tiny("classify", write_splits("single", tmp_path / "data"), tmp_path / "run", reporter=Listener())
     assert done.status == "completed"
     (line,) = [text for text in messages if text.startswith("training on ")]
     assert torch.cuda.get_device_name(0) in line and "in float32, in micro-batches of up to " in line, line

@@ -29,7 +29,7 @@ from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.runs.evaluate import evaluate
 from heedful.tasks.metrics.conformal import least_probability
 from tests.support.cascades import TEXTS, make_cascade
-from tests.support.model_folders import LIMIT, long_text, make
+from tests.support.model_folders import LIMIT, long_text, make_model_dir
 
 
 @pytest.fixture(scope="module")
@@ -259,9 +259,9 @@ def test_invalid_cascade_folders_are_rejected(folder: Path, tmp_path: Path) -> N
     shutil.copytree(folder / "cascade", tmp_path / "nested" / "stage-1")
     with pytest.raises(ModelError, match="is a cascade itself: name its stages one by one"):
         load(tmp_path / "nested")
-    multi_label = load(make(tmp_path / "multiple", "multiple"))
+    multi_label = load(make_model_dir(tmp_path / "multiple", "multiple"))
     with pytest.raises(ModelError, match=r"cannot be a stage of a cascade \(multi_label_classification\)"):
         check_stage(multi_label, load(folder / "alone-1"))
     with pytest.raises(ModelError, match=r"cannot be a stage of a cascade \(token_classification\)"):
-        check_stage(load(folder / "alone-1"), load(make(tmp_path / "tag", "tag")))
+        check_stage(load(folder / "alone-1"), load(make_model_dir(tmp_path / "tag", "tag")))
     assert StaticClassifier.open(folder / "cascade") is None

@@ -31,7 +31,7 @@ from tests.support.model_folders import (
     VOCABULARY,
     load_reference,
     long_text,
-    make,
+    make_model_dir,
     reference_logits,
 )
 
@@ -65,7 +65,7 @@ INPUTS: dict[str, list[Any]] = {
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of tiny models by name of their head."""
-    return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
+    return {name: make_model_dir(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
 def numbers(answer: Any) -> list[float]:

@@ -26,7 +26,7 @@ from heedful.model.stack import Transformer
 from heedful.model.token_pruning import TokenPruning
 from heedful.packed import Packed
 from heedful.page.html import export_page
-from tests.support.model_folders import long_text, make
+from tests.support.model_folders import long_text, make_model_dir
 
 PRUNING = TokenPruning(layer=1, keep_rate=0.5)
 TEXTS = [long_text(words) for words in (2, 30, 35, 20, 100, 33)]  # one text has several windows
@@ -36,7 +36,7 @@ TEXTS = [long_text(words) for words in (2, 30, 35, 20, 100, 33)]  # one text has
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of a model without and with token pruning."""
     path = tmp_path_factory.mktemp("models")
-    bundle = load(make(path / "unpruned", "single"))
+    bundle = load(make_model_dir(path / "unpruned", "single"))
     bundle.prune_tokens(PRUNING)
     save(bundle, path / "pruned")
     return path / "unpruned", path / "pruned"

@@ -24,7 +24,7 @@ from heedful.model.classic_config import AttentionPooling, BagPooling, ClassicCo
 from heedful.model.config import EmbeddingConfig
 from heedful.runs.distil.settings import StaticStudent
 from heedful.runs.distil.static import static_student
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 TEXTS = ["the cat sat on the mat", "", "Ada wrote the first program!", "Ünknown 猫 " * 60, "the dog " * 300, "[MASK]"]
 LABELS = ("bad", "fair", "good")
@@ -33,7 +33,7 @@ LABELS = ("bad", "fair", "good")
 @pytest.fixture(scope="module")
 def student(tmp_path_factory: pytest.TempPathFactory) -> ModelBundle:
     """A static student without a head, whose token vectors come from a tiny random teacher."""
-    teacher = load(make(tmp_path_factory.mktemp("teacher"), "bare"))
+    teacher = load(make_model_dir(tmp_path_factory.mktemp("teacher"), "bare"))
     return static_student(teacher, StaticStudent(width=8), TEXTS, lambda text: None)
 
 
@@ -152,7 +152,7 @@ def test_other_models_are_left_to_the_engine(student: ModelBundle, tmp_path: Pat
         StaticClassifier.open(save_classifier(student, tmp_path / "regress", ("stars",), problem_type="regression"))
         is None
     )
-    assert StaticClassifier.open(make(tmp_path / "bert", "single")) is None
+    assert StaticClassifier.open(make_model_dir(tmp_path / "bert", "single")) is None
     assert StaticClassifier.open(tmp_path / "nowhere") is None and StaticClassifier.open("org/name") is None
     scaled = replace(student.config.model.embedding, scale=2.0)
     config = replace(student.config.model, embedding=scaled)

@@ -13,7 +13,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
-from tests.support.model_folders import long_text, make, reference_logits
+from tests.support.model_folders import long_text, make_model_dir, reference_logits
 
 TEXTS = ["the cat sat on the mat .", "she lives in paris", ""]
 LABELS = ["cat", "capital", "program"]
@@ -23,7 +23,7 @@ NLI = {"0": "contradiction", "1": "neutral", "2": "entailment"}
 @pytest.fixture(scope="module")
 def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose labels are those of natural-language inference."""
-    folder = make(tmp_path_factory.mktemp("nli"), "single")
+    folder = make_model_dir(tmp_path_factory.mktemp("nli"), "single")
     config = json.loads((folder / "config.json").read_text())
     config |= {"id2label": NLI, "label2id": {name: int(number) for number, name in NLI.items()}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -52,7 +52,7 @@ def test_entailment_probabilities_equal_those_of_transformers(nli: Path, templat
 
 
 def test_cross_encoder_probabilities_equal_those_of_transformers(tmp_path: Path) -> None:
-    folder = make(tmp_path, "regression")
+    folder = make_model_dir(tmp_path, "regression")
     (answer,) = heedful.predict(folder, TEXTS[:1], heedful.Classification, candidate_labels=LABELS, template="{}")
     expected = label_logits(folder, TEXTS[0], "{}")[:, 0].softmax(0)
     assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
@@ -102,6 +102,6 @@ def test_invalid_labels_templates_and_models_are_rejected(nli: Path, tmp_path: P
     with pytest.raises(HeedfulError, match=r"with \{\} once"):
         CandidateLabels.of(LABELS, "it is so")
     with pytest.raises(HeedfulError, match=r"has the labels bad, fair, good; expected a label entailment"):
-        heedful.predict(make(tmp_path, "single"), TEXTS, candidate_labels=LABELS)
+        heedful.predict(make_model_dir(tmp_path, "single"), TEXTS, candidate_labels=LABELS)
     with pytest.raises(HeedfulError, match="without candidate_labels"):
         heedful.predict(nli, TEXTS, template="it is {}")

@@ -26,13 +26,13 @@ from heedful.tokenizer.words import word_tokenizer
 from heedful.train.checkpoint import CheckpointManager
 from tests.look.test_inspection import TEXT, WORDS, ending, numbers
 from tests.support.classic_models import make_classic, make_classic_encoder
-from tests.support.model_folders import load_reference, make
+from tests.support.model_folders import load_reference, make_model_dir
 
 PROMPT, CHOICES = "the cat sat on the mat", ["a dog ran", "she lives in france", "the program"]
 
 
 def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
-    folder = make(tmp_path / "choice", "choice")
+    folder = make_model_dir(tmp_path / "choice", "choice")
     loaded = heedful.load(folder)
     asks = PageAPI(inspect_choices(loaded, PROMPT, CHOICES))
     model, tokenizer = load_reference(folder)
@@ -60,7 +60,7 @@ def test_candidates_have_shares_and_reasons(tmp_path: Path) -> None:
 def test_the_span_that_is_explained_is_the_one_that_is_answered(tmp_path: Path) -> None:
     """None of more than 30 tokens, however much its ends score."""
     letters = [*string.ascii_lowercase, *string.digits]
-    inside = Inspection(heedful.load(make(tmp_path / "span", "span")), ("who", " ".join(letters)))
+    inside = Inspection(heedful.load(make_model_dir(tmp_path / "span", "span")), ("who", " ".join(letters)))
     first = inside.encoded.segments.index(1)
     outputs = torch.zeros(len(inside.encoded), 2)
     outputs[first + 1, 0] = outputs[first + 35, 1] = 9.0
@@ -72,7 +72,7 @@ def test_the_span_that_is_explained_is_the_one_that_is_answered(tmp_path: Path) 
 
 
 def test_similarity_is_attributed_to_both_texts(tmp_path: Path) -> None:
-    bare = heedful.load(make(tmp_path / "bare", "bare"))
+    bare = heedful.load(make_model_dir(tmp_path / "bare", "bare"))
     config = BundleConfig(family=bare.config.family, model=bare.config.model, head=SentenceEmbedding())
     loaded = create(config, bare.tokenizer, seed=3).eval()
     pair = ("the cat sat on the mat", "a dog ran to paris")
@@ -155,7 +155,7 @@ def test_bytes_are_read_as_characters() -> None:
 
 
 def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", "single")
+    run = make_model_dir(tmp_path / "run", "single")
     final = heedful.load(run)
     CheckpointManager(run / "state").save(
         3, {f"model/{name}": tensor + 1 for name, tensor in final.named_tensors().items()}, {}
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_a_run_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
-    loaded = heedful.load(make(tmp_path / "run", "single"))
+    loaded = heedful.load(make_model_dir(tmp_path / "run", "single"))
     plain = tmp_path / "plain.txt"
     plain.write_text("the cat sat on the mat.\n\na dog ran to paris, the capital of france.\n")
     report = head_report(loaded, plain)
@@ -178,7 +178,7 @@ def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
 def test_integrated_gradients_equal_captum(tmp_path: Path) -> None:
     """Captum takes gradients at the same points with its method riemann_middle."""
     captum = pytest.importorskip("captum.attr")
-    inspection = Inspection(heedful.load(make(tmp_path / "single", "single")), "the cat sat on the mat")
+    inspection = Inspection(heedful.load(make_model_dir(tmp_path / "single", "single")), "the cat sat on the mat")
     loaded = inspection.loaded.eval()
     score = explained_score(inspection)
 

@@ -16,7 +16,7 @@ from heedful.look.head_figure import COLOURS, choose_heads, draw_heads, write_he
 from heedful.look.head_patterns import telling_heads
 from heedful.look.inspection import Inspection
 from heedful.look.page import read_asset
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -75,7 +75,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path, small: Inspection, options
 
 
 def test_hostile_texts_and_missing_glyphs_are_drawn(tmp_path: Path) -> None:
-    loaded = heedful.load(make(tmp_path / "single", "single"))
+    loaded = heedful.load(make_model_dir(tmp_path / "single", "single"))
     text = "$x_1$ <script>\u202e\x07 \U000e0041 ada lives in paris"
     write_head_figure(Inspection(loaded, text), tmp_path / "a.svg", layer=0, heads=range(4))
     content = (tmp_path / "a.svg").read_text()

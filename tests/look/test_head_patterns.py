@@ -21,7 +21,7 @@ from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackCon
 from heedful.packed import Packed
 from tests.support.classic_models import make_classic
 from tests.support.known_heads import HEAD_PATTERNS, MAX_POSITIONS, model_with_known_heads, sentence_pairs, tokenizer
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 
 def test_known_heads_are_named(tmp_path: Path) -> None:
@@ -100,14 +100,14 @@ def test_a_model_without_heads_says_so(tmp_path: Path) -> None:
 def test_a_text_that_is_too_long_is_refused_before_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make(tmp_path / "run", "single")
+    run = make_model_dir(tmp_path / "run", "single")
     with pytest.raises(SystemExit, match="2"):
         main(["look", str(run), "cat " * 60, "--heads", str(tmp_path / "is not read.csv")])
     assert "the text has 62 tokens, and this model reads 1 to 48 at once: give a shorter one" in capsys.readouterr().err
 
 
 def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Path) -> None:
-    loaded = heedful.load(make(tmp_path / "run", "single"))
+    loaded = heedful.load(make_model_dir(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     data.write_text("text,label\nthe cat sat,strange\nthe dog ran,odd\n")
     report = head_report(loaded, data)
@@ -121,7 +121,7 @@ def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Pat
 
 
 def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(tmp_path / "run" / "model", "single")
+    make_model_dir(tmp_path / "run" / "model", "single")
     (tmp_path / "run" / "settings.toml").write_text('[data.columns]\ntext = "b"\n')
     (tmp_path / "data.csv").write_text("text,b,label\n" + "x,the cat sat,good\n" * 3)
     with pytest.raises(SystemExit, match="0"):
@@ -141,7 +141,7 @@ def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
     """The effect of a masked head is the difference of the task's own losses."""
-    loaded = heedful.load(make(tmp_path / "run", "single"))
+    loaded = heedful.load(make_model_dir(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     words = ["cat", "dog", "mat", "program"] * 3
     rows = [f"the {word} sat here.,{'good' if number % 2 else 'bad'}" for number, word in enumerate(words)]
@@ -170,7 +170,7 @@ def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
 
 def test_examples_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     """In the report, in what it says, and in the examples whose loss is taken."""
-    loaded = heedful.load(make(tmp_path / "run", "single"))
+    loaded = heedful.load(make_model_dir(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     rows = [f"the {word} sat here.,good" for word in ("cat", "dog", "mat")]
     data.write_text("\n".join(["text,label", *rows, "cat " * 60 + ",bad", ""]))

@@ -46,7 +46,7 @@ from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import SpecialIds
 from heedful.tokenizer.words import word_tokenizer
 from tests.support.classic_models import READERS, make_classic, make_classic_encoder
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
 QUICK = ("t5", "xlnet")
@@ -195,7 +195,7 @@ def test_steps_end_where_the_next_block_begins(tmp_path: Path, family: str) -> N
 
 def test_fused_models_are_inspected_layer_by_layer(tmp_path: Path) -> None:
     """A prepared engine computes blocks at once, past the modules that are looked at."""
-    loaded = heedful.load(make(tmp_path / "bare", "bare"))
+    loaded = heedful.load(make_model_dir(tmp_path / "bare", "bare"))
     assert loaded.model.encoder is not None
     plain = block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4)
     gates = open_gates(loaded.model)
@@ -221,7 +221,7 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
         ("masked", "the [MASK] sat"),
         ("tag", "ada lives in paris"),
     ):
-        inside = Inspection(heedful.load(make(tmp_path / name, name)), text)
+        inside = Inspection(heedful.load(make_model_dir(tmp_path / name, name)), text)
         score, what, *_ = explained_score(inside)
         attribution = integrated_gradients(inside, score, what, steps=200)
         assert abs(attribution.missing) < 2e-2 * max(1.0, abs(attribution.at_text - attribution.at_baseline)), name
@@ -230,7 +230,9 @@ def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
             out = inside.loaded(inside.source)
         assert any(abs(attribution.at_text - float(score_value)) < 1e-5 for score_value in out.flatten())
         assert all(parameter.requires_grad for parameter in inside.loaded.parameters())
-    pair = Inspection(heedful.load(make(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program"))
+    pair = Inspection(
+        heedful.load(make_model_dir(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program")
+    )
     assert "answer" in explained_score(pair)[1] and set(PageAPI([pair])("prediction", {})) >= {"answer", "attribution"}
 
 
@@ -274,7 +276,7 @@ def test_a_bag_rests_on_each_word_alike(name: str) -> None:
 
 def test_compared_words_and_similarity(tmp_path: Path) -> None:
     assert align_tokens(["a", "b", "c", "d"], ["a", "x", "c"]) == [(0, 0), (1, 1), (2, 2)]
-    loaded = heedful.load(make(tmp_path / "bare", "bare"))
+    loaded = heedful.load(make_model_dir(tmp_path / "bare", "bare"))
     cat, dog = Inspection(loaded, "the cat sat on the mat"), Inspection(loaded, "the dog sat on the mat")
     comparison = PageAPI([cat, dog])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
     expected = dog.weights("encoder", 1)[2] - cat.weights("encoder", 1)[2]
@@ -332,7 +334,7 @@ def test_similarity_of_an_engine_that_was_prepared(
     """Layers that were exchanged to answer hold their weights otherwise."""
     if kind is OneDnnLinear and (why := cannot_use_onednn(torch.float32)):
         pytest.skip(why)
-    loaded = heedful.load(make(tmp_path / "bare", "bare"))
+    loaded = heedful.load(make_model_dir(tmp_path / "bare", "bare"))
     plain = qk_spectrum(loaded, "encoder", 1, 3)
     assert loaded.model.encoder is not None
     attention = loaded.model.encoder.blocks[1].attention
@@ -436,7 +438,7 @@ def test_recurrent_nets_show_what_they_looked_at() -> None:
 
 
 def test_unavailable_views_are_explained(tmp_path: Path) -> None:
-    inside = Inspection(heedful.load(make(tmp_path / "bare", "bare")), "the cat")
+    inside = Inspection(heedful.load(make_model_dir(tmp_path / "bare", "bare")), "the cat")
     ask = PageAPI([inside])
     for name, params, why in (
         ("weights", {"part": "cross"}, 'part "cross" does not exist: use one of encoder'),

@@ -15,14 +15,14 @@ from heedful.look.interventions import intervene, masking_gates, replace_tokens
 from heedful.look.page_api import PageAPI
 from heedful.packed import Packed
 from tests.support.classic_models import make_classic
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 PAIR = ("The cat sat on the mat.", "A dog ran.")
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
-    return Inspection(heedful.load(make(tmp_path_factory.mktemp("single"), "single")), PAIR)
+    return Inspection(heedful.load(make_model_dir(tmp_path_factory.mktemp("single"), "single")), PAIR)
 
 
 def test_nothing_changed_changes_nothing(single: Inspection) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heedful.cli import main
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -51,5 +51,5 @@ def test_other_options_beside_them_are_refused(
     tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["look", str(make(tmp_path / "run", "single")), *arguments])
+        main(["look", str(make_model_dir(tmp_path / "run", "single")), *arguments])
     assert ended.value.code == 2 and message in capsys.readouterr().err

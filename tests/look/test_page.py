@@ -33,7 +33,7 @@ from heedful.tokenizer.words import word_tokenizer
 from tests.look.test_inspection import TEXT, WORDS, ending
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import make_classic
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import save_tiny
 
 PAIR = ("The cat sat on the mat.", "A dog ran to the mat in Paris.")
@@ -74,7 +74,7 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
-    loaded = heedful.load(make(tmp_path_factory.mktemp("single"), "single"))
+    loaded = heedful.load(make_model_dir(tmp_path_factory.mktemp("single"), "single"))
     second = Inspection(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
     report = {
         "patterns": {"next": "the token that follows", "broad": "a bag of words"},
@@ -314,7 +314,7 @@ def test_the_header_follows_what_is_compared(chrome: Browser, asks: PageAPI) -> 
 
 
 def test_a_word_is_marked_where_it_stands_behind_emoji(chrome: Browser, tmp_path: Path) -> None:
-    loaded = heedful.load(make(tmp_path / "single", "single"))
+    loaded = heedful.load(make_model_dir(tmp_path / "single", "single"))
     texts = ["\U0001f600\U0001f600\U0001f600 the cat sat", "\U0001f600" * 70 + " the cat"]
     file = tmp_path / "look.html"
     first, *more = [Inspection(loaded, text) for text in texts]
@@ -413,7 +413,7 @@ def test_a_file_offers_the_scores_that_it_holds(
     """Another token of a tagger is none of them, nor is one of many classes."""
     file = tmp_path / "look.html"
     options = "return [...document.querySelectorAll('.bar-of option')].map((e) => e.value)"
-    tagger = PageAPI([Inspection(heedful.load(make(tmp_path / "tag", "tag")), "ada lives in paris")])
+    tagger = PageAPI([Inspection(heedful.load(make_model_dir(tmp_path / "tag", "tag")), "ada lives in paris")])
     monkeypatch.setattr(page, "MAX_SCORES", 2)
     usual = asks("prediction", {})["choices"]["label"]
     for shown, expected in ((tagger, set()), (asks, {"0", "1", str(usual)})):
@@ -466,7 +466,7 @@ def test_notebook_and_command(tmp_path: Path, asks: PageAPI, capsys: pytest.Capt
     widget = make_widget(asks)
     assert "startWidget" in widget._esm and "import " not in re.sub(r'import\("', "", str(widget._esm)).split("/**")[0]
     assert callable(heedful.look)
-    run = make(tmp_path / "run", "single")
+    run = make_model_dir(tmp_path / "run", "single")
     with pytest.raises(SystemExit) as ended:
         main(["look", str(run), "the cat", "the dog", "--html", str(tmp_path / "a.html"), "--layer", "1"])
     assert not ended.value.code and "opens in any browser" in capsys.readouterr().err
@@ -485,7 +485,7 @@ def test_layers_and_heads_that_are_not_there_are_refused(
     ):
         with pytest.raises(heedful.HeedfulError, match=message):
             page.render_html(asks, layers=layers, heads=heads)
-    run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
+    run, file = str(make_model_dir(tmp_path / "run", "single")), tmp_path / "a.html"
     for more, message in (
         (["the cat", "--html", str(file), "--layer", "99"], "layers [99] do not exist; give numbers from 0 to 1"),
         (["the cat", "--html", str(file), "--head", "4"], "heads [4] do not exist; give numbers from 0 to 3"),
@@ -511,7 +511,7 @@ def test_layers_and_heads_that_are_not_there_are_refused(
 def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, file = str(make(tmp_path / "run", "single")), tmp_path / "a.html"
+    run, file = str(make_model_dir(tmp_path / "run", "single")), tmp_path / "a.html"
     for more, message in (
         (["the cat", "--html", str(tmp_path / "nowhere" / "a.html")], "cannot be written: give the name of a file"),
         (["the cat", "--html", str(tmp_path)], "cannot be written: give the name of a file"),
@@ -599,7 +599,7 @@ def inspections_of_every_kind(folder: Path) -> dict[str, list[Inspection]]:
         **{"multiple": PAIR[0], "regression": PAIR[0], "bare": PAIR[0]},
         **{"span": ("who wrote it", "ada wrote the program"), "next": PAIR},
     }
-    shown = {name: Inspection(heedful.load(make(folder / name, name)), text) for name, text in texts.items()}
+    shown = {name: Inspection(heedful.load(make_model_dir(folder / name, name)), text) for name, text in texts.items()}
     shown |= {
         name: Inspection(make_classic(name), "the film was not good . the end .")
         for name in ("structured", "hierarchical")
@@ -612,7 +612,7 @@ def inspections_of_every_kind(folder: Path) -> dict[str, list[Inspection]]:
         shown[family] = Inspection(loaded, TEXT)
     seen = {name: [inside] for name, inside in shown.items()}
     seen["choice"] = inspect_choices(
-        heedful.load(make(folder / "choice", "choice")), PAIR[0], ["the cat", "a dog", "love"]
+        heedful.load(make_model_dir(folder / "choice", "choice")), PAIR[0], ["the cat", "a dog", "love"]
     )
     return seen
 
@@ -661,7 +661,7 @@ def make_words() -> Tokenizer:
 
 @pytest.mark.slow
 def test_numbers_that_are_not_finite_are_said_in_their_place(tmp_path: Path) -> None:
-    loaded = heedful.load(make(tmp_path / "single", "single"))
+    loaded = heedful.load(make_model_dir(tmp_path / "single", "single"))
     with torch.no_grad():
         loaded.model.embedding.tokens.weight.fill_(float("nan"))
     collected = page.collect_answers(PageAPI([Inspection(loaded, "the cat")]))

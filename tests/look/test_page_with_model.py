@@ -36,7 +36,7 @@ from tests.look.test_inspection import WORDS, numbers
 from tests.page.test_forward import MIXTURES, mixture
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import make_classic
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import save_tiny
 
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND"
@@ -137,11 +137,11 @@ def check(folder: Path, bundle: ModelBundle, first: Any, new: Any, more: Sequenc
 
 @pytest.mark.parametrize("name", ["single", "tag", "bare"])
 def test_a_new_text_is_computed_as_in_python(tmp_path: Path, name: str) -> None:
-    check(tmp_path, heedful.load(make(tmp_path / "model", name)), FIRST, NEW)
+    check(tmp_path, heedful.load(make_model_dir(tmp_path / "model", name)), FIRST, NEW)
 
 
 def test_a_new_pair_is_computed_as_in_python(tmp_path: Path) -> None:
-    check(tmp_path, heedful.load(make(tmp_path / "model", "single")), FIRST, PAIR)
+    check(tmp_path, heedful.load(make_model_dir(tmp_path / "model", "single")), FIRST, PAIR)
 
 
 @pytest.mark.parametrize("family", ["modernbert", "mpnet", "albert", "nomic_bert"])
@@ -166,7 +166,7 @@ def test_configurations_that_no_family_has(tmp_path: Path, name: str) -> None:
 def test_heads_that_follow_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that were made for the patterns, in a layer where all keys are visible and in one with a window."""
     texts = ("The cats sat. Attention attended to (the) CAT", "Attention, the cat, the cats!")
-    tokens = Inspection(heedful.load(make(tmp_path / "model", "bare")), texts).sides["source"]
+    tokens = Inspection(heedful.load(make_model_dir(tmp_path / "model", "bare")), texts).sides["source"]
     n = len(tokens)
     targets = pattern_targets(tokens)
     gap = torch.arange(n)[None] - torch.arange(n)[:, None]
@@ -232,7 +232,7 @@ PREDICTIONS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_predictions_with_heads_off_and_tokens_replaced(tmp_path: Path, name: str) -> None:
-    bundle = heedful.load(make(tmp_path / "model", name.partition(",")[0]))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", name.partition(",")[0]))
     first, new = PREDICTIONS[name]
     change = {"side": 0, "off": "encoder.0.1,encoder.1.3", "tokens": '{"2": "dog", "4": "\\u00e9"}'}
     more: list[Call] = [("prediction", {"side": 0}), ("changed", change)]
@@ -257,7 +257,7 @@ def similarity_alone(answer: Any) -> Any:
 
 
 def test_embeddings(tmp_path: Path) -> None:
-    bundle = with_head(heedful.load(make(tmp_path / "model", "bare")), "embedding")
+    bundle = with_head(heedful.load(make_model_dir(tmp_path / "model", "bare")), "embedding")
     api = PageAPI([Inspection(bundle, FIRST)])
     change = {"side": 0, "off": "encoder.1.1", "tokens": '{"2": "dog"}'}
     calls: list[Call] = [
@@ -285,7 +285,7 @@ def test_embeddings(tmp_path: Path) -> None:
 
 
 def test_a_prompt_before_each_text(tmp_path: Path) -> None:
-    bundle = with_head(heedful.load(make(tmp_path / "model", "bare")), "embedding")
+    bundle = with_head(heedful.load(make_model_dir(tmp_path / "model", "bare")), "embedding")
     head = bundle.config.head
     assert isinstance(head, SentenceEmbedding)
     prompted = replace(head, prompts=(("query", "who ran: "),), default_prompt="query")
@@ -295,7 +295,7 @@ def test_a_prompt_before_each_text(tmp_path: Path) -> None:
 
 
 def test_two_texts_are_compared(tmp_path: Path) -> None:
-    bundle = heedful.load(make(tmp_path / "model", "single"))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", "single"))
     api = PageAPI([Inspection(bundle, FIRST)])
     texts = [PAIR[0], "a dog and the old cat ran on the mat in paris"]
     calls: list[Call] = [("look", {"side": side, "text": text}) for side, text in enumerate(texts)]
@@ -308,7 +308,7 @@ def test_two_texts_are_compared(tmp_path: Path) -> None:
 
 
 def test_candidates(tmp_path: Path) -> None:
-    bundle = heedful.load(make(tmp_path / "model", "choice"))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", "choice"))
     api = PageAPI(inspect_choices(bundle, FIRST, ["a dog", "paris"]))
     calls: list[Call] = [("look", {"side": 1, "text": "a cat", "pair": "the program"}), ("prediction", {"side": 1})]
     answers = page_answers(tmp_path, render_html_with_model(api, precision="float32"), calls)
@@ -317,7 +317,7 @@ def test_candidates(tmp_path: Path) -> None:
 
 
 def test_what_only_python_computes_is_kept_for_the_first_text(tmp_path: Path) -> None:
-    bundle = heedful.load(make(tmp_path / "model", "single"))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", "single"))
     api = PageAPI([Inspection(bundle, FIRST)])
     content = render_html_with_model(api, precision="float32")
     asked: list[Call] = [
@@ -361,7 +361,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> ModelBundle:
-    return heedful.load(make(tmp_path_factory.mktemp("models") / "single", "single"))
+    return heedful.load(make_model_dir(tmp_path_factory.mktemp("models") / "single", "single"))
 
 
 @pytest.fixture(scope="module")
@@ -482,7 +482,7 @@ def test_hostile_text_and_the_policy(chromium: Browser, page: str) -> None:
 
 
 def test_weights_that_are_not_finite(chromium: Browser, tmp_path: Path) -> None:
-    broken = heedful.load(make(tmp_path / "model", "single"))
+    broken = heedful.load(make_model_dir(tmp_path / "model", "single"))
     api = PageAPI([Inspection(broken, FIRST)])
     broken.model.encoder.blocks[1].mlp.down.bias.data[0] = float("nan")  # type: ignore[union-attr,index]
     (tmp_path / "look.html").write_text(render_html_with_model(api, precision="float32"), encoding="utf-8")
@@ -502,7 +502,7 @@ def look(*arguments: object) -> int:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, file = make(tmp_path / "model", "single"), tmp_path / "look.html"
+    model, file = make_model_dir(tmp_path / "model", "single"), tmp_path / "look.html"
     assert look(model, FIRST, "--html", file, "--with-model") == 0
     small = file.read_text(encoding="utf-8")
     assert "'wasm-unsafe-eval'" in small
@@ -560,6 +560,6 @@ def test_classic_models_and_second_models_are_refused(bundle: ModelBundle) -> No
 
 
 def test_heads_whose_predictions_the_page_does_not_compute(tmp_path: Path) -> None:
-    bundle = heedful.load(make(tmp_path / "model", "next"))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", "next"))
     (prediction,) = check(tmp_path, bundle, PAIR, (PAIR[1], PAIR[0]), [("prediction", {"side": 0})])
     assert prediction["told"].startswith("this page does not compute predictions of a next_sentence head")

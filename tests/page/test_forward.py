@@ -40,7 +40,7 @@ from heedful.model.trace import Trace
 from heedful.packed import Packed
 from heedful.page.html import CODE
 from heedful.page.serialize import serialize_model
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.page_scripts import page_rows
 from tests.support.tiny_models import random_sequences, randomise, save_tiny
 
@@ -151,7 +151,7 @@ def test_texts_of_few_tokens(tmp_path: Path, count: int) -> None:
 
 
 def test_int8_with_one_scale_for_each_row(tmp_path: Path) -> None:
-    bundle = heedful.load(make(tmp_path / "model", "single")).eval()
+    bundle = heedful.load(make_model_dir(tmp_path / "model", "single")).eval()
     check(tmp_path, bundle, list(range(20)), [0] * 20, "int8")
 
 

@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.page.serialize import serialize_model
 from tests.support.classic_models import READERS, make_classic
-from tests.support.model_folders import LIMIT, long_text, make
+from tests.support.model_folders import LIMIT, long_text, make_model_dir
 from tests.support.page_scripts import page_answers
 from tests.support.page_tokenizers import random_texts, trained
 from tests.support.tiny_models import save_tiny
@@ -71,7 +71,7 @@ def assert_close(got: Any, expected: Any, tolerance: float) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_answers_equal_those_of_the_engine(tmp_path: Path, name: str) -> None:
-    bundle = heedful.load(make(tmp_path / "model", name))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", name))
     expected = BundleEngine(bundle)(INPUTS[name])
     assert_close(page_answers(tmp_path, bundle, list(map(field_values, INPUTS[name]))), expected, 1e-5)
 
@@ -80,7 +80,7 @@ def test_answers_equal_those_of_the_engine(tmp_path: Path, name: str) -> None:
     ("name", "thresholds"), [("multiple", {"bad": 0.999, "good": 0.0}), ("span", {"no_answer": -9.0})]
 )
 def test_tuned_thresholds(tmp_path: Path, name: str, thresholds: dict[str, float]) -> None:
-    bundle = heedful.load(make(tmp_path / "model", name))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", name))
     bundle.thresholds = thresholds
     inputs = INPUTS[name][:2]
     expected = BundleEngine(bundle)(inputs)
@@ -91,7 +91,7 @@ def test_tuned_thresholds(tmp_path: Path, name: str, thresholds: dict[str, float
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> ModelBundle:
-    return with_head(heedful.load(make(tmp_path / "model", "bare")), "embedding")
+    return with_head(heedful.load(make_model_dir(tmp_path / "model", "bare")), "embedding")
 
 
 def test_similarities(tmp_path: Path, encoder: ModelBundle) -> None:

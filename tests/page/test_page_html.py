@@ -21,7 +21,7 @@ from heedful.infer.tuning.precision_gate import Tolerance
 from heedful.page import html as module
 from heedful.page.html import export_page, render_page
 from tests.support.browser import Browser, browser
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.page_checks import axe_violations
 
 LABELS = ["</script><img src=x onerror=alert(1)>", "javascript:alert(2)", "\u202egood\u200b <b>bold</b> {{weights}}"]
@@ -70,7 +70,7 @@ FIELDS: dict[str, tuple[Any, dict[str, str]]] = {
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_page_answers_offline(tmp_path: Path, chromium: Browser, name: str) -> None:
-    bundle = heedful.load(make(tmp_path / "model", name))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", name))
     export_page(bundle, tmp_path / "page.html", precision="float32")
     open_page(chromium, tmp_path / "page.html")
     engine_input, fields = FIELDS[name]
@@ -88,7 +88,7 @@ def test_a_page_answers_offline(tmp_path: Path, chromium: Browser, name: str) ->
 
 def test_keyboard_and_screen_reader(tmp_path: Path, chromium: Browser) -> None:
     """A text is typed and sent by keys alone; fields, rows and the answer have names, and the answer is announced."""
-    export_page(heedful.load(make(tmp_path / "model", "single")), tmp_path / "page.html")
+    export_page(heedful.load(make_model_dir(tmp_path / "model", "single")), tmp_path / "page.html")
     open_page(chromium, tmp_path / "page.html")
     actions = ActionChains(chromium.driver, duration=0).send_keys(Keys.TAB, "the cat sat", Keys.TAB, Keys.TAB)
     actions.send_keys(Keys.ENTER).perform()
@@ -108,7 +108,7 @@ def test_keyboard_and_screen_reader(tmp_path: Path, chromium: Browser) -> None:
 
 
 def test_no_rule_of_accessibility_is_violated(tmp_path: Path, chromium: Browser) -> None:
-    export_page(heedful.load(make(tmp_path / "model", "masked")), tmp_path / "page.html")
+    export_page(heedful.load(make_model_dir(tmp_path / "model", "masked")), tmp_path / "page.html")
     open_page(chromium, tmp_path / "page.html")
     ask(chromium, text="the [MASK] on [MASK]")
     for dark in (False, True):
@@ -119,7 +119,7 @@ def test_no_rule_of_accessibility_is_violated(tmp_path: Path, chromium: Browser)
 
 def test_labels_are_text(tmp_path: Path, chromium: Browser) -> None:
     """Labels, tokens and the title become text, whatever they contain."""
-    model = make(tmp_path / "model", "single")
+    model = make_model_dir(tmp_path / "model", "single")
     config = json.loads((model / "config.json").read_text())
     config |= {"id2label": dict(enumerate(LABELS)), "label2id": {label: n for n, label in enumerate(LABELS)}}
     (model / "config.json").write_text(json.dumps(config))
@@ -135,7 +135,7 @@ def test_labels_are_text(tmp_path: Path, chromium: Browser) -> None:
 
 
 def test_tokens_are_text(tmp_path: Path, chromium: Browser) -> None:
-    model, hostile = make(tmp_path / "model", "masked"), "<img/src=x/onerror=alert(5)>"
+    model, hostile = make_model_dir(tmp_path / "model", "masked"), "<img/src=x/onerror=alert(5)>"
     vocabulary = (model / "vocab.txt").read_text().splitlines()
     words = [f"{hostile}{number}" if token.isalpha() else token for number, token in enumerate(vocabulary)]
     (model / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
@@ -148,7 +148,7 @@ def test_tokens_are_text(tmp_path: Path, chromium: Browser) -> None:
 
 
 def test_weights_that_are_not_finite(tmp_path: Path, chromium: Browser) -> None:
-    bundle = heedful.load(make(tmp_path / "model", "single"))
+    bundle = heedful.load(make_model_dir(tmp_path / "model", "single"))
     with torch.no_grad():
         bundle.head.out.bias[0] = torch.nan  # type: ignore[union-attr,index,operator]
     export_page(bundle, tmp_path / "page.html")
@@ -158,7 +158,7 @@ def test_weights_that_are_not_finite(tmp_path: Path, chromium: Browser) -> None:
 
 
 def test_the_policy_blocks_scripts_styles_and_requests(tmp_path: Path, chromium: Browser) -> None:
-    export_page(heedful.load(make(tmp_path / "model", "single")), tmp_path / "page.html")
+    export_page(heedful.load(make_model_dir(tmp_path / "model", "single")), tmp_path / "page.html")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', (tmp_path / "page.html").read_text())
     assert policy is not None
     assert re.fullmatch(
@@ -182,7 +182,7 @@ def test_the_policy_blocks_scripts_styles_and_requests(tmp_path: Path, chromium:
 
 
 def test_empty_lines_are_refused(tmp_path: Path, chromium: Browser) -> None:
-    export_page(heedful.load(make(tmp_path / "model", "choice")), tmp_path / "page.html")
+    export_page(heedful.load(make_model_dir(tmp_path / "model", "choice")), tmp_path / "page.html")
     open_page(chromium, tmp_path / "page.html")
     chromium.js("document.querySelector('button').click()")
     assert chromium.text("#status") == "write at least one line"
@@ -200,7 +200,7 @@ def run(*arguments: object) -> int:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, page = make(tmp_path / "model", "single"), tmp_path / "pages" / "page.html"
+    model, page = make_model_dir(tmp_path / "model", "single"), tmp_path / "pages" / "page.html"
     capsys.readouterr()
     assert run(model, "--html", page, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
@@ -227,7 +227,7 @@ def test_options_that_exclude_each_other(
 
 
 def test_int8_is_taken_where_it_changes_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, page = heedful.load(make(tmp_path / "model", "single")), tmp_path / "page.html"
+    bundle, page = heedful.load(make_model_dir(tmp_path / "model", "single")), tmp_path / "page.html"
     exported = export_page(bundle, page)
     assert exported.precision == "int8" and 0 < exported.score_change <= 0.05  # type: ignore[operator]
     monkeypatch.setattr(module, "Tolerance", lambda: Tolerance(scores=exported.score_change / 2))  # type: ignore[operator]
@@ -238,4 +238,4 @@ def test_int8_is_taken_where_it_changes_little(tmp_path: Path, monkeypatch: pyte
 def test_large_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PARAMETERS", 100)
     with pytest.raises(HeedfulError, match="parameters; a page has at most 100: distil a smaller model"):
-        render_page(heedful.load(make(tmp_path / "model", "single")))
+        render_page(heedful.load(make_model_dir(tmp_path / "model", "single")))

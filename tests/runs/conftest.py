@@ -10,8 +10,8 @@ import torch
 
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil import verdict as distil_verdict
-from tests.support.generated_data import data
-from tests.support.model_folders import make
+from tests.support.generated_data import write_splits
+from tests.support.model_folders import make_model_dir
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny classifier, not trained."""
-    return make(tmp_path_factory.mktemp("teacher"), "single")
+    return make_model_dir(tmp_path_factory.mktemp("teacher"), "single")
 
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts with its labels, in three splits."""
-    return data("single", tmp_path_factory.mktemp("data"))
+    return write_splits("single", tmp_path_factory.mktemp("data"))

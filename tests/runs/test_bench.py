@@ -18,7 +18,7 @@ from heedful.runs import evaluate as evaluation
 from heedful.runs import timing
 from heedful.runs.bench import bench
 from heedful.runs.timing import resident_bytes
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 ROWS = "text,label\n" + "".join(f"the cat {word},{label}\n" for word in "abcdefgh" for label in ("good", "bad"))
 
@@ -26,7 +26,7 @@ ROWS = "text,label\n" + "".join(f"the cat {word},{label}\n" for word in "abcdefg
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run's folder; memory is measured here, not in processes of their own, and few texts are timed."""
-    make(tmp_path / "run" / "model", "single")
+    make_model_dir(tmp_path / "run" / "model", "single")
     (tmp_path / "run" / "settings.toml").write_text("")
     (tmp_path / "rows.csv").write_text(ROWS)
     monkeypatch.setattr(precision_gate, "SLOW_RATIO", 1e9)  # nothing is so slow that it is left out
@@ -94,7 +94,7 @@ def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
-    folder = make(tmp_path, "single")
+    folder = make_model_dir(tmp_path, "single")
     memory = module._resident_memory(folder, "float32", None, None, "cpu")
     assert 1e8 < memory < 1e9
 

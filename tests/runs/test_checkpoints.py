@@ -21,7 +21,7 @@ from heedful.runs.checkpoints import (
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune import run as module
 from heedful.train.fit import EvalResult
-from tests.support.generated_data import data, tune
+from tests.support.generated_data import finetune_tiny, write_splits
 from tests.support.reporters import Messages
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -48,14 +48,14 @@ class Falling:
 
 @pytest.fixture
 def labelled(tmp_path: Path) -> Path:
-    return data("single", tmp_path / "data")
+    return write_splits("single", tmp_path / "data")
 
 
 def falling(labelled: Path, run: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The results of a run whose first evaluation is its best."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "eval_result", Falling())
-        return tune("classify", labelled, run, MANY | more).results
+        return finetune_tiny("classify", labelled, run, MANY | more).results
 
 
 def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
@@ -101,9 +101,9 @@ def test_state_that_a_killed_process_left_goes_with_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr(module, "remove_training_state", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            tune("classify", labelled, run, MANY)
+            finetune_tiny("classify", labelled, run, MANY)
     assert (run / "state").is_dir() and (run / "seed.json").is_file()
-    tune("classify", labelled, run, MANY)
+    finetune_tiny("classify", labelled, run, MANY)
     assert not (run / "state").exists()
 
 
@@ -117,9 +117,9 @@ def test_of_several_seeds_the_checkpoints_are_those_of_the_chosen_one(
 
 
 def test_without_dev_there_is_the_last_alone(tmp_path: Path) -> None:
-    labelled = data("single", tmp_path / "data")
+    labelled = write_splits("single", tmp_path / "data")
     run = tmp_path / "run"
-    run_results = tune("classify", labelled / "train.csv", run, MANY | {"data.dev_fraction": 0.0}).results
+    run_results = finetune_tiny("classify", labelled / "train.csv", run, MANY | {"data.dev_fraction": 0.0}).results
     assert run_results["checkpoints"]["best"] is None and find_checkpoint(run, "last") == run
     with pytest.raises(HeedfulError, match="was not evaluated on dev"):
         find_checkpoint(run, "best")
@@ -151,7 +151,7 @@ def test_the_sentence_is_in_the_results_and_told(
     with monkeypatch.context() as patch:
         scores = iter((0.51, 0.5, 0.5, 0.5))
         patch.setattr(module, "eval_result", lambda task, shares: EvalResult(metric_value=next(scores), metrics={}))
-        run_results = tune("classify", labelled, tmp_path / "run", MANY, reporter=recorder).results
+        run_results = finetune_tiny("classify", labelled, tmp_path / "run", MANY, reporter=recorder).results
     (sentence,) = [each for each in recorder.messages if each.startswith("dev is too small to choose")]
     assert sentence in run_results["notes"] and "1.0 points above" in sentence
 
@@ -183,12 +183,12 @@ def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_a
     recorder = Messages()
 
     run = tmp_path / "run"
-    tune("classify", labelled, run, {"train.epochs": 1})
+    finetune_tiny("classify", labelled, run, {"train.epochs": 1})
     with pytest.raises(
         HeedfulError, match=r"train.epochs was 1.* --overwrite to replace it.* --model .* and another --output"
     ):
-        tune("classify", labelled, run, {"train.epochs": 2})
-    tune("classify", labelled, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=recorder)
+        finetune_tiny("classify", labelled, run, {"train.epochs": 2})
+    finetune_tiny("classify", labelled, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=recorder)
     assert any("the optimizer and its schedule start anew" in each for each in recorder.messages)
     assert not continued_run_note(str(run), "tag") and not continued_run_note("heedful-mini-en", "classify")
 

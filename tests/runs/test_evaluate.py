@@ -32,8 +32,8 @@ from heedful.tasks.task import ScoredAnswer
 from heedful.train.ranks import Ranks
 from tests.support import generated_data
 from tests.support.classic_models import make_classic
-from tests.support.generated_data import as_csv, as_lines, classified, data, tune
-from tests.support.model_folders import load_reference, make, reference_logits
+from tests.support.generated_data import classification_rows, finetune_tiny, write_csv, write_jsonl, write_splits
+from tests.support.model_folders import load_reference, make_model_dir, reference_logits
 
 TASKS = {
     "single": "classify",
@@ -66,7 +66,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("single")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
-        tune("classify", data("single", folder / "data"), folder / "run", {"train.optimizer.lr": 3e-3})
+        finetune_tiny("classify", write_splits("single", folder / "data"), folder / "run", {"train.optimizer.lr": 3e-3})
     return folder
 
 
@@ -75,8 +75,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_numbers_of_the_run_itself(kind: str, tmp_path: Path) -> None:
-    labelled = data(kind, tmp_path / "data")
-    done = tune(TASKS[kind], labelled, tmp_path / "run", {"task.thresholds": "tuned"} if kind == "multiple" else None)
+    labelled = write_splits(kind, tmp_path / "data")
+    done = finetune_tiny(
+        TASKS[kind], labelled, tmp_path / "run", {"task.thresholds": "tuned"} if kind == "multiple" else None
+    )
     for split, expected in done.results["splits"].items():
         again = evaluate(tmp_path / "run", labelled, split=split, predictions=tmp_path / f"{split}.jsonl")
         assert (again.split, again.metric) == (split, done.results["metric"])
@@ -86,8 +88,8 @@ def test_the_numbers_of_the_run_itself(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_dev_split_that_was_made_is_made_again(tmp_path: Path) -> None:
-    labelled = as_csv(tmp_path / "a.csv", classified(60))
-    done = tune("classify", labelled, tmp_path / "run")
+    labelled = write_csv(tmp_path / "a.csv", classification_rows(60))
+    done = finetune_tiny("classify", labelled, tmp_path / "run")
     dev = done.results["splits"]["dev"]["numbers"]
     assert 0 < dev["count"] < 20
     assert evaluate(tmp_path / "run", labelled, split="dev", settings=DataSettings(dev_fraction=0.1)).numbers == dev
@@ -133,19 +135,19 @@ def test_which_split(single: Path, tmp_path: Path) -> None:
 
 
 def test_the_order_of_labels_in_another_file_is_nothing(single: Path, tmp_path: Path) -> None:
-    rows = classified(30, 7)
+    rows = classification_rows(30, 7)
     some = [row for row in rows if row["label"] == "good"]
     orders = {"a.csv": rows, "b.csv": rows[::-1], "c.csv": some}
-    metrics = [evaluate(single / "run", as_csv(tmp_path / name, each)).numbers for name, each in orders.items()]
+    metrics = [evaluate(single / "run", write_csv(tmp_path / name, each)).numbers for name, each in orders.items()]
     assert metrics[0] == metrics[1]
     good = metrics[0]["classes"]["good"]
     assert metrics[2]["classes"]["good"]["recall"] == good["recall"] and metrics[2]["count"] == good["count"]
 
 
 def test_a_folder_that_transformers_saved_has_its_own_order(tmp_path: Path) -> None:
-    folder = make(tmp_path / "model", "single")  # bad, fair, good
-    rows = [row | {"label": ("good", "bad")[number % 2]} for number, row in enumerate(classified(12))]
-    numbers = evaluate(folder, as_csv(tmp_path / "a.csv", rows)).numbers
+    folder = make_model_dir(tmp_path / "model", "single")  # bad, fair, good
+    rows = [row | {"label": ("good", "bad")[number % 2]} for number, row in enumerate(classification_rows(12))]
+    numbers = evaluate(folder, write_csv(tmp_path / "a.csv", rows)).numbers
     assert set(numbers["classes"]) == {"bad", "fair", "good"}
     model = load_reference(folder)[0]
     with torch.no_grad():
@@ -166,27 +168,27 @@ def test_unknown_labels_are_refused(tmp_path: Path, single: Path, kind: str, row
     run = single / "run"
     if kind != "single":
         run = tmp_path / "run"
-        tune(TASKS[kind], data(kind, tmp_path / "data"), run, {"train.epochs": 1})
+        finetune_tiny(TASKS[kind], write_splits(kind, tmp_path / "data"), run, {"train.epochs": 1})
     with pytest.raises(HeedfulError, match=message):
-        evaluate(run, as_lines(tmp_path / "a.jsonl", rows))
+        evaluate(run, write_jsonl(tmp_path / "a.jsonl", rows))
 
 
 @pytest.mark.parametrize("marks", ["BIES", "BILU"])
 def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> None:
     """It says that every word is an entity by itself; gold is IOB2."""
     labels = ("O", *(f"{mark}-PER" for mark in marks))
-    loaded = with_head(load(make(tmp_path / "bare", "bare")), "token_classification", labels=labels)
+    loaded = with_head(load(make_model_dir(tmp_path / "bare", "bare")), "token_classification", labels=labels)
     with torch.no_grad():
         loaded.head.out.bias[4] = 1e3  # type: ignore[union-attr]
     rows = [{"words": ["Ann"], "tags": ["S-PER"]}] * 3 + [{"words": ["Ann", "Lee"], "tags": ["B-PER", "E-PER"]}]
-    evaluation = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
+    evaluation = evaluate(loaded, write_jsonl(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
     assert evaluation.metric == "f1" and evaluation.numbers["token_accuracy"] == 4 / 5
     assert (evaluation.numbers["precision"], evaluation.numbers["recall"]) == (3 / 5, 3 / 4)
     assert evaluation.numbers["strict_f1"] == evaluation.numbers["f1"] == pytest.approx(2 / 3)
     predicted = [json.loads(line)["prediction"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert predicted == [["B-PER", "B-PER"], *[["B-PER"]] * 3]
     with pytest.raises(HeedfulError, match="B-ORG, I-ORG could never be correct"):
-        evaluate(loaded, as_lines(tmp_path / "b.jsonl", [{"words": ["Ann"], "tags": ["S-ORG"]}]))
+        evaluate(loaded, write_jsonl(tmp_path / "b.jsonl", [{"words": ["Ann"], "tags": ["S-ORG"]}]))
 
 
 def test_bad_rows(single: Path, tmp_path: Path) -> None:
@@ -216,10 +218,12 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
         with pytest.raises(HeedfulError, match=r"ugly could never be correct\. Rename them in the data$"):
             evaluate(single / "run", tmp_path / "none.csv", on_bad_row=bad_rows)
     loaded = with_head(
-        load(make(tmp_path / "bare", "bare")), "token_classification", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER")
+        load(make_model_dir(tmp_path / "bare", "bare")),
+        "token_classification",
+        labels=("O", "B-PER", "I-PER", "E-PER", "S-PER"),
     )
     rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
-    evaluation = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), on_bad_row=Skip())
+    evaluation = evaluate(loaded, write_jsonl(tmp_path / "a.jsonl", rows), on_bad_row=Skip())
     assert evaluation.numbers["count"] == 2 and sum(evaluation.bad_rows.values()) == 1
 
 
@@ -301,7 +305,7 @@ def test_bfloat16_is_near(single: Path) -> None:
 
 def test_numbers_far_from_zero_are_told_apart_in_bfloat16(tmp_path: Path) -> None:
     """The last product of a regression is not rounded: bfloat16 has one number in eight millions near 1.7e9."""
-    model = rescaled(load(make(tmp_path / "model", "regression")), 3e4, 1.7e9)
+    model = rescaled(load(make_model_dir(tmp_path / "model", "regression")), 3e4, 1.7e9)
     texts = ["the cat sat on the mat .", "who ran ?", "ada wrote the first program", "it is the capital of france"]
     plain, half = (
         [each["values"]["stars"] for each in engine_for(None, model, how)(texts)]
@@ -320,8 +324,8 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["single", "together", "impossible"])
 def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
-    labelled = data(kind, tmp_path / "data")
-    tune(TASKS[kind], labelled, tmp_path / "run", {"train.epochs": 1})
+    labelled = write_splits(kind, tmp_path / "data")
+    finetune_tiny(TASKS[kind], labelled, tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
     source = open_for_model(loaded, labelled, DataSettings(dev_fraction=0.0), Raise())
     task, loaded = build_eval_task(loaded, source, "test")
@@ -340,7 +344,7 @@ def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
-    tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.epochs": 1})
+    finetune_tiny("qa", write_splits("qa", tmp_path / "data"), tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
     (tmp_path / "new.json").write_text(json.dumps(generated_data.squad_json(9, 3, impossible=True)))
     evaluation = evaluate(loaded, tmp_path / "new.json")
@@ -356,9 +360,9 @@ def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> None:
     """Also where all questions have one, as its run measures it there."""
-    labelled = data("impossible", tmp_path / "data")
+    labelled = write_splits("impossible", tmp_path / "data")
     (labelled / "test.json").write_text(json.dumps(generated_data.squad_json(9, 3)))
-    run = tune("qa", labelled, tmp_path / "run", {"train.epochs": 1})
+    run = finetune_tiny("qa", labelled, tmp_path / "run", {"train.epochs": 1})
     metrics = evaluate(tmp_path / "run", labelled).numbers
     assert metrics["version"] == "2.0" and metrics == run.results["splits"]["test"]["numbers"]
 
@@ -372,14 +376,14 @@ def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> 
 )
 def test_heads_that_no_data_can_score(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        evaluate(make(tmp_path / "model", name), as_csv(tmp_path / "a.csv", classified(3)))
+        evaluate(make_model_dir(tmp_path / "model", name), write_csv(tmp_path / "a.csv", classification_rows(3)))
 
 
 def test_several_numbers_cannot_be_scored(tmp_path: Path) -> None:
-    folder = make(tmp_path / "model", "regression")
+    folder = make_model_dir(tmp_path / "model", "regression")
     config = json.loads((folder / "config.json").read_text())
     loaded = load(folder)
-    assert evaluate(loaded, as_lines(tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": 2}]))
+    assert evaluate(loaded, write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": 2}]))
     config["id2label"], config["label2id"] = {"0": "a", "1": "b"}, {"a": 0, "b": 1}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
@@ -416,10 +420,10 @@ def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, sin
 
 def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
     """A pair is right where its second text is nearest of all, however near that is."""
-    loaded = with_head(load(make(tmp_path / "bare", "bare")), "embedding")
+    loaded = with_head(load(make_model_dir(tmp_path / "bare", "bare")), "embedding")
     words = ["the cat", "a dog ran", "who ?", "love", "in paris", "first program", "she lives", "x"]
     rows = [{"a": word, "b": words[(n + 1) % 8] if n < 3 else f"{word} {word}"} for n, word in enumerate(words)]
-    evaluation = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
+    evaluation = evaluate(loaded, write_jsonl(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
     written_rows = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     right, ranks = [line["correct"] for line in written_rows], [line["rank"] for line in written_rows]
     assert right == sorted(right) and set(right) == {False, True}
@@ -435,16 +439,16 @@ def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
 
 
 def test_pairs_are_compared_on_the_scale_that_was_learned(tmp_path: Path) -> None:
-    labelled = data("embed", tmp_path / "data")
-    tune("embed", labelled, tmp_path / "run", {"train.epochs": 1})
+    labelled = write_splits("embed", tmp_path / "data")
+    finetune_tiny("embed", labelled, tmp_path / "run", {"train.epochs": 1})
     rows = [json.loads(line) for line in (labelled / "test.jsonl").read_text().splitlines()]
-    low = as_lines(tmp_path / "low.jsonl", [row for row in rows if row["score"] <= 2])
+    low = write_jsonl(tmp_path / "low.jsonl", [row for row in rows if row["score"] <= 2])
     evaluation = evaluate(tmp_path / "run", low, predictions=tmp_path / "said.jsonl")
     written_rows = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     errors = [abs(line["prediction"] - line["label"] / 5) for line in written_rows]
     assert [line["loss"] for line in written_rows] == pytest.approx(errors) and errors
     assert evaluation.numbers["mse"] == pytest.approx(sum(error**2 for error in errors) / len(errors))
-    plain = as_lines(tmp_path / "plain.jsonl", [{"a": row["a"], "b": row["b"]} for row in rows])
+    plain = write_jsonl(tmp_path / "plain.jsonl", [{"a": row["a"], "b": row["b"]} for row in rows])
     assert evaluate(tmp_path / "run", plain).metric == "accuracy", "these have no scores"
 
 
@@ -489,7 +493,7 @@ def test_a_suite_of_several_runs(tmp_path: Path) -> None:
     labelled = glue(tmp_path / "glue")
     for name in LAYOUTS:
         task, folder = "regress" if name == "STS-B" else "classify", "cola" if name == "CoLA" else name
-        tune(task, labelled / name, tmp_path / "runs" / folder, {"train.epochs": 1})
+        finetune_tiny(task, labelled / name, tmp_path / "runs" / folder, {"train.epochs": 1})
     evaluation = evaluate_glue(tmp_path / "runs", labelled)
     assert set(evaluation) == {"cola", "mrpc", "stsb", "mnli", "mnli-mm"}
     for name, folder in (("cola", "cola"), ("mrpc", "MRPC"), ("stsb", "STS-B"), ("mnli", "MNLI")):
@@ -513,7 +517,7 @@ def test_a_suite_of_several_runs(tmp_path: Path) -> None:
 
 def test_a_suite_cuts_long_texts_where_its_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labelled = glue(tmp_path / "glue")
-    make(tmp_path / "runs" / "CoLA" / "model", "single")
+    make_model_dir(tmp_path / "runs" / "CoLA" / "model", "single")
     (tmp_path / "runs" / "CoLA" / "settings.toml").write_text('long_inputs = "truncate"\n')
     asked: list[Any] = []
 
@@ -529,7 +533,7 @@ def test_a_suite_cuts_long_texts_where_its_run_did(tmp_path: Path, monkeypatch: 
 
 def test_f1_of_the_suite_is_that_of_its_class_whatever_the_order(tmp_path: Path) -> None:
     labelled = glue(tmp_path / "glue")
-    folder = make(tmp_path / "runs" / "MRPC", "single")
+    folder = make_model_dir(tmp_path / "runs" / "MRPC", "single")
     config = json.loads((folder / "config.json").read_text())
     config |= {"id2label": {"0": "1", "1": "0", "2": "2"}, "label2id": {"1": 0, "0": 1, "2": 2}}
     (folder / "config.json").write_text(json.dumps(config))

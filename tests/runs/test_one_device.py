@@ -25,8 +25,8 @@ from heedful.runs.pretrain import teacher as pretrain_teacher
 from heedful.train import trainer as trainer_module
 from heedful.train.trainer import Trainer
 from tests.support.corpora import make_documents, train_on, write_documents
-from tests.support.generated_data import assignments, data
-from tests.support.model_folders import make
+from tests.support.generated_data import assignments, write_splits
+from tests.support.model_folders import make_model_dir
 
 META = torch.device("meta")
 MOVES = ("aten._to_copy", "aten.copy_", "aten.set_")  # they are how a tensor gets to a device
@@ -123,7 +123,7 @@ def test_tasks(kind: str, tmp_path: Path) -> None:
         THERE | {"eval_baseline": "false"} | ({"task.loss": loss} if loss else {})
     )
     with pytest.raises(SeenError):
-        finetune.finetune(task, data(kind, tmp_path / "data"), tmp_path / "run", assignments=unscored)
+        finetune.finetune(task, write_splits(kind, tmp_path / "data"), tmp_path / "run", assignments=unscored)
 
 
 @pytest.mark.parametrize("kind", ["bag", "attention", "structured", "attention+recurrent"])
@@ -134,7 +134,7 @@ def test_classic_models(kind: str, tmp_path: Path) -> None:
         more["init.reader.over.kind"] = "recurrent"
     with pytest.raises(SeenError):
         finetune.finetune(
-            "classify", data("single", tmp_path / "data"), tmp_path / "run", assignments=assignments(more)
+            "classify", write_splits("single", tmp_path / "data"), tmp_path / "run", assignments=assignments(more)
         )
 
 
@@ -157,7 +157,7 @@ KINDS = ("mlm", "mlm+nsp", "mlm+sop", "clm", "plm", "rtd", "distillation")
 def test_objectives(kind: str, tmp_path: Path) -> None:
     text = write_documents(tmp_path / "text.txt", make_documents(60, seed=1))
     train_on(make_documents(60, seed=1), vocab_size=300).save(tmp_path / "words")
-    more = {"objective.teacher": make(tmp_path / "teacher", "single")} if kind == "distillation" else {}
+    more = {"objective.teacher": make_model_dir(tmp_path / "teacher", "single")} if kind == "distillation" else {}
     small = {
         "model.layers": 1,
         "model.width": 32,
@@ -181,18 +181,18 @@ def test_objectives(kind: str, tmp_path: Path) -> None:
     ("losses", "student"), [("distilbert", "layers=1"), ("minilmv2", "layers=1"), ("logits", "bilstm")]
 )
 def test_distilling(losses: str, student: str, tmp_path: Path) -> None:
-    teacher = make(tmp_path / "teacher", "single")
+    teacher = make_model_dir(tmp_path / "teacher", "single")
     how = ("train.device=cuda", "train.precision=float32", "teacher_cache.enabled=false", "verdict.baseline=none")
     with pytest.raises(SeenError):
         distil.distil(
-            teacher, data("single", tmp_path / "data"), tmp_path / "run", student=student, loss=losses,
+            teacher, write_splits("single", tmp_path / "data"), tmp_path / "run", student=student, loss=losses,
             assignments=how,
         )  # fmt: skip
 
 
 def test_distilling_hidden_tokens(tmp_path: Path) -> None:
     teacher, text = (
-        make(tmp_path / "teacher", "masked"),
+        make_model_dir(tmp_path / "teacher", "masked"),
         write_documents(tmp_path / "text.txt", make_documents(60, seed=1)),
     )
     how = [

@@ -15,8 +15,8 @@ from heedful.runs.pin_models import pin_models
 from heedful.runs.results import read_results
 from heedful.settings import load_mapping, to_toml
 from heedful.tasks.specs.classify import ClassifySettings
-from tests.support.generated_data import data, tune
-from tests.support.model_folders import make
+from tests.support.generated_data import finetune_tiny, write_splits
+from tests.support.model_folders import make_model_dir
 
 FIRST, SECOND = "a" * 40, "b" * 40
 
@@ -26,7 +26,7 @@ def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A hub with one model, whose main is the commit FIRST."""
     snapshots = tmp_path / "snapshots"
     for commit in (FIRST, SECOND):
-        make(snapshots / commit, "bare")
+        make_model_dir(snapshots / commit, "bare")
     main(FIRST, snapshots, monkeypatch)
     return snapshots
 
@@ -42,14 +42,14 @@ def main(commit: str, snapshots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_records_the_commit_and_resumes_from_it(
     tmp_path: Path, snapshots: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labelled, out = data("single", tmp_path / "data"), tmp_path / "run"
+    labelled, out = write_splits("single", tmp_path / "data"), tmp_path / "run"
     with pytest.warns(HeedfulWarning, match=f"commit {FIRST}"):
-        tune("classify", labelled, out, model="maker/model")
+        finetune_tiny("classify", labelled, out, model="maker/model")
     assert load_mapping(out / "settings.toml")["init"]["model"] == f"maker/model@{FIRST}"
     assert read_results(out)["base"] == f"maker/model@{FIRST}"
     main(SECOND, snapshots, monkeypatch)
     with pytest.warns(HeedfulWarning, match=f"commit {SECOND}"):  # of its config.json, from which defaults follow
-        again = tune("classify", labelled, out, model="maker/model")
+        again = finetune_tiny("classify", labelled, out, model="maker/model")
     assert again.results["base"] == f"maker/model@{FIRST}"
 
 

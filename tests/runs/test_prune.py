@@ -20,8 +20,8 @@ from heedful.runs.card.pruning import pruning_sentence, pruning_table
 from heedful.runs.evaluate import evaluate
 from heedful.runs.finetune.run import finetune
 from heedful.runs.prune import prune
-from tests.support.generated_data import as_csv, as_lines, long_rows, tune
-from tests.support.model_folders import make
+from tests.support.generated_data import finetune_tiny, long_rows, write_csv, write_jsonl
+from tests.support.model_folders import make_model_dir
 
 KEEP_RATES = (0.4, 0.5, 0.7, 0.9)
 
@@ -32,14 +32,14 @@ def folder(tmp_path: Path) -> Path:
     place = tmp_path / "data"
     place.mkdir()
     for seed, split in enumerate(("dev", "test")):
-        as_csv(place / f"{split}.csv", long_rows(40, seed))
+        write_csv(place / f"{split}.csv", long_rows(40, seed))
     return place
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A classifier that finds each label equally probable on the average."""
-    bundle = load(make(tmp_path / "random", "single"))
+    bundle = load(make_model_dir(tmp_path / "random", "single"))
     encoded_inputs = Engine(bundle).tokenize([row["text"] for row in long_rows(40)])
     with torch.no_grad():
         scores = bundle.head_outputs(Packed.of([encoded.chunks[0].encoded.ids for encoded in encoded_inputs]))
@@ -106,7 +106,7 @@ def test_nothing_is_saved_where_all_lose_more(model: Path, folder: Path, tmp_pat
     bundle = load(model)
     labels = [answer["label"] for answer in Engine(bundle)([row["text"] for row in long_rows(40, 0)])]
     rows = [row | {"label": label} for row, label in zip(long_rows(40, 0), labels, strict=True)]
-    as_csv(folder / "dev.csv", rows)  # the model with all tokens is right on all rows
+    write_csv(folder / "dev.csv", rows)  # the model with all tokens is right on all rows
     bundle.prune_tokens(TokenPruning(layer=1, keep_rate=0.4))
     changed = [answer["label"] for answer in Engine(bundle)([row["text"] for row in rows])]
     assert changed != labels, "pruning changes no label of this model"
@@ -129,12 +129,12 @@ def test_other_heads_of_whole_texts(kind: str, tmp_path: Path) -> None:
     for seed, split in enumerate(("dev", "test")):
         texts = [row["text"] for row in long_rows(20, seed)]
         if kind == "regression":
-            as_csv(folder / f"{split}.csv", [{"text": text, "score": len(text)} for text in texts])
+            write_csv(folder / f"{split}.csv", [{"text": text, "score": len(text)} for text in texts])
         else:
             labels = ("bad", "fair", "good")
             rows = [{"text": text, "labels": list(labels[number % 3 :])} for number, text in enumerate(texts)]
-            as_lines(folder / f"{split}.jsonl", rows)
-    report = prune(make(tmp_path / kind, kind), folder, tmp_path / "out", max_loss=90, keep_rates=(0.5,))
+            write_jsonl(folder / f"{split}.jsonl", rows)
+    report = prune(make_model_dir(tmp_path / kind, kind), folder, tmp_path / "out", max_loss=90, keep_rates=(0.5,))
     assert report["metric"] == {"regression": "pearson", "multiple": "micro_f1"}[kind]
     assert report["chosen"]["low"] is not None
     head, rows = pruning_table(report)
@@ -145,7 +145,7 @@ def test_the_calibration_is_that_of_the_pruned_model(model: Path, tmp_path: Path
     folder = tmp_path / "data"
     folder.mkdir()
     for seed, split in enumerate(("dev", "test")):
-        as_csv(folder / f"{split}.csv", long_rows(150, seed))
+        write_csv(folder / f"{split}.csv", long_rows(150, seed))
     prune(model, folder, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
     examples = list(read(folder).examples("dev"))
     answers = Engine(tmp_path / "out")([example.text for example in examples])  # type: ignore[attr-defined]
@@ -154,9 +154,9 @@ def test_the_calibration_is_that_of_the_pruned_model(model: Path, tmp_path: Path
 
 
 def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
-    rows = as_csv(tmp_path / "rows.csv", long_rows(60, 0))
+    rows = write_csv(tmp_path / "rows.csv", long_rows(60, 0))
     settings = {"init.layers": 2, "data.dev_fraction": 0.4}
-    tune("classify", rows, tmp_path / "run", settings)
+    finetune_tiny("classify", rows, tmp_path / "run", settings)
     report = prune(tmp_path / "run", rows, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
     assert (report["fitted_on"], report["reported_on"]) == ("half of dev", "the other half of dev")
     assert report["fitted_rows"] + report["reported_rows"] < 40
@@ -178,14 +178,14 @@ def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
         HeedfulError, match=r"was trained on all rows of .*rows\.csv: give rows that it was not trained on"
     ):
         prune(everything.output_dir, rows, tmp_path / "none", max_loss=90)
-    fresh = as_csv(tmp_path / "fresh.csv", long_rows(30, 5))
+    fresh = write_csv(tmp_path / "fresh.csv", long_rows(30, 5))
     report = prune(tmp_path / "run", fresh, tmp_path / "other", max_loss=90, keep_rates=(0.4,))
     assert report["fitted_rows"] == report["reported_rows"] == 15
 
 
 def test_what_cannot_be_pruned_is_refused_before_measuring(folder: Path, tmp_path: Path, model: Path) -> None:
     with pytest.raises(ModelError, match="tokens cannot be pruned: it has a token_classification head"):
-        prune(make(tmp_path / "tag", "tag"), folder, tmp_path / "out")
+        prune(make_model_dir(tmp_path / "tag", "tag"), folder, tmp_path / "out")
     with pytest.raises(ModelError, match="layer is 2, of 2 layers: give 1 to 1"):
         prune(model, folder, tmp_path / "out", layers=(2,))
     with pytest.raises(HeedfulError, match="max_loss is 100; expected percentage points from 0 to below 100"):

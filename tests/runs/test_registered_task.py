@@ -37,7 +37,7 @@ from heedful.tasks.spec import Card, TaskSpec
 from heedful.tasks.specs import register, unregister
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, bootstrap_stat, log_loss
 from heedful.tokenizer import Encoding, TokenizerInput
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 pytestmark = pytest.mark.usefixtures("quick", "registered")
 
@@ -218,7 +218,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("bare"), "bare")
+    return make_model_dir(tmp_path_factory.mktemp("bare"), "bare")
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,15 @@ from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError, Step, Trainer
-from tests.support.generated_data import as_csv, assignments, classified, data, multilabel_rows, tune
-from tests.support.model_folders import make
+from tests.support.generated_data import (
+    assignments,
+    classification_rows,
+    finetune_tiny,
+    multilabel_rows,
+    write_csv,
+    write_splits,
+)
+from tests.support.model_folders import make_model_dir
 from tests.support.reporters import Messages
 
 ROOT = Path(__file__).parents[2]
@@ -58,9 +65,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Data, and what a run that nothing happens to leaves."""
     folder = tmp_path_factory.mktemp("steady")
-    labelled = data("multiple", folder / "data")
+    labelled = write_splits("multiple", folder / "data")
     torch.set_num_threads(1)
-    tune("classify", labelled, folder / "run", MANY)
+    finetune_tiny("classify", labelled, folder / "run", MANY)
     return labelled, left(folder / "run")
 
 
@@ -126,7 +133,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path, steady: tuple[Path, Any
     labelled, _ = steady
     run = labelled.parent / "run"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"}
-    done = tune("classify", labelled, run, MANY, reporter=Told())
+    done = finetune_tiny("classify", labelled, run, MANY, reporter=Told())
     assert done.status == "completed" and done.results == json.loads((run / "results.json").read_text())
     assert messages == [f"{run} is finished already"]
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"} == before
@@ -156,30 +163,30 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
 
 
 def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    labelled, run = data("single", tmp_path / "data"), tmp_path / "run"
+    labelled, run = write_splits("single", tmp_path / "data"), tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(module, "build_task", Mock(side_effect=HeedfulError("no task")))
         for settings in ({}, {"seeds": 2, "init.width": 64}):
             with pytest.raises(HeedfulError, match="no task"):
-                tune("classify", labelled, run, settings)
+                finetune_tiny("classify", labelled, run, settings)
     assert (run / "start").exists()
-    assert tune("classify", labelled, run, {"train.batch_size": 8}).status == "completed"
+    assert finetune_tiny("classify", labelled, run, {"train.batch_size": 8}).status == "completed"
     assert load(run / "start").config.model.width == 32
 
 
 def test_a_model_is_the_same_however_its_folder_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    make(Path("one"), "bare")
-    labelled = data("single", tmp_path / "data")
-    done = tune("classify", labelled, Path("run"), model="./one/")
+    make_model_dir(Path("one"), "bare")
+    labelled = write_splits("single", tmp_path / "data")
+    done = finetune_tiny("classify", labelled, Path("run"), model="./one/")
     assert done.results["base"] == "one"
-    assert tune("classify", labelled, Path("run"), model="one").results == done.results
-    assert tune("classify", labelled, Path("run"), {"init.model": "data/../one"}).results == done.results
+    assert finetune_tiny("classify", labelled, Path("run"), model="one").results == done.results
+    assert finetune_tiny("classify", labelled, Path("run"), {"init.model": "data/../one"}).results == done.results
 
 
 def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     labelled, _ = steady
-    assert tune("classify", labelled, tmp_path / "SST-2", MANY, reporter=Leaves(1)).status == "interrupted"
+    assert finetune_tiny("classify", labelled, tmp_path / "SST-2", MANY, reporter=Leaves(1)).status == "interrupted"
     message = r"SST-2 is a run that is not finished and has no model yet: the command that began it resumes it, heedful"
     with pytest.raises(UnfinishedError, match=message):
         heedful.Engine(tmp_path / "SST-2")
@@ -199,19 +206,22 @@ def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tup
 def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun where products of bfloat16 are fast, and started again by the same command where they are not."""
     reporter = Messages()
-    labelled, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
+    labelled, run, auto = write_splits("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
     monkeypatch.setattr(folder_module, "auto_precision", lambda device: "bfloat16")
-    assert tune("classify", labelled, run, auto, reporter=Leaves(1)).status == "interrupted"
+    assert finetune_tiny("classify", labelled, run, auto, reporter=Leaves(1)).status == "interrupted"
     monkeypatch.setattr(folder_module, "auto_precision", lambda device: "float32")
-    done = tune("classify", labelled, run, auto, reporter=reporter)
+    done = finetune_tiny("classify", labelled, run, auto, reporter=reporter)
     assert (done.status, done.results["settings"]["train"]["precision"]) == ("completed", "bfloat16")
     assert (
         f"{run} began with train.precision=bfloat16, and resumes with it, which is slow where there are"
         in reporter.messages[0]
     )
-    assert tune("classify", labelled, tmp_path / "new", auto).results["settings"]["train"]["precision"] == "float32"
+    assert (
+        finetune_tiny("classify", labelled, tmp_path / "new", auto).results["settings"]["train"]["precision"]
+        == "float32"
+    )
     with pytest.raises(HeedfulError, match=r"train\.precision was 'bfloat16' and is 'float32' now"):
-        tune("classify", labelled, run, {"train.precision": "float32"})
+        finetune_tiny("classify", labelled, run, {"train.precision": "float32"})
 
 
 def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,18 +241,18 @@ def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_changed_data_are_refused_by_name(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    labelled, run = data("multiple", tmp_path / "data"), tmp_path / "run"
-    tune("classify", labelled, run, MANY)
+    labelled, run = write_splits("multiple", tmp_path / "data"), tmp_path / "run"
+    finetune_tiny("classify", labelled, run, MANY)
     (tmp_path / "data" / "notes.md").write_text("not read by anybody")
-    tune("classify", labelled, run, MANY)
+    finetune_tiny("classify", labelled, run, MANY)
     text = (labelled / "test.jsonl").read_text()
     (labelled / "test.jsonl").write_text(text.replace("cat", "dog"))
     with pytest.raises(HeedfulError, match=r"holds a run on other data: test\.jsonl changed\. Give another folder"):
-        tune("classify", labelled, run, MANY)
+        finetune_tiny("classify", labelled, run, MANY)
     (labelled / "test.jsonl").write_text(text)
     (labelled / "dev.jsonl").rename(labelled / "valid.jsonl")
     with pytest.raises(HeedfulError, match=r"holds a run on other data: dev\.jsonl, valid\.jsonl changed"):
-        tune("classify", labelled, run, MANY)
+        finetune_tiny("classify", labelled, run, MANY)
 
 
 class Rows:
@@ -256,13 +266,13 @@ class Rows:
 
 
 def test_objects_are_data_too_and_a_change_of_them_is_seen(tmp_path: Path) -> None:
-    data_objects = {"train": Rows(classified(24)), "dev": Rows(classified(8, 1))}
-    done = tune("classify", data_objects, tmp_path / "run")
+    data_objects = {"train": Rows(classification_rows(24)), "dev": Rows(classification_rows(8, 1))}
+    done = finetune_tiny("classify", data_objects, tmp_path / "run")
     assert set(done.results["data"]["files"]) == {"train (data set)", "dev (data set)"}
-    assert tune("classify", data_objects, tmp_path / "run").results == done.results
+    assert finetune_tiny("classify", data_objects, tmp_path / "run").results == done.results
     with pytest.raises(HeedfulError, match=r"other data: dev \(data set\) changed"):
-        tune("classify", data_objects | {"dev": Rows(classified(8, 2))}, tmp_path / "run")
-    many = tune("classify", {"train": Rows(multilabel_rows(24))}, tmp_path / "many")
+        finetune_tiny("classify", data_objects | {"dev": Rows(classification_rows(8, 2))}, tmp_path / "run")
+    many = finetune_tiny("classify", {"train": Rows(multilabel_rows(24))}, tmp_path / "many")
     assert many.results["task"] == "multiple" and MultiLabelExample.about in many.results["data"]["stated"][0]
 
 
@@ -313,14 +323,14 @@ def test_a_run_resumes_wherever_it_stopped(
             rf"^{re.escape(str(run))}: the run stopped, since a file could not be written or read: No space left on"
         )
         with pytest.raises(HeedfulError, match=message) as raised:
-            tune("classify", labelled, run, MANY)
+            finetune_tiny("classify", labelled, run, MANY)
         assert "give the same command" in str(raised.value) and "\n" not in str(raised.value)
     if at == 1:
         with monkeypatch.context() as patch:
             patch.setattr(where, name, Fails(getattr(where, name), 1, KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
-                tune("classify", labelled, run, MANY)
-    done = tune("classify", labelled, run, MANY)
+                finetune_tiny("classify", labelled, run, MANY)
+    done = finetune_tiny("classify", labelled, run, MANY)
     assert left(run) == expected
     assert timeless(done.results) == expected["results.json"]
     assert not list(run.rglob(".*")), "nothing is left of what was not finished"
@@ -341,17 +351,19 @@ class Leaves(Reporter):
 def test_a_signal_stops_training_and_the_run_resumes(tmp_path: Path, steady: tuple[Path, Any], number: int) -> None:
     labelled, expected = steady
     began = time.monotonic()
-    done = tune("classify", labelled, tmp_path / "run", MANY, reporter=Leaves(1, number))
+    done = finetune_tiny("classify", labelled, tmp_path / "run", MANY, reporter=Leaves(1, number))
     assert (done.status, done.results) == ("interrupted", {}) and time.monotonic() - began < 30
     assert (tmp_path / "run" / "state" / "latest").read_text() == "step-00000001\n"
-    assert tune("classify", labelled, tmp_path / "run", MANY, reporter=Leaves(3, number)).status == "interrupted"
-    assert tune("classify", labelled, tmp_path / "run", MANY).status == "completed"
+    assert (
+        finetune_tiny("classify", labelled, tmp_path / "run", MANY, reporter=Leaves(3, number)).status == "interrupted"
+    )
+    assert finetune_tiny("classify", labelled, tmp_path / "run", MANY).status == "completed"
     assert left(tmp_path / "run") == expected
 
 
 def test_a_signal_in_the_second_seed_stops_and_resumes(tmp_path: Path) -> None:
-    labelled = data("single", tmp_path / "data")
-    whole = tune("classify", labelled, tmp_path / "whole", {"seeds": 2})
+    labelled = write_splits("single", tmp_path / "data")
+    whole = finetune_tiny("classify", labelled, tmp_path / "whole", {"seeds": 2})
     seeds: list[int] = []
     messages: list[str] = []
 
@@ -364,11 +376,13 @@ def test_a_signal_in_the_second_seed_stops_and_resumes(tmp_path: Path) -> None:
         def message(self, text: str) -> None:
             messages.append(text)
 
-    assert tune("classify", labelled, tmp_path / "run", {"seeds": 2}, reporter=Second(2)).status == "interrupted"
+    assert (
+        finetune_tiny("classify", labelled, tmp_path / "run", {"seeds": 2}, reporter=Second(2)).status == "interrupted"
+    )
     assert seeds == [1, 1, 1, 1, 2, 2]
     seeds.clear()
     messages.clear()
-    done = tune("classify", labelled, tmp_path / "run", {"seeds": 2}, reporter=Second(0))
+    done = finetune_tiny("classify", labelled, tmp_path / "run", {"seeds": 2}, reporter=Second(0))
     assert seeds == [2, 2] and messages.count("measuring dev") == 1, "the first seed is not done again"
     assert timeless(done.results) == timeless(whole.results)
     assert left(tmp_path / "run") == left(tmp_path / "whole")
@@ -394,7 +408,7 @@ def test_the_command_resumes_after_an_interrupt(tmp_path: Path, steady: tuple[Pa
     assert err.splitlines()[-1] == (
         f"stopped; all progress is saved in {tmp_path / 'run'}. The same command resumes it."
     )
-    tune("classify", labelled, tmp_path / "run", MANY)
+    finetune_tiny("classify", labelled, tmp_path / "run", MANY)
     assert left(tmp_path / "run") == expected
 
 
@@ -428,7 +442,7 @@ def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path: Path, steady: tup
     assert len(messages) == 4 and all(str(run) in line and "File too large" in line for line in messages)
     assert "start could not be written, and nothing of it was kept" in messages[2]
     assert "step 2 could not be saved" in messages[3]
-    tune("classify", labelled, run, MANY)
+    finetune_tiny("classify", labelled, run, MANY)
     assert left(run) == expected and not list(run.rglob(".*"))
 
 
@@ -440,9 +454,9 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, steady: tuple[Pat
     run = labelled.parent / "run"
     for folder in (run, tmp_path / "new"):
         with lock_run(folder), pytest.raises(HeedfulError, match=rf"^another run, pid {os.getpid()}, .* holds "):
-            tune("classify", labelled, folder, MANY)
+            finetune_tiny("classify", labelled, folder, MANY)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.lock"]
-    assert tune("classify", labelled, tmp_path / "new", MANY).status == "completed"
+    assert finetune_tiny("classify", labelled, tmp_path / "new", MANY).status == "completed"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
@@ -453,33 +467,35 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, 
     with pytest.raises(
         HeedfulError, match=r"home is not a run folder: it holds thesis\.tex, but no run\.lock and settings"
     ):
-        tune("classify", labelled, home, MANY)
+        finetune_tiny("classify", labelled, home, MANY)
     (home / "settings.toml").write_text("mine")
     with pytest.raises(HeedfulError, match=r"it holds settings\.toml, thesis\.tex, but no run\.lock; give another"):
-        tune("classify", labelled, home, MANY)
+        finetune_tiny("classify", labelled, home, MANY)
     assert {path.name for path in home.iterdir()} == {"thesis.tex", "settings.toml"}
     assert (home / "settings.toml").read_text() == "mine"
     with pytest.raises(HeedfulError, match=r"thesis\.tex cannot be used: Not a directory"):
-        tune("classify", labelled, home / "thesis.tex", MANY)
+        finetune_tiny("classify", labelled, home / "thesis.tex", MANY)
     with pytest.raises(HeedfulError, match=r"cannot (be used|hold a run): Not a directory"):
-        tune("classify", labelled, home / "thesis.tex" / "run", MANY)
+        finetune_tiny("classify", labelled, home / "thesis.tex" / "run", MANY)
     with pytest.raises(HeedfulError, match=r"cannot hold a run: No such file or directory"):
-        tune("classify", labelled, Path("/proc/nothing/here"), MANY)
+        finetune_tiny("classify", labelled, Path("/proc/nothing/here"), MANY)
     hidden = tmp_path / "hidden"
     (hidden / ".git").mkdir(parents=True)
-    assert tune("classify", labelled, hidden, MANY).status == "completed", "hidden files are in nobody's way"
+    assert finetune_tiny("classify", labelled, hidden, MANY).status == "completed", "hidden files are in nobody's way"
 
 
 def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: tuple[Path, Any]) -> None:
     labelled, expected = steady
     run = tmp_path / "run"
     with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
-        tune("classify", labelled, run, MANY, model="nowhere")
+        finetune_tiny("classify", labelled, run, MANY, model="nowhere")
     assert not run.exists(), "told before anything is written"
     run.mkdir()
     for name in ("settings.toml", "data.json", "environment.json", "run.lock", "journal.jsonl"):
         (run / name).write_text("of a run that had nothing yet")
-    assert tune("classify", labelled, run, MANY).status == "completed", "it becomes another, in the same folder"
+    assert finetune_tiny("classify", labelled, run, MANY).status == "completed", (
+        "it becomes another, in the same folder"
+    )
     assert left(run) == expected
 
 
@@ -489,7 +505,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, steady: tupl
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(HeedfulError, match=r"run cannot hold a run: Permission denied"):
-            tune("classify", steady[0], tmp_path / "run", MANY)
+            finetune_tiny("classify", steady[0], tmp_path / "run", MANY)
     finally:
         tmp_path.chmod(0o755)
 
@@ -502,7 +518,7 @@ def test_links_and_relative_names_are_followed(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to("elsewhere")
     (tmp_path / "data").symlink_to(labelled)
-    assert tune("classify", "data", Path("run"), MANY).status == "completed"
+    assert finetune_tiny("classify", "data", Path("run"), MANY).status == "completed"
     assert left(tmp_path / "elsewhere") == expected
 
 
@@ -515,11 +531,13 @@ def test_a_run_that_diverges_stops(tmp_path: Path, steady: tuple[Path, Any]) -> 
         with pytest.raises(
             DivergedError, match=r"^step [23]: the loss is (nan|inf).* Lower train\.optimizer\.lr.* float32$"
         ):
-            tune("classify", steady[0], tmp_path / "run", settings)
+            finetune_tiny("classify", steady[0], tmp_path / "run", settings)
         last = json.loads((tmp_path / "run" / "journal.jsonl").read_text().splitlines()[-1])
         assert last["loss"] in ("NaN", "Infinity") and last["skipped"] is True
         assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "results.json").exists()
-    assert tune("classify", steady[0], tmp_path / "run", MANY).status == "completed", "what was advised is taken there"
+    assert finetune_tiny("classify", steady[0], tmp_path / "run", MANY).status == "completed", (
+        "what was advised is taken there"
+    )
     assert left(tmp_path / "run") == steady[1]
 
 
@@ -531,7 +549,7 @@ def test_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: Pat
     }
     for _ in range(2):
         with pytest.raises(DivergedError, match=r"run resumes with its own settings: .*--output$"):
-            tune("classify", steady[0], tmp_path / "run", settings)
+            finetune_tiny("classify", steady[0], tmp_path / "run", settings)
 
 
 # -- several processes ----------------------------------------------------------------------------------------------
@@ -539,7 +557,7 @@ def test_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: Pat
 
 @pytest.mark.slow
 def test_two_ranks_make_one_run(tmp_path: Path) -> None:
-    labelled = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
+    labelled = write_csv(tmp_path / "a.csv", [*classification_rows(40), {"text": "x", "label": ""}])
     run = tmp_path / "run"
     words = ["--nproc-per-node", "2", "--module", "heedful", *command(labelled, run, {}), "--on-bad-row", "skip"]
     done = subprocess.run(
@@ -553,6 +571,6 @@ def test_two_ranks_make_one_run(tmp_path: Path) -> None:
     assert done.stdout.count("The run is in") == 1
     results = json.loads((run / "results.json").read_text())
     assert results["data"]["bad_rows"] == {"a.csv": 1}
-    alone = tune("classify", labelled, tmp_path / "alone", on_bad_row="skip")
+    alone = finetune_tiny("classify", labelled, tmp_path / "alone", on_bad_row="skip")
     assert results["splits"].keys() == alone.results["splits"].keys()
     assert len((run / "predictions-dev.jsonl").read_text().splitlines()) == results["splits"]["dev"]["numbers"]["count"]

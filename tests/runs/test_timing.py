@@ -12,12 +12,12 @@ from heedful.checkpoint import ModelBundle, load
 from heedful.packed import Packed
 from heedful.runs import timing
 from heedful.runs.timing import gc_disabled, measure_latency, peak_memory, percentile
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> ModelBundle:
-    return load(make(tmp_path_factory.mktemp("model"), "single"))
+    return load(make_model_dir(tmp_path_factory.mktemp("model"), "single"))
 
 
 def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:

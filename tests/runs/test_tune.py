@@ -18,9 +18,9 @@ from heedful.errors import HeedfulError, RunError, SettingError
 from heedful.runs.results import RunResult
 from heedful.runs.tune import best_trial, configurations, rungs_within
 from heedful.train.fit import Reporter
-from tests.support.generated_data import SMALL, classified
+from tests.support.generated_data import SMALL, classification_rows
 
-DATA = {"train": classified(24), "dev": classified(8, 1), "test": classified(8, 2)}
+DATA = {"train": classification_rows(24), "dev": classification_rows(8, 1), "test": classification_rows(8, 2)}
 SPACE = {"lr": [1e-3, 1e-2], "batch_size": [8, 16]}
 
 
@@ -155,7 +155,11 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_written(tmp_path: Pa
         search(folder, minutes=0.0)
     with pytest.raises(HeedfulError, match="there is no dev split"):
         heedful.tune(
-            "classify", {"train": classified(24)}, folder, time_budget="1m", overrides=SMALL | {"dev_fraction": 0.0}
+            "classify",
+            {"train": classification_rows(24)},
+            folder,
+            time_budget="1m",
+            overrides=SMALL | {"dev_fraction": 0.0},
         )
     assert not folder.exists()
     (tmp_path / "other").mkdir()
@@ -167,7 +171,7 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_written(tmp_path: Pa
 
 
 def test_the_command_prints_the_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [f"{row['text']},{row['label']}" for row in classified(30)]
+    rows = [f"{row['text']},{row['label']}" for row in classification_rows(30)]
     (tmp_path / "data.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     arguments = [
         "tune",

@@ -24,7 +24,7 @@ from heedful.search import index as module
 from heedful.search.store import read_state
 from heedful.search.vectors import VECTOR_FORMATS, VectorFormat
 from heedful.search.words import WordIndex
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.other_user import OTHER_USER, needs_root, run_as_user, shared_folder
 
 TEXTS = {
@@ -198,7 +198,7 @@ def test_a_cross_encoder_reranks(index: SearchIndex, tmp_path: Path, monkeypatch
     hits = index.search("a ship at sea", 2, reranker=index.engine)
     assert hits[0].id == "bread" and hits[0].score > 1 and len(hits) == 2
     monkeypatch.undo()
-    folder = make(tmp_path / "cross-encoder", "regression")
+    folder = make_model_dir(tmp_path / "cross-encoder", "regression")
     hits = index.search("a cat", 3, reranker=folder)
     (pair,) = heedful.Engine(folder)([("a cat", hits[0].passage)])
     assert hits[0].score == pytest.approx(1 / (1 + np.exp(-pair["values"]["stars"])))

@@ -18,7 +18,7 @@ from heedful.data.retrieval.documents import Document
 from heedful.errors import HeedfulError
 from heedful.search import mining, vectors
 from heedful.search.mining import mine_negatives, write_negatives
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 TEXTS = [
     "The ship left the harbour at dawn.",
@@ -91,7 +91,7 @@ def test_blocks_and_chunks_do_not_matter(index: SearchIndex, monkeypatch: pytest
 
 
 def test_a_teacher_scores_the_texts(index: SearchIndex, tmp_path: Path) -> None:
-    teacher = heedful.Engine(make(tmp_path / "teacher", "regression"))
+    teacher = heedful.Engine(make_model_dir(tmp_path / "teacher", "regression"))
     (row, *_) = mine_negatives(index, PAIRS, teacher=teacher)
     pairs = [(row.query, text) for text in (row.positive, *row.negative)]
     assert row.teacher_scores == pytest.approx([answer["values"]["stars"] for answer in teacher(pairs)], abs=1e-5)

@@ -12,14 +12,14 @@ from heedful.checkpoint.new_head import with_head
 from heedful.infer.engine import Engine
 from heedful.serve.run import RunningServer, background
 from tests.support.http_client import ServerProcess
-from tests.support.model_folders import HEADS, make, make_decoder
+from tests.support.model_folders import HEADS, make_decoder, make_model_dir
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A folder for each head, and one that embeds."""
-    folders_by_name = {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS if name != "bare"}
-    bare = make(tmp_path_factory.mktemp("bare"), "bare")
+    folders_by_name = {name: make_model_dir(tmp_path_factory.mktemp(name), name) for name in HEADS if name != "bare"}
+    bare = make_model_dir(tmp_path_factory.mktemp("bare"), "bare")
     folders_by_name["embed"] = tmp_path_factory.mktemp("embed") / "model"
     save(with_head(load(bare), "embedding"), folders_by_name["embed"])
     folders_by_name["write"] = make_decoder(tmp_path_factory.mktemp("write"))

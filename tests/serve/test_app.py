@@ -32,7 +32,7 @@ from heedful.serve.settings import name_models
 from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import Tokenizer
 from tests.support.http_client import Reply, ask
-from tests.support.model_folders import long_text, make, make_decoder
+from tests.support.model_folders import long_text, make_decoder, make_model_dir
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
 CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}
@@ -171,7 +171,7 @@ def test_scores_of_a_cross_encoder_are_sigmoids_unless_raw(tmp_path: Path) -> No
     """A model whose scores are sigmoids already refuses raw_scores."""
     texts, answers = ["the cat", "she ran", "a"], {}
     for activation in SCORE_ACTIVATIONS.values():
-        model = load(make(tmp_path / activation, "regression"))
+        model = load(make_model_dir(tmp_path / activation, "regression"))
         assert isinstance(model.config.head, Classes)
         model.config = replace(model.config, head=replace(model.config.head, score_activation=activation))
         save(model, tmp_path / f"{activation}-saved")

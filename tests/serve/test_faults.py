@@ -28,7 +28,7 @@ from heedful.serve.routes import ENDPOINTS
 from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
 from tests.support.http_client import Reply, ServerProcess, ask, ask_on, open_socket, record
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 WORDS = ["ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first"]
 
@@ -204,7 +204,7 @@ def test_an_unnoticed_disconnection_frees_the_request(start_server: Any) -> None
 def test_a_loading_model_is_reported_and_a_reload_interrupts_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = make(tmp_path, "tag")
+    model = make_model_dir(tmp_path, "tag")
     with background({"tag": str(model)}) as running:
         model_queue = running.service.model_queues["tag"]
         first = model_queue.engine
@@ -230,7 +230,7 @@ def test_a_loading_model_is_reported_and_a_reload_interrupts_no_request(
         for number in range(3):
             until(lambda number=number: statuses[200] > 5 * number)
             old_engine = model_queue.engine
-            make(model, "tag")  # replaces the files while the old engine serves requests
+            make_model_dir(model, "tag")  # replaces the files while the old engine serves requests
             _in_loop(running, running.service.reload_all)
             until(lambda old_engine=old_engine: model_queue.engine is not old_engine)
         stop.set()

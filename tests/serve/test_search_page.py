@@ -16,7 +16,7 @@ from heedful.data.retrieval.documents import Document
 from heedful.serve.run import RunningServer, background
 from tests.support.browser import Browser, browser
 from tests.support.http_client import ask
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.page_checks import axe_violations, layout_problems, set_window
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script> boats & <b>bold</b> \u202eboat'
@@ -44,7 +44,9 @@ return [...document.querySelectorAll("#results > li")].map((result) => ({
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("served")
     SearchIndex.create(folder / "index").add(DOCUMENTS)
-    with background({"docs": str(folder / "index"), "ranker": str(make(folder / "ranker", "regression"))}) as running:
+    with background(
+        {"docs": str(folder / "index"), "ranker": str(make_model_dir(folder / "ranker", "regression"))}
+    ) as running:
         yield running
 
 
@@ -168,7 +170,7 @@ def test_a_key_is_asked_for(chrome: Browser, tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_server_without_an_index(chrome: Browser, tmp_path: Path) -> None:
-    with background({"ranker": str(make(tmp_path / "ranker", "regression"))}) as running:
+    with background({"ranker": str(make_model_dir(tmp_path / "ranker", "regression"))}) as running:
         chrome.driver.get(running.url)
         chrome.until(lambda: "parameters" in chrome.text("#facts"))
         assert not chrome.js("return document.getElementById('search').checkVisibility()")

@@ -14,7 +14,7 @@ from heedful.serve.service import load_models
 from heedful.serve.settings import Limits, ServeSettings
 from tests.search.test_index import DOCUMENTS
 from tests.support.http_client import ask
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_hits_equal_those_of_the_index(index: SearchIndex) -> None:
 
 
 def test_hits_are_reranked_and_highlighted(index: SearchIndex, tmp_path: Path) -> None:
-    ranker = str(make(tmp_path / "ranker", "regression"))
+    ranker = str(make_model_dir(tmp_path / "ranker", "regression"))
     with background({"docs": str(index.folder), "ranker": ranker}) as server:
         body = {"query": "a boat at sea", "method": "vectors", "top_k": 3, "reranker": "ranker", "highlight": True}
         hits = ask(server.port, "/search", body).json
@@ -67,7 +67,7 @@ def test_many_long_passages_are_reranked(tmp_path: Path) -> None:
     index = SearchIndex.create(tmp_path / "index")
     index.add(Document(id=f"{number}", text=f"boat {number} " * 60) for number in range(50))
     settings = ServeSettings(limits=Limits(max_request_tokens=10_000))
-    ranker = str(make(tmp_path / "ranker", "regression"))
+    ranker = str(make_model_dir(tmp_path / "ranker", "regression"))
     with background({"docs": str(index.folder), "ranker": ranker}, settings) as server:
         reply = ask(server.port, "/search", {"query": "boat 7", "reranker": "ranker"})
         assert reply.status == 200, reply.json

@@ -23,7 +23,7 @@ import pytest
 from heedful.serve.app import FILES
 from heedful.serve.run import RunningServer, background
 from tests.support.http_client import ask
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 pytestmark = [
     pytest.mark.skipif(
@@ -132,7 +132,7 @@ const ready = setInterval(() => {
 
 
 def test_labels_are_text(tmp_path: Path, browser: Browser) -> None:
-    model = make(tmp_path / "model", "single")
+    model = make_model_dir(tmp_path / "model", "single")
     config = json.loads((model / "config.json").read_text())
     config |= {"id2label": dict(enumerate(LABELS)), "label2id": {label: n for n, label in enumerate(LABELS)}}
     (model / "config.json").write_text(json.dumps(config))
@@ -166,7 +166,7 @@ const timer = setInterval(() => {
 def test_links_of_the_page_are_followed_with_the_key(tmp_path: Path, browser: Browser) -> None:
     """The page sends the key with the links in its navigation bar; a browser by itself would not."""
     key = b"a key of sixteen or more".replace(b" ", b"-")
-    with background({"single": str(make(tmp_path / "model", "single"))}, keys=(key,)) as running:
+    with background({"single": str(make_model_dir(tmp_path / "model", "single"))}, keys=(key,)) as running:
         browser.command("/url", url=running.url + "/")
         for typed_key, link, status, text in (
             ("", "/metrics", "401 · give a key above", "give a key: Authorization: Bearer KEY"),

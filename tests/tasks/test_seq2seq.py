@@ -31,7 +31,7 @@ from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer
 from heedful.train.optim import AdamW
 from heedful.train.trainer import Trainer, TrainSettings
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import Float64Mode, randomise, use_eager_attention
 
 WORDS = ["red", "green", "blue", "one", "two", "three", "\n"]
@@ -330,7 +330,7 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
 
 
 def test_what_cannot_write_says_so(tmp_path: Path) -> None:
-    encoder = load(make(tmp_path / "masked", "masked"))
+    encoder = load(make_model_dir(tmp_path / "masked", "masked"))
     assert encoder.tokenizer is not None
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot generate text"):
         sequence_ends(encoder.config.model, encoder.tokenizer)

@@ -17,7 +17,7 @@ from heedful.infer.engine import Engine
 from heedful.tasks.tag import Tag, join_entities
 from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
-from tests.support.model_folders import LIMIT, NAMES, long_text, make
+from tests.support.model_folders import LIMIT, NAMES, long_text, make_model_dir
 from tests.support.task_parity import (
     SHORT,
     assert_same_gradients,
@@ -367,5 +367,5 @@ def test_mistakes_come_in_order() -> None:
 def test_the_last_word_ends_where_it_ends(tmp_path: Path) -> None:
     """Windows in which no word begins are not scored, but tell how far the last one goes."""
     text = "ada " + "qwertyuiop" * 9
-    (answer,) = Engine(make(tmp_path, "tag"))([text])
+    (answer,) = Engine(make_model_dir(tmp_path, "tag"))([text])
     assert [(word["start"], word["end"]) for word in answer["words"]] == [(0, 3), (4, 94)]

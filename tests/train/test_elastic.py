@@ -13,7 +13,7 @@ import torch
 from heedful.checkpoint import save
 from heedful.train.trainer import Trainer
 from tests.support.corpora import make_corpus, make_documents, train_on
-from tests.support.generated_data import as_csv, classified
+from tests.support.generated_data import classification_rows, write_csv
 from tests.support.processes import ForkServer, Job, final_weights, fork_server, read_outcome
 from tests.support.tiny_runs import LARGE_EPS, TASKS, make_settings, relative_error, tensors_equal
 
@@ -73,7 +73,7 @@ def test_a_run_of_two_ranks_resumes_on_one_and_on_four(server: ForkServer, tmp_p
         texts = make_documents(90)
         data, settings = make_corpus(tmp_path, texts, train_on(texts)).folder, PRETRAIN_SETTINGS
     else:
-        data = as_csv(tmp_path / "a.csv", classified(28))
+        data = write_csv(tmp_path / "a.csv", classification_rows(28))
         save(TASKS["classify"](0.0)[0], tmp_path / "base")
         settings = FINETUNE_SETTINGS | {"init.model": tmp_path / "base"}
     assignments = tuple(f"{name}={value}" for name, value in (settings | STABLE).items())

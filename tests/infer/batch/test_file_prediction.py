@@ -30,7 +30,7 @@ from heedful.infer.batch import BatchProgress, BatchSettings, file_prediction, p
 from heedful.infer.engine import Engine
 from heedful.infer.ray import Predict
 from heedful.infer.tuning.precision_gate import open_in_precision
-from tests.support.model_folders import HEADS, LIMIT, VOCABULARY, long_text, make
+from tests.support.model_folders import HEADS, LIMIT, VOCABULARY, long_text, make_model_dir
 
 TEXTS = [
     "the cat sat on the mat .",
@@ -46,7 +46,7 @@ JSONL = BatchSettings(format="jsonl", rows=5)
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of tiny models by name of their head."""
-    return {name: make(tmp_path_factory.mktemp(name), name) for name in HEADS}
+    return {name: make_model_dir(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
 @pytest.fixture(scope="session")

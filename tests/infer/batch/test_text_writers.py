@@ -12,19 +12,19 @@ from heedful.data import DataSettings
 from heedful.errors import HeedfulError
 from heedful.infer.batch import BatchSettings, predict_files
 from heedful.infer.engine import Engine
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 
 @pytest.fixture(scope="session")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """An engine that predicts one of three labels."""
-    return Engine(make(tmp_path_factory.mktemp("single"), "single"))
+    return Engine(make_model_dir(tmp_path_factory.mktemp("single"), "single"))
 
 
 @pytest.fixture(scope="session")
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """An engine that predicts a tag for each word."""
-    return Engine(make(tmp_path_factory.mktemp("tag"), "tag"))
+    return Engine(make_model_dir(tmp_path_factory.mktemp("tag"), "tag"))
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

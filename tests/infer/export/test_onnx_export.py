@@ -36,7 +36,7 @@ from heedful.model.config import (
     StackConfig,
     Yarn,
 )
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import hf_outputs, random_sequences, randomise, save_tiny
 
 pytest.importorskip("onnx", reason="onnx is not installed: pip install 'heedful[export]'")
@@ -198,7 +198,7 @@ def exit_status(*command: str) -> int:
 
 
 def test_a_folder_has_graph_config_and_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(tmp_path / "model", "multiple")
+    make_model_dir(tmp_path / "model", "multiple")
     command = ["export", str(tmp_path / "model"), str(tmp_path / "out")]
     assert exit_status(*command, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
@@ -216,7 +216,7 @@ def test_a_folder_has_graph_config_and_tokenizer(tmp_path: Path, capsys: pytest.
 
 
 def test_weights_of_a_model_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make(tmp_path / "model", "multiple")
+    folder = make_model_dir(tmp_path / "model", "multiple")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert exit_status("export", str(folder), str(folder), "--overwrite") == 2
     assert "holds a model's weights (model.safetensors), which would be lost" in capsys.readouterr().err
@@ -230,7 +230,7 @@ def test_a_graph_with_other_outputs_is_not_written(tmp_path: Path, monkeypatch: 
         self.tensors["head.out.bias"] = self.tensors["head.out.bias"] + np.float32([0, 0.01, 0])
         return model(self, notes)
 
-    make(tmp_path / "model", "single")
+    make_model_dir(tmp_path / "model", "single")
     bundle = heedful.load(tmp_path / "model")
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(Graph, "model", wrong_model)
@@ -267,4 +267,4 @@ def test_a_missing_package_is_an_error_with_its_install_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(heedful.HeedfulError, match=r"onnxruntime is not installed: pip install 'heedful\[export\]'"):
-        export(heedful.load(make(tmp_path / "model", "single")), tmp_path / "out.onnx")
+        export(heedful.load(make_model_dir(tmp_path / "model", "single")), tmp_path / "out.onnx")

@@ -34,7 +34,7 @@ from heedful.tasks.embed import EMBED_HEAD
 from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.seq2seq import SEQ2SEQ_HEAD
 from heedful.tokenizer import Encoding
-from tests.support.model_folders import make, make_decoder
+from tests.support.model_folders import make_decoder, make_model_dir
 
 
 class FakeEngine:
@@ -466,7 +466,7 @@ def test_an_engine_is_exchanged_under_load(make_scheduler: Any) -> None:
 
 
 def test_answers_equal_those_of_the_engine(make_scheduler: Any, tmp_path: Any) -> None:
-    engine = Engine(make(tmp_path, "tag"))
+    engine = Engine(make_model_dir(tmp_path, "tag"))
     scheduler = make_scheduler(QueueLimits(max_batch_tokens=300))
     model_queue = scheduler.add_model(engine)
     generator = random.Random(1)

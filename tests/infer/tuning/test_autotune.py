@@ -27,7 +27,7 @@ from heedful.model.decode import BeamSearch, Greedy, generate
 from heedful.nn.inference_linear import OneDnnLinear, cannot_use_onednn
 from heedful.nn.layout import AttentionArgs, RelativeBias
 from heedful.packed import Packed
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import our_hidden_states, random_batch, save_tiny
 
 ONEDNN = not cannot_use_onednn(torch.float32)
@@ -44,7 +44,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny classifier."""
-    return make(tmp_path_factory.mktemp("ready"), "single")
+    return make_model_dir(tmp_path_factory.mktemp("ready"), "single")
 
 
 def set_plan(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:

@@ -27,13 +27,13 @@ from heedful.infer.tuning.precision_gate import (
     open_in_precision,
 )
 from heedful.runs.bench import RESIDENT_CODE
-from tests.support.model_folders import HEADS, long_text, make, make_decoder
+from tests.support.model_folders import HEADS, long_text, make_decoder, make_model_dir
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny classifier."""
-    return make(tmp_path_factory.mktemp("gated"), "single")
+    return make_model_dir(tmp_path_factory.mktemp("gated"), "single")
 
 
 def set_times(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
@@ -125,13 +125,13 @@ def test_measurements_are_cached(folder: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(folder, ignore_cache=True)
     with pytest.raises(pytest.fail.Exception):
-        measure_precisions(make(tmp_path / "another", "single"))
+        measure_precisions(make_model_dir(tmp_path / "another", "single"))
 
 
 def test_another_sample_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    folder = make(tmp_path / "model", "single")
+    folder = make_model_dir(tmp_path / "model", "single")
     assert measure_precisions(folder) == measure_precisions(folder)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": "the cat"}\n')
     monkeypatch.setattr(module, "_measure_engines", lambda *args: pytest.fail("it was measured again"))
@@ -239,7 +239,7 @@ def test_a_refusal_of_scores_that_are_not_finite_is_cached(
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])
 def test_every_head_has_a_shipped_calibration_sample(name: str, tmp_path: Path) -> None:
-    engine = open_in_precision(make(tmp_path, name), "int8")
+    engine = open_in_precision(make_model_dir(tmp_path, name), "int8")
     chunks = calibration_chunks(engine, calibration_inputs(engine))
     assert len(chunks) >= 9 and len(engine.score(chunks)) == len(chunks)
 
@@ -251,7 +251,7 @@ def test_every_head_has_a_shipped_calibration_sample(name: str, tmp_path: Path) 
 def test_the_sample_of_a_run_is_its_evaluated_inputs(
     name: str, engine_input: Any, expected: Any, tmp_path: Path
 ) -> None:
-    folder = make(tmp_path / "model", name)
+    folder = make_model_dir(tmp_path / "model", name)
     (tmp_path / "predictions-dev.jsonl").write_text(
         "".join(json.dumps({"input": engine_input}) + "\n" for _ in range(200))
     )
@@ -261,7 +261,7 @@ def test_the_sample_of_a_run_is_its_evaluated_inputs(
 
 @pytest.mark.parametrize("count", [3, 64, 127, 191])
 def test_the_sample_is_spread_over_all_predictions(count: int, tmp_path: Path) -> None:
-    folder = make(tmp_path / "model", "single")
+    folder = make_model_dir(tmp_path / "model", "single")
     (tmp_path / "predictions-dev.jsonl").write_text("".join(f'{{"input": "{n}"}}\n' for n in range(count)))
     numbers = [int(str(text)) for text in calibration_inputs(Engine(folder))]
     assert len(numbers) == min(64, count) and numbers == sorted(set(numbers))
@@ -269,7 +269,7 @@ def test_the_sample_is_spread_over_all_predictions(count: int, tmp_path: Path) -
 
 
 def test_predictions_beside_a_folder_that_is_no_run_are_ignored(tmp_path: Path) -> None:
-    engine = Engine(make(tmp_path / "folder", "single"))
+    engine = Engine(make_model_dir(tmp_path / "folder", "single"))
     expected = calibration_inputs(engine)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": ["a", "b"]}\n')
     assert calibration_inputs(engine) == expected
@@ -297,7 +297,7 @@ def test_the_sample_of_a_model_that_generates_text_is_short(tmp_path: Path) -> N
     assert (
         len(chunks)
         == module.BRIEF_TOKENS // 4
-        < len(calibration_chunks(open_in_precision(make(tmp_path / "b", "single"), "float32"), ["a"] * 1000))
+        < len(calibration_chunks(open_in_precision(make_model_dir(tmp_path / "b", "single"), "float32"), ["a"] * 1000))
     )
 
 
@@ -319,7 +319,7 @@ def test_texts_that_are_too_long_for_the_model_are_truncated(
 
 
 def test_a_predictions_file_may_be_empty_but_not_damaged(tmp_path: Path) -> None:
-    folder = make(tmp_path / "model", "single")
+    folder = make_model_dir(tmp_path / "model", "single")
     engine, file = Engine(folder), tmp_path / "predictions-dev.jsonl"
     expected = calibration_inputs(engine)
     file.write_text("")

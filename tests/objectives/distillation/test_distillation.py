@@ -61,7 +61,7 @@ from heedful.tasks.rank import Rank, RankTarget
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.train import output_cache
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import save_tiny
 
 TEMPERATURE = 3.0
@@ -179,7 +179,7 @@ def test_relation_losses_follow_the_formulas_of_the_papers() -> None:
 # -- models -------------------------------------------------------------------------------------------------------
 
 LABELS = ("bad", "fair", "good")
-# for each objective: model of `make`, kind of scores, constructor of the task, target of all samples
+# for each objective: model of `make_model_dir`, kind of scores, constructor of the task, target of all samples
 TASKS: dict[str, tuple[str, ScoreKind, Callable[..., Any], Any]] = {
     "classify": ("single", "classes", lambda **k: Classify(labels=LABELS, **k), 1),
     "multiple": ("multiple", "multiple", lambda **k: ClassifyMultiLabel(labels=LABELS, **k), [1.0, 0.0, 1.0]),
@@ -208,12 +208,12 @@ ALL_LOSSES = DistillationLosses(
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that returns the directory of a tiny model of `make`, written at its first use."""
+    """A function that returns the directory of a tiny model of `make_model_dir`, written at its first use."""
     directories: dict[str, Path] = {}
 
     def find_or_make(name: str) -> Path:
         if name not in directories:
-            directories[name] = make(tmp_path_factory.mktemp(name), name)
+            directories[name] = make_model_dir(tmp_path_factory.mktemp(name), name)
         return directories[name]
 
     return find_or_make

@@ -23,8 +23,8 @@ from heedful.runs.scoring import measure_split
 from heedful.tasks.specs.embed import EmbedSettings
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
-from tests.support.generated_data import data, tune
-from tests.support.model_folders import make
+from tests.support.generated_data import finetune_tiny, write_splits
+from tests.support.model_folders import make_model_dir
 
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder that transformers saved."""
-    return make(tmp_path_factory.mktemp("bare"), "bare")
+    return make_model_dir(tmp_path_factory.mktemp("bare"), "bare")
 
 
 class Leaves(Reporter):
@@ -61,8 +61,8 @@ class Leaves(Reporter):
 
 @pytest.mark.parametrize(("kind", "main"), [("embed", "spearman"), ("together", "accuracy")])
 def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path: Path, bare: Path) -> None:
-    labelled, settings = data(kind, tmp_path / "data"), {"task.group_size": 4} if kind == "together" else {}
-    done = tune("embed", labelled, tmp_path / "run", settings, model=bare)
+    labelled, settings = write_splits(kind, tmp_path / "data"), {"task.group_size": 4} if kind == "together" else {}
+    done = finetune_tiny("embed", labelled, tmp_path / "run", settings, model=bare)
     baseline = done.results["baseline"]
     source = read(labelled)
     splits = compute_stats(source, ("train", "dev", "test"))
@@ -81,11 +81,11 @@ def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path:
 
 
 def test_a_resumed_run_reports_the_same_score_before_training(tmp_path: Path, bare: Path) -> None:
-    labelled = data("embed", tmp_path / "data")
-    whole = tune("embed", labelled, tmp_path / "whole", model=bare)
+    labelled = write_splits("embed", tmp_path / "data")
+    whole = finetune_tiny("embed", labelled, tmp_path / "whole", model=bare)
     first, second = Leaves(2), Leaves(0)
-    assert tune("embed", labelled, tmp_path / "run", model=bare, reporter=first).status == "interrupted"
-    done = tune("embed", labelled, tmp_path / "run", model=bare, reporter=second)
+    assert finetune_tiny("embed", labelled, tmp_path / "run", model=bare, reporter=first).status == "interrupted"
+    done = finetune_tiny("embed", labelled, tmp_path / "run", model=bare, reporter=second)
     assert (
         done.results["baseline"] == whole.results["baseline"] == json.loads((tmp_path / "run/before.json").read_text())
     )
@@ -93,17 +93,17 @@ def test_a_resumed_run_reports_the_same_score_before_training(tmp_path: Path, ba
 
 
 def test_other_settings_are_scored_anew_before_anything_is_trained(tmp_path: Path, bare: Path) -> None:
-    labelled, run = data("embed", tmp_path / "data"), tmp_path / "run"
+    labelled, run = write_splits("embed", tmp_path / "data"), tmp_path / "run"
     run.mkdir()
-    tune("embed", labelled, tmp_path / "other", {"max_length": 8}, model=bare)
+    finetune_tiny("embed", labelled, tmp_path / "other", {"max_length": 8}, model=bare)
     for name in ("run.lock", "settings.toml", "environment.json", "data.json"):
         (run / name).write_bytes((tmp_path / "other" / name).read_bytes())
     (run / "before.json").write_text('{"name": "stale", "splits": {}}')
-    done = tune("embed", labelled, run, model=bare)
+    done = finetune_tiny("embed", labelled, run, model=bare)
     assert done.results["baseline"]["name"] == "before training"
 
 
 def test_the_score_before_training_can_be_left_out(tmp_path: Path, bare: Path) -> None:
     settings: dict[str, Any] = {"eval_baseline": "false"}
-    done = tune("embed", data("embed", tmp_path / "data"), tmp_path / "run", settings, model=bare)
+    done = finetune_tiny("embed", write_splits("embed", tmp_path / "data"), tmp_path / "run", settings, model=bare)
     assert "baseline" not in done.results and not (tmp_path / "run" / "before.json").exists()

@@ -26,7 +26,7 @@ from heedful.runs.card.usage import usage
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.tasks.specs import SPECS
 from tests.support import run_folders
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -450,7 +450,7 @@ HEADS |= {"multiple-choice": "choice", "embed": "bare"}
 @pytest.mark.parametrize("task", HEADS)
 @pytest.mark.parametrize("pairs", [False, True])
 def test_what_it_says_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, pairs: bool) -> None:
-    folder = make(tmp_path / "model", HEADS[task])
+    folder = make_model_dir(tmp_path / "model", HEADS[task])
     if task == "embed":
         parts = [modules.Transformer(str(folder)), modules.Pooling(32, pooling_mode="mean")]
         SentenceTransformer(modules=parts, device="cpu").save(str(folder))

@@ -52,8 +52,16 @@ from heedful.settings import from_file
 from heedful.tasks.task import TruncationStats, evaluate_task
 from heedful.tokenizer import Encoding, PreTokenized
 from tests.support.distillation import NO_BASELINE, QUICK, WITHOUT_DURATION, RecordingReporter
-from tests.support.generated_data import DURATION, ENTITY_TYPES, WORDS, as_csv, classified, data, tune
-from tests.support.model_folders import SPARE, VOCABULARY, make
+from tests.support.generated_data import (
+    DURATION,
+    ENTITY_TYPES,
+    WORDS,
+    classification_rows,
+    finetune_tiny,
+    write_csv,
+    write_splits,
+)
+from tests.support.model_folders import SPARE, VOCABULARY, make_model_dir
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -82,7 +90,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
 
 def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     before = contents(teacher)
-    texts = [row["text"] for row in classified(40, seed=9)]
+    texts = [row["text"] for row in classification_rows(40, seed=9)]
     tested = (labelled / "test.csv").read_text().splitlines()[1].partition(",")[0]
     (tmp_path / "texts.txt").write_text("\n".join([*texts, tested.upper()]) + "\n")
     recorder, folder = RecordingReporter(), tmp_path / "run"
@@ -217,12 +225,12 @@ def test_each_seed_of_a_fresh_student_draws_its_own_weights(tmp_path: Path, teac
 @pytest.mark.slow
 def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     """Half its layers and soft labels, beside the same student on as many steps of the labels, many of them wrong."""
-    many = data("single", tmp_path / "many", {"train": 300, "dev": 30, "test": 30})
+    many = write_splits("single", tmp_path / "many", {"train": 300, "dev": 30, "test": 30})
     wishes = {"init.layers": 2, "train.epochs": 8, "train.optimizer.lr": 2e-3}
-    tune("classify", many, tmp_path / "teacher", wishes)
-    few, draw = data("single", tmp_path / "few", {"train": 40, "dev": 10, "test": 150}), random.Random(3)
-    as_csv(few / "train.csv", [{**row, "label": draw.choice(("bad", "good"))} for row in classified(40)])
-    as_csv(tmp_path / "texts.csv", [{"text": row["text"]} for row in classified(200, seed=5)])
+    finetune_tiny("classify", many, tmp_path / "teacher", wishes)
+    few, draw = write_splits("single", tmp_path / "few", {"train": 40, "dev": 10, "test": 150}), random.Random(3)
+    write_csv(few / "train.csv", [{**row, "label": draw.choice(("bad", "good"))} for row in classification_rows(40)])
+    write_csv(tmp_path / "texts.csv", [{"text": row["text"]} for row in classification_rows(200, seed=5)])
     student = ["student.kind=size", "student.size=tiny", "student.layers=1", "student.width=32", "student.heads=2"]
     more = [
         "train.epochs=12",
@@ -311,7 +319,7 @@ def test_the_folder_of_another_run_is_told_as_such(tmp_path: Path, teacher: Path
 
 
 def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    mine = make(tmp_path / "mine", "single")
+    mine = make_model_dir(tmp_path / "mine", "single")
     distil(mine, labelled, tmp_path / "run", student="bag", assignments=NO_BASELINE)
     torch.manual_seed(77)
     tensors = {name: each + 0.01 for name, each in load_file(mine / "model.safetensors").items()}
@@ -319,7 +327,7 @@ def test_another_teacher_cannot_go_on(tmp_path: Path, teacher: Path, labelled: P
     save_file(tensors, mine / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(HeedfulError, match="another teacher, or other texts \\(weights changed\\)"):
         distil(mine, labelled, tmp_path / "run", student="bag", assignments=NO_BASELINE)
-    as_csv(tmp_path / "other.csv", classified(20, labels=("x", "good")))
+    write_csv(tmp_path / "other.csv", classification_rows(20, labels=("x", "good")))
     with pytest.raises(HeedfulError, match="cannot teach x"):
         distil(mine, tmp_path / "other.csv", tmp_path / "else", student="bag", assignments=NO_BASELINE)
 
@@ -340,7 +348,7 @@ def of_text(folder: Path) -> tuple[Path, Path]:
     draw, words = random.Random(1), WORDS
     lines = ("\n".join(" ".join(draw.choices(words, k=9)) + "." for _ in range(6)) for _ in range(80))
     (folder / "text.txt").write_text("\n\n".join(lines))
-    return make(folder / "teacher", "masked"), folder / "text.txt"
+    return make_model_dir(folder / "teacher", "masked"), folder / "text.txt"
 
 
 def test_hidden_tokens_are_distilled_on_text(tmp_path: Path) -> None:
@@ -430,7 +438,7 @@ def test_kept_shares_of_hidden_tokens_are_those_that_are_said(tmp_path: Path) ->
 
 
 def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
-    replacer = WordReplacer(load(make(tmp_path / "lm", "masked")), AugmentSettings(replace_prob=0.5, top_k=5))
+    replacer = WordReplacer(load(make_model_dir(tmp_path / "lm", "masked")), AugmentSettings(replace_prob=0.5, top_k=5))
     texts = ["The cat, sat on  the mat", "zzzz", ""]
     variants = replacer(texts, [1, 2, 3])
     assert variants == replacer(texts, [1, 2, 3]) and variants != replacer(texts, [4, 5, 6])
@@ -506,10 +514,13 @@ def test_settings_that_are_wrong_are_told_first() -> None:
 
 @pytest.mark.parametrize("marks", ["BIES", "BILU", "I"])
 def test_a_tagging_teacher_may_have_its_own_marks(tmp_path: Path, marks: str) -> None:
-    files = data("tag", tmp_path / "data")
+    files = write_splits("tag", tmp_path / "data")
     kinds = sorted({label[2:] for label in read(files).labels} - {""})
     labels = ("O", *(f"{mark}-{kind}" for mark in marks for kind in kinds))
-    save(with_head(load(make(tmp_path / "tag", "tag")), "token_classification", labels=labels), tmp_path / "teacher")
+    save(
+        with_head(load(make_model_dir(tmp_path / "tag", "tag")), "token_classification", labels=labels),
+        tmp_path / "teacher",
+    )
     done = distil(tmp_path / "teacher", files, tmp_path / "run", student="layers=1", assignments=NO_BASELINE)
     assert (
         done.status == "completed"
@@ -532,7 +543,7 @@ def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) ->
 
 
 def test_tinyberts_losses_are_of_every_layer(tmp_path: Path) -> None:
-    teacher = load(make(tmp_path / "teacher", "single"))
+    teacher = load(make_model_dir(tmp_path / "teacher", "single"))
     losses = resolve_losses(preview_distil_settings(distil_overrides("x", loss="tinybert")).loss, teacher, teacher)
     assert [each.pair for each in losses.relations] == [(0, 0), (1, 1)] and losses.label == 0
     assert [each.weight for each in losses.relations] == [0.5, 0.5]
@@ -543,7 +554,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     tmp_path: Path, teacher: Path, labelled: Path
 ) -> None:
     no = tmp_path / "no"
-    span = make(tmp_path / "span", "span")
+    span = make_model_dir(tmp_path / "span", "span")
     rows = [{"id": str(n), "question": "who ?", "context": "ada ran", "answers": []} for n in range(6)]
     rows += [{"id": "x", "question": "who ?", "context": "ada ran", "answers": [{"text": "ada", "answer_start": 0}]}]
     for split in ("train", "test"):
@@ -553,7 +564,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
         HeedfulError, match=r"thresholds are tuned on dev, but there is no dev split.*task.no_answer_threshold=0"
     ):
         distil(span, files, no, student="layers=1", assignments=[*NO_BASELINE, "data.dev_fraction=0"])
-    other = make(tmp_path / "other", "bare")
+    other = make_model_dir(tmp_path / "other", "bare")
     words = (other / "vocab.txt").read_text().splitlines()
     (other / "vocab.txt").write_text("".join(f"{word if word != 'the' else 'xyz'}\n" for word in words))
     wishes = [*NO_BASELINE, "loss.states.weight=1"]
@@ -692,7 +703,10 @@ def planned(teacher: Path, data: Any, *wishes: str, student: str = "layers=1") -
 @pytest.mark.slow
 def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     """What is parted otherwise, and a file that it has learned from, is told."""
-    teacher, rows = make(tmp_path / "teacher", "single"), as_csv(tmp_path / "rows.csv", classified(60))
+    teacher, rows = (
+        make_model_dir(tmp_path / "teacher", "single"),
+        write_csv(tmp_path / "rows.csv", classification_rows(60)),
+    )
     assert planned(teacher, rows).settings.data == DataSettings(), "no run"
     facts = {"files": {"rows.csv": sha256_of(rows)}, "trained_on": ["rows.csv"], "made_dev": True}
     (teacher / "settings.toml").write_text("[data]\ndev_fraction = 0.3\nseed = 5\n")
@@ -703,7 +717,7 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     for wish in ("data.dev_fraction=0.4", "data.seed=1"):
         (note,) = planned(teacher, rows, wish).notes
         assert note.startswith("the teacher was trained on texts of dev: its quality there is optimistic")
-    other = as_csv(tmp_path / "other.csv", classified(60, seed=3))
+    other = write_csv(tmp_path / "other.csv", classification_rows(60, seed=3))
     assert planned(teacher, other).settings.data == DataSettings(), "other texts may be parted otherwise"
     (note,) = planned(teacher, {"train": other, "test": rows}).notes
     assert note.startswith("the teacher was trained on texts of test")
@@ -715,12 +729,12 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
 
 
 def test_data_are_read_as_the_teachers_run_read_its_own(tmp_path: Path) -> None:
-    teacher = make(tmp_path / "teacher", "single")
+    teacher = make_model_dir(tmp_path / "teacher", "single")
     (teacher / "settings.toml").write_text(
         '[data]\nencoding = "latin-1"\nlabel_until = ":"\ncolumns = {text = "review", label = "stars"}\n'
     )
     (teacher / "data.json").write_text('{"files": {"reviews.csv": ""}}')
-    rows = classified(60)
+    rows = classification_rows(60)
     text = "".join(f"{row['label']}:x,caf\xe9 {row['text']}\n" for row in rows)
     (tmp_path / "data.csv").write_bytes(b"stars,review\n" + text.encode("latin-1"))
     plan = planned(teacher, tmp_path / "data.csv")
@@ -751,14 +765,14 @@ def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Pa
 
 
 def test_readers_that_a_task_does_not_take_are_refused(tmp_path: Path) -> None:
-    tagger = make(tmp_path / "tag", "tag")
+    tagger = make_model_dir(tmp_path / "tag", "tag")
     for student in ("attention", "structured"):
         with pytest.raises(HeedfulError, match=f'student.reader.kind is "{student}": tag needs the hidden state'):
             planned(tagger, tmp_path / "unread", student=student)
 
 
 def test_defaults_are_for_all_texts_and_for_the_student(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    masked = make(tmp_path / "masked", "masked")
+    masked = make_model_dir(tmp_path / "masked", "masked")
     usual = planned(teacher, labelled).settings.train
     more = planned(teacher, labelled, "augment.copies=20", f"augment.model={masked}").settings.train
     assert (usual.epochs, more.epochs) == (30, 16), "24 texts, and 504"
@@ -771,8 +785,8 @@ def test_defaults_are_for_all_texts_and_for_the_student(tmp_path: Path, teacher:
 
 def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
     """Whatever the number is called, the last layer stays."""
-    known = load(make(tmp_path / "teacher", "regression"))
-    distil_plan = planned(tmp_path / "teacher", data("regress", tmp_path / "data"))
+    known = load(make_model_dir(tmp_path / "teacher", "regression"))
+    distil_plan = planned(tmp_path / "teacher", write_splits("regress", tmp_path / "data"))
     plan = distil_plan.finetune_plan()
     task, distil_task = build_task(
         plan.settings, plan.source, plan.stats, student_from_layers(known, LayersStudent(layers=1)), plan.labels
@@ -783,7 +797,7 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
 
 
 def test_alone_it_passes_as_often_over_the_labels(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    (tmp_path / "texts.txt").write_text("\n".join(row["text"] for row in classified(40, seed=9)) + "\n")
+    (tmp_path / "texts.txt").write_text("\n".join(row["text"] for row in classification_rows(40, seed=9)) + "\n")
     wishes = last([*WITHOUT_DURATION, "train.max_steps=8", "verdict.baseline=epochs"])
     more: dict[str, Any] = {"unlabelled": [tmp_path / "texts.txt"], "assignments": wishes}
     distil(teacher, labelled, tmp_path / "run", student="bag", **more)
@@ -813,7 +827,7 @@ def test_vectors_are_compared_by_their_own_width(teacher: Path) -> None:
 
 
 def test_as_many_texts_are_answered_as_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, seen = make(tmp_path / "teacher", "single"), list[int]()
+    place, seen = make_model_dir(tmp_path / "teacher", "single"), list[int]()
     (place / "predictions-dev.jsonl").write_text('{"input": "ada ran"}\n' * 200)
     monkeypatch.setattr(distil_verdict, "time_engines", lambda engines, inputs, rounds: seen.append(len(inputs)) or {})
     compare_speeds({"student": str(place)}, VerdictSettings(texts=100, precision="float32"))
@@ -857,11 +871,11 @@ def test_a_student_answers_as_its_teacher_does(
     kind: str, answers: dict[str, float], wishes: list[str], want: object, tmp_path: Path
 ) -> None:
     """Unless the settings say otherwise."""
-    taught = load(make(tmp_path / "teacher", kind))
+    taught = load(make_model_dir(tmp_path / "teacher", kind))
     taught.thresholds = answers
     if kind == "multiple":
         taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(ENTITY_TYPES)))
     overrides = distil_overrides(taught.source, assignments=wishes)
-    held = data({"span": "qa"}.get(kind, kind), tmp_path / "data")
+    held = write_splits({"span": "qa"}.get(kind, kind), tmp_path / "data")
     task: Any = plan_distil(taught, overrides, held, exclude=tmp_path / "run").settings.task
     assert (task.max_answer_tokens if kind == "span" else task.thresholds) == want

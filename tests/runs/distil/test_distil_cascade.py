@@ -20,8 +20,8 @@ from heedful.runs.distil.cascade import UNREACHABLE, fit_thresholds, split_rows
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
 from tests.support.distillation import NO_BASELINE, RecordingReporter
-from tests.support.generated_data import data
-from tests.support.model_folders import make
+from tests.support.generated_data import write_splits
+from tests.support.model_folders import make_model_dir
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -79,7 +79,7 @@ def test_the_ends_of_thresholds() -> None:
 
 
 def test_rows_of_thresholds_are_not_reported(tmp_path: Path) -> None:
-    folder = data("single", tmp_path / "data")
+    folder = write_splits("single", tmp_path / "data")
     source = read(folder)
     fitted, reported, about = split_rows(source, ("train", "dev", "test"), 0)
     assert (about["fitted_on"], about["reported_on"]) == ("dev", "test")
@@ -90,7 +90,7 @@ def test_rows_of_thresholds_are_not_reported(tmp_path: Path) -> None:
     assert sorted(lines) == sorted(example.line for example in source.examples("dev"))
     assert len(fitted) == len(reported) == 4
     assert split_rows(source, ("train", "dev"), 0)[0] == fitted != split_rows(source, ("train", "dev"), 1)[0]
-    single = read(data("single", tmp_path / "single", {"train": 24, "dev": 1}))
+    single = read(write_splits("single", tmp_path / "single", {"train": 24, "dev": 1}))
     with pytest.raises(DataError, match="dev has 1 rows: some are needed to choose by, and others to report on"):
         split_rows(single, ("train", "dev"), 0)
 
@@ -123,7 +123,7 @@ def test_the_sentence_says_whether_the_loss_is_kept(low: float, high: float, ver
 
 
 def test_a_run_leaves_a_cascade_that_is_used_as_one_model(teacher: Path, tmp_path: Path) -> None:
-    folder, recorder = data("single", tmp_path / "data", SIZES), RecordingReporter()
+    folder, recorder = write_splits("single", tmp_path / "data", SIZES), RecordingReporter()
     done = heedful.distil(
         teacher, folder, tmp_path / "run", student="bag", cascade=True, max_loss=2, reporter=recorder, seeds=1,
         epochs=2,
@@ -160,7 +160,7 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
     assert "cascade" not in first.results
     weights = (run / "model" / "model.safetensors").read_bytes()
     verdict = (run / "verdict.json").read_bytes()
-    other = make(tmp_path / "other", "single")
+    other = make_model_dir(tmp_path / "other", "single")
     for message in ("fitting the thresholds", "measuring the cascade"):  # an interrupted one is built again
         with pytest.raises(KeyError, match="the power failed"):
             distil(
@@ -200,7 +200,7 @@ def test_cascades_that_cannot_be_built_are_refused_before_training(
         ("masked", "masked", "a cascade is for classifiers, and .* is a masked language model: leave --cascade"),
     ):
         with pytest.raises(HeedfulError, match=message):
-            distil(make(tmp_path / name, kind), folder, tmp_path / "run", student="bag", cascade=True)
+            distil(make_model_dir(tmp_path / name, kind), folder, tmp_path / "run", student="bag", cascade=True)
     with pytest.raises(ModelError, match="is neither a folder here nor a name on the hub"):
         distil(tmp_path / "missing teacher", folder, tmp_path / "run", student="bag", cascade=True)
     with pytest.raises(ModelError, match="is neither a folder here nor a name on the hub"):
@@ -214,7 +214,7 @@ def test_cascades_that_cannot_be_built_are_refused_before_training(
 
 
 def test_thresholds_without_a_test_split_are_fitted_on_half_of_dev(teacher: Path, tmp_path: Path) -> None:
-    folder = data("single", tmp_path / "data", {"train": 24, "dev": 40})
+    folder = write_splits("single", tmp_path / "data", {"train": 24, "dev": 40})
     settings = (*QUICK, "long_inputs=truncate", "data.max_row_bytes=5000")
     done = distil(teacher, folder, tmp_path / "run", student="bag", cascade=True, assignments=settings)
     report = done.results["cascade"]

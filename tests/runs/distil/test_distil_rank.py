@@ -27,8 +27,8 @@ from heedful.tasks.rank import Rank
 from heedful.tasks.specs.rank import RankSettings
 from heedful.tasks.task import Counter, TaskSetup
 from tests.support.distillation import QUICK, WITHOUT_DURATION, RecordingReporter
-from tests.support.generated_data import data
-from tests.support.model_folders import long_text, make
+from tests.support.generated_data import write_splits
+from tests.support.model_folders import long_text, make_model_dir
 
 pytestmark = pytest.mark.usefixtures("quick")
 STATS = DatasetStats(counts={"train": 3}, labels=Counter())
@@ -41,7 +41,7 @@ EXAMPLES = [
 def reranker(folder: Path, seed: int, scale: float) -> ModelBundle:
     """Return a tiny cross-encoder with random weights, whose scores differ by about `scale`."""
     torch.manual_seed(seed)
-    loaded = load(make(folder / f"encoder-{seed}", "regression"))
+    loaded = load(make_model_dir(folder / f"encoder-{seed}", "regression"))
     with torch.no_grad():
         for parameter in loaded.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -63,7 +63,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return data("rank", tmp_path_factory.mktemp("data"))
+    return write_splits("rank", tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.parametrize("limits", [(48, 48), (48, 40)])
@@ -161,7 +161,7 @@ def test_refusals(wishes: list[str], message: str, tmp_path: Path, teacher: Path
 def test_the_columns_of_the_data_decide_between_ranking_and_regression(
     tmp_path: Path, teacher: Path, labelled: Path
 ) -> None:
-    pairs = data("regress", tmp_path / "pairs")
+    pairs = write_splits("regress", tmp_path / "pairs")
     for files, task in ((labelled, "rank"), (pairs, "regress")):
         plan = plan_distil(load(teacher), distil_overrides(str(teacher)), files, exclude=tmp_path / "run")
         assert plan.task == task

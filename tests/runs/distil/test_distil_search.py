@@ -27,7 +27,7 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.results import RunResult
 from heedful.train.run_lock import lock_run
 from tests.support.distillation import NO_BASELINE, QUICK, RecordingReporter
-from tests.support.model_folders import make
+from tests.support.model_folders import make_model_dir
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -120,9 +120,9 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
 
 
 def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:
-    embedding = with_head(load(make(tmp_path / "bare", "bare")), "embedding")
+    embedding = with_head(load(make_model_dir(tmp_path / "bare", "bare")), "embedding")
     assert default_shapes(embedding) == default_shapes(load(teacher)) == ["bag", "bilstm", "tiny", "layers=1"]
-    assert default_shapes(load(make(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
+    assert default_shapes(load(make_model_dir(tmp_path / "span", "span"))) == ["tiny", "layers=1"]
 
 
 def test_a_search_goes_by_the_time_of_what_is_trained(

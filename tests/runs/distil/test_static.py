@@ -19,8 +19,8 @@ from heedful.runs.distil.run import distil
 from heedful.runs.distil.settings import StaticStudent, parse_student
 from heedful.runs.distil.static import mean_token_states, static_student, weighted_components
 from tests.support.distillation import NO_BASELINE
-from tests.support.generated_data import data
-from tests.support.model_folders import make, make_decoder
+from tests.support.generated_data import write_splits
+from tests.support.model_folders import make_decoder, make_model_dir
 
 TEXTS = ("the cat sat on the mat", "the dog ran to Paris, the capital of France!", "ada loved the first program")
 
@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("teacher"), "single")
+    return make_model_dir(tmp_path_factory.mktemp("teacher"), "single")
 
 
 @torch.no_grad()
@@ -111,8 +111,8 @@ def test_a_student_reads_any_length_and_ignores_tokens_around_a_text(teacher: Pa
 def test_a_distillation_gives_a_model_that_answers(head: str, kind: str, tmp_path: Path) -> None:
     if head == "tag":
         pytest.importorskip("seqeval", reason="labels of the invented data are compared")
-    folder, wishes = make(tmp_path / "teacher", head), ["student.width=16", *NO_BASELINE]
-    done = distil(folder, data(kind, tmp_path / "data"), tmp_path / "run", student="static", assignments=wishes)
+    folder, wishes = make_model_dir(tmp_path / "teacher", head), ["student.width=16", *NO_BASELINE]
+    done = distil(folder, write_splits(kind, tmp_path / "data"), tmp_path / "run", student="static", assignments=wishes)
     assert done.status == "completed" and done.results["base"] == "a table of token vectors, taught by teacher"
     start, trained = load(tmp_path / "run" / "start"), load(tmp_path / "run")
     name = "embedding.tokens.weight"
@@ -141,7 +141,7 @@ def test_refusals(head: str, wishes: list[str], message: str, tmp_path: Path) ->
         for setting in NO_BASELINE
         if head != "masked" and setting.partition("=")[0] not in dict(wish.split("=") for wish in wishes)
     ]
-    teacher, source = make(tmp_path / "teacher", head), data(kind, tmp_path / "data")
+    teacher, source = make_model_dir(tmp_path / "teacher", head), write_splits(kind, tmp_path / "data")
     with pytest.raises(HeedfulError, match=message):
         distil(teacher, source, tmp_path / "run", student="static", assignments=[*quick, *wishes])
     assert not (tmp_path / "run").exists()

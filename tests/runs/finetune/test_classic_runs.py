@@ -27,8 +27,8 @@ from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
-from tests.support.generated_data import classified, data, tune
-from tests.support.model_folders import make
+from tests.support.generated_data import classification_rows, finetune_tiny, write_splits
+from tests.support.model_folders import make_model_dir
 
 CLASSIC = {"init.kind": "classic", "init.reader.kind": "attention", "init.words.width": 8}
 
@@ -45,8 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
-    files = data("single", tmp_path / "data")
-    done = tune("classify", files, tmp_path / "run", CLASSIC)
+    files = write_splits("single", tmp_path / "data")
+    done = finetune_tiny("classify", files, tmp_path / "run", CLASSIC)
     assert done.results["base"] == "a classic model" and done.results["splits"].keys() == {"dev", "test"}
     loaded = load(tmp_path / "run")
     model = loaded.config.model
@@ -65,14 +65,14 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
         def step(self, step: Step, trainer: Trainer) -> None:
             trainer.stop_requested = step.number == 2
 
-    assert tune("classify", files, tmp_path / "other", CLASSIC, reporter=Stop()).status == "interrupted"
-    assert tune("classify", files, tmp_path / "other", CLASSIC).status == "completed"
+    assert finetune_tiny("classify", files, tmp_path / "other", CLASSIC, reporter=Stop()).status == "interrupted"
+    assert finetune_tiny("classify", files, tmp_path / "other", CLASSIC).status == "completed"
     one, other = (tmp_path / name / "model/model.safetensors" for name in ("run", "other"))
     assert one.read_bytes() == other.read_bytes()
 
 
 def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
-    texts = [each["text"] for each in classified(24)]
+    texts = [each["text"] for each in classification_rows(24)]
     (tmp_path / "vectors.txt").write_text("cat 1 2\nzebra 3 4\nlove 5 6\nyak 7 8\n")
     messages: list[str] = []
     start = ClassicInit(
@@ -150,10 +150,10 @@ def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
 
 
 def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
-    files = data("single", tmp_path / "data")
+    files = write_splits("single", tmp_path / "data")
     more = CLASSIC | {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.epochs": 1}
-    tune("classify", files, tmp_path / "two", more | {"seeds": 2, "train.seed": 1})
-    tune("classify", files, tmp_path / "alone", more | {"train.seed": 2})
+    finetune_tiny("classify", files, tmp_path / "two", more | {"seeds": 2, "train.seed": 1})
+    finetune_tiny("classify", files, tmp_path / "alone", more | {"train.seed": 2})
     both = [load(tmp_path / "two" / name).named_tensors() for name in ("start", "start-2")]
     assert not any(torch.equal(each, both[1][name]) for name, each in both[0].items() if "bias" not in name)
     second, alone = (tmp_path / name / "model/model.safetensors" for name in ("two/seed-2", "alone"))
@@ -178,9 +178,9 @@ def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_task_would_not_read_is_refused(tmp_path: Path, task: str, start: dict[str, str], message: str) -> None:
-    files = data(task, tmp_path / "data")
+    files = write_splits(task, tmp_path / "data")
     with pytest.raises(HeedfulError, match=message):
-        tune(
+        finetune_tiny(
             task,
             files,
             tmp_path / "run",
@@ -245,17 +245,17 @@ def test_an_empty_text_is_embedded_as_zeros(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for split in ("train", "dev"):
         (tmp_path / "data" / f"{split}.csv").write_text("a,b\n" + rows)
-    done = tune("embed", tmp_path / "data", tmp_path / "run", CLASSIC | {"init.reader.kind": "bag"})
+    done = finetune_tiny("embed", tmp_path / "data", tmp_path / "run", CLASSIC | {"init.reader.kind": "bag"})
     assert done.results["splits"]["dev"]["numbers"]["count"] == 13
     full, empty = heedful.Engine(tmp_path / "run")(["a cat", ""])
     assert any(full["vector"]) and not any(empty["vector"])
 
 
 def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
-    encoder, files = make(tmp_path / "encoder", "bare"), data("single", tmp_path / "data")
+    encoder, files = make_model_dir(tmp_path / "encoder", "bare"), write_splits("single", tmp_path / "data")
     more = {"init.kind": "classic", "init.reader.kind": "structured", "init.reader.hops": 2, "init.reader.inner": 5}
     more |= {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.epochs": 1}
-    done = tune("classify", files, tmp_path / "run", more, model=encoder)
+    done = finetune_tiny("classify", files, tmp_path / "run", more, model=encoder)
     assert str(encoder) in done.results["base"]
     new_model, inner = load(tmp_path / "run"), load(encoder)
     kept = [name for name in inner.named_tensors() if name.startswith(("embedding.", "encoder."))]
@@ -264,14 +264,14 @@ def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
 
 
 def test_wrong_wishes(tmp_path: Path) -> None:
-    files = data("single", tmp_path / "data")
+    files = write_splits("single", tmp_path / "data")
     for settings, message in (
         ({"init.words.width": 8}, 'init.words is for init.kind = "classic"'),
         (CLASSIC | {"init.reader.kind": "bags"}, 'init.reader.kind is "bags", expected one of "bag", "attention"'),
         (CLASSIC | {"init.words.dropout": 1}, "dropout is 1"),
     ):
         with pytest.raises(HeedfulError, match=message):
-            tune("classify", files, tmp_path / "run", settings)
+            finetune_tiny("classify", files, tmp_path / "run", settings)
     for settings, message in (
         (CLASSIC, "init.words would change nothing: hidden states of"),
         (
@@ -280,4 +280,4 @@ def test_wrong_wishes(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(HeedfulError, match=message):
-            tune("classify", files, tmp_path / "run", settings, model=BUNDLED_ENCODER)
+            finetune_tiny("classify", files, tmp_path / "run", settings, model=BUNDLED_ENCODER)

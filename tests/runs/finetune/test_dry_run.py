@@ -12,7 +12,7 @@ import pytest
 from heedful.errors import HeedfulError
 from heedful.runs.finetune import dry_run as dry
 from heedful.runs.finetune.dry_run import Estimate, dry_run
-from tests.support.generated_data import SIZES, as_csv, assignments, classified, data, tune
+from tests.support.generated_data import SIZES, assignments, classification_rows, finetune_tiny, write_csv, write_splits
 
 
 def estimated(arguments: Path, settings: dict[str, Any] | None = None, **more: Any) -> Estimate:
@@ -25,12 +25,12 @@ def everything(folder: Path) -> list[tuple[str, int]]:
 
 def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
-    labelled, before = data("single", tmp_path / "data"), everything(tmp_path)
+    labelled, before = write_splits("single", tmp_path / "data"), everything(tmp_path)
     estimate = estimated(labelled, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})
     assert everything(tmp_path) == before, "nothing is written"
     assert estimate.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
     assert "; set by hand: init.kind, " in estimate.notes[0] and "train.epochs" in estimate.notes[0]
-    done = tune("classify", labelled, tmp_path / "run", {"seeds": 2, "fit.keep_checkpoints": "true"})
+    done = finetune_tiny("classify", labelled, tmp_path / "run", {"seeds": 2, "fit.keep_checkpoints": "true"})
     results = done.results
     assert (estimate.examples, estimate.seeds) == (SIZES["train"], 2) and estimate.notes[1] == results["notes"][0]
     assert estimate.steps == results["seeds"][0]["steps"] == 4
@@ -50,7 +50,7 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
-    labelled = data("single", tmp_path / "data", {"train": 24})
+    labelled = write_splits("single", tmp_path / "data", {"train": 24})
     settings = {"train.time_budget": 1.5}
     estimate = dry_run("classify", labelled, tmp_path / "run", assignments=assignments(settings))
     assert (estimate.steps, estimate.seconds) == (None, 90.0)
@@ -59,7 +59,7 @@ def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_counted_and_not_written(tmp_path: Path) -> None:
-    labelled = as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
+    labelled = write_csv(tmp_path / "a.csv", [*classification_rows(24), {"text": "x", "label": ""}])
     estimate = estimated(labelled, on_bad_row="skip")
     assert "bad rows of a.csv that are left out: 1" in estimate.notes and os.listdir(tmp_path) == ["a.csv"]
     with pytest.raises(HeedfulError, match=r"a\.csv:26:label: is empty"):
@@ -67,7 +67,7 @@ def test_bad_rows_are_counted_and_not_written(tmp_path: Path) -> None:
 
 
 def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
-    labelled = data("single", tmp_path / "data")
+    labelled = write_splits("single", tmp_path / "data")
     with pytest.raises(
         HeedfulError, match=r"data is not a run folder: it holds dev\.csv, test\.csv, train\.csv, but no"
     ):

@@ -18,8 +18,8 @@ from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
 from heedful.tasks.task import EncodedSplit
 from heedful.tokenizer import Tokenizer
-from tests.support.generated_data import as_csv, tune
-from tests.support.model_folders import make
+from tests.support.generated_data import finetune_tiny, write_csv
+from tests.support.model_folders import make_model_dir
 
 ENGLISH = [
     "I would like to return the book that I borrowed last week, but the library is closed.",
@@ -89,7 +89,7 @@ def german(path: Path, times: int = 1) -> Path:
         {"text": f"{OTHERS['German']} " * times + f"{'ja' if n % 2 else 'nein'} {n}", "label": "ab"[n % 2]}
         for n in range(6)
     ]
-    return as_csv(path, rows)
+    return write_csv(path, rows)
 
 
 def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +101,10 @@ def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: 
     assert "do not look English" in advice
     assert "do not look English" in (tmp_path / "run" / "model" / "README.md").read_text()
     assert advice in dry.dry_run("classify", labelled, tmp_path / "dry", assignments=short).notes
-    other = make(tmp_path / "other", "bare")
-    done = tune("classify", labelled, tmp_path / "named", {"data.dev_fraction": 0, "train.epochs": 1}, model=other)
+    other = make_model_dir(tmp_path / "other", "bare")
+    done = finetune_tiny(
+        "classify", labelled, tmp_path / "named", {"data.dev_fraction": 0, "train.epochs": 1}, model=other
+    )
     assert not [note for note in done.results["notes"] if "--model" in note]
 
 

@@ -39,8 +39,8 @@ from heedful.tokenizer import PreTokenized
 from heedful.train.fit import Reporter
 from heedful.train.settings import AdamW
 from tests.support import generated_data
-from tests.support.generated_data import as_csv, as_lines, classified, data, tune
-from tests.support.model_folders import load_reference, make, reference_logits
+from tests.support.generated_data import classification_rows, finetune_tiny, write_csv, write_jsonl, write_splits
+from tests.support.model_folders import load_reference, make_model_dir, reference_logits
 from tests.support.reporters import Messages
 
 TASKS = {  # the kind of invented data -> the task, its setting, and its main number
@@ -84,7 +84,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder that transformers saved."""
-    return make(tmp_path_factory.mktemp("bare"), "bare")
+    return make_model_dir(tmp_path_factory.mktemp("bare"), "bare")
 
 
 def strict(path: Path) -> Any:
@@ -109,7 +109,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     monkeypatch.undo()
     task, setting, main = TASKS[kind]
     folder = tmp_path / "run"
-    done = tune(task, data(kind, tmp_path / "data"), folder, MORE.get(kind), model=bare)
+    done = finetune_tiny(task, write_splits(kind, tmp_path / "data"), folder, MORE.get(kind), model=bare)
     assert done.status == "completed" and done.results == strict(folder / "results.json")
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
     more = {"checkpoints"} if steps["best"] != steps["last"] else set()
@@ -256,7 +256,7 @@ def check_tags(model: Path, words: list[str], answer: Any) -> None:
 
 def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
     rows = [{"text": f"the cat {number}", "label": "x" if number < 9 else "y"} for number in range(12)]
-    source = read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(dev_fraction=0.0))
+    source = read(write_csv(tmp_path / "a.csv", rows), None, DataSettings(dev_fraction=0.0))
     loaded = initial_model(Scratch(layers=1, width=32), source, {"train": 9}, 1, None, lambda text: None)
 
     def weights(kind: Any) -> Any:
@@ -269,15 +269,15 @@ def test_classes_weigh_by_how_rare_they_are(tmp_path: Path) -> None:
 
 
 def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
-    rows = [*classified(40), {"text": "sat here", "label": "rare"}]
+    rows = [*classification_rows(40), {"text": "sat here", "label": "rare"}]
     rare = next(
         seed
         for seed in range(200)
         if "rare"
-        not in compute_stats(read(as_csv(tmp_path / "a.csv", rows), None, DataSettings(seed=seed)), ["train"]).labels
+        not in compute_stats(read(write_csv(tmp_path / "a.csv", rows), None, DataSettings(seed=seed)), ["train"]).labels
     )
     settings = {"data.seed": rare, "task.class_weight": "balanced", "train.epochs": 1}
-    done = tune("classify", tmp_path / "a.csv", tmp_path / "run", settings)
+    done = finetune_tiny("classify", tmp_path / "a.csv", tmp_path / "run", settings)
     assert done.results["labels"] == ["bad", "good", "rare"]
     warning = 'dev has labels that do not occur in train, so that they cannot be learned: "rare" (1)'
     assert warning in done.results["notes"]
@@ -286,7 +286,7 @@ def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
 def test_tags_that_only_dev_has_are_told(tmp_path: Path) -> None:
     rows = [{"words": ["the", f"cat{number}"], "tags": ["O", "B-X"]} for number in range(60)]
     rows += [{"words": ["in", "new", "york"], "tags": ["O", "I-Y", "I-Y"]}]
-    labelled = as_lines(tmp_path / "a.jsonl", rows)
+    labelled = write_jsonl(tmp_path / "a.jsonl", rows)
     note = next(
         note
         for seed in range(200)
@@ -294,15 +294,15 @@ def test_tags_that_only_dev_has_are_told(tmp_path: Path) -> None:
     )
     assert note.unseen_labels == {"dev": {"B-Y": 1}} and "X" not in str(split_warnings(note))
     named = [{"text": "the cat", "labels": ["a"]}, {"text": "a dog", "labels": ["b", "a"]}]
-    data = {"train": as_lines(tmp_path / "b.jsonl", named), "dev": as_lines(tmp_path / "c.jsonl", named[:1])}
+    data = {"train": write_jsonl(tmp_path / "b.jsonl", named), "dev": write_jsonl(tmp_path / "c.jsonl", named[:1])}
     assert not compute_stats(read(data), ["train", "dev"]).unseen_labels, "what train has and dev lacks is learned"
 
 
 def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
-    labelled = data("multiple", tmp_path / "data")
+    labelled = write_splits("multiple", tmp_path / "data")
     scores = {}
     for how in (0.5, "tuned"):
-        done = tune("classify", labelled, tmp_path / str(how), {"task.thresholds": how})
+        done = finetune_tiny("classify", labelled, tmp_path / str(how), {"task.thresholds": how})
         scores[how] = done.results["splits"]["dev"]["numbers"]["labels"]
         thresholds = load(tmp_path / str(how)).thresholds
         assert set(thresholds) == (set(generated_data.ENTITY_TYPES) if how == "tuned" else set())
@@ -327,48 +327,48 @@ def test_no_other_threshold_gives_a_better_f1(seed: int) -> None:
 
 
 def test_the_threshold_of_no_answer(tmp_path: Path) -> None:
-    labelled = data("impossible", tmp_path / "data")
-    done = tune("qa", labelled, tmp_path / "run")
+    labelled = write_splits("impossible", tmp_path / "data")
+    done = finetune_tiny("qa", labelled, tmp_path / "run")
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers["f1"] == pytest.approx(numbers["best_f1"], abs=1e-9), "it is the best one on dev"
     assert load(tmp_path / "run").thresholds == {NO_ANSWER: numbers["best_f1_threshold"]}
-    zero = tune("qa", labelled, tmp_path / "zero", {"task.no_answer_threshold": 0})
+    zero = finetune_tiny("qa", labelled, tmp_path / "zero", {"task.no_answer_threshold": 0})
     assert load(tmp_path / "zero").thresholds == {NO_ANSWER: 0.0}
     assert zero.results["splits"]["dev"]["numbers"]["f1"] <= numbers["f1"]
-    plain = tune("qa", data("qa", tmp_path / "plain"), tmp_path / "always")
+    plain = finetune_tiny("qa", write_splits("qa", tmp_path / "plain"), tmp_path / "always")
     assert load(tmp_path / "always").thresholds == {} and plain.results["splits"]["dev"]["numbers"]["version"] == "1.1"
 
 
 def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> None:
     words = " ".join(["cat", "dog"] * 20)
     asked = {"question": "which ?", "context": words, "answers": {"text": [words], "answer_start": [0]}}
-    labelled = as_lines(tmp_path / "a.jsonl", [asked | {"id": str(number)} for number in range(6)])
+    labelled = write_jsonl(tmp_path / "a.jsonl", [asked | {"id": str(number)} for number in range(6)])
     data = {"train": labelled, "dev": labelled}
     message = "6 training examples have an answer that is longer than task.max_answer_tokens=30"
-    few = tune("qa", data, tmp_path / "few")
+    few = finetune_tiny("qa", data, tmp_path / "few")
     assert message in few.results["notes"] and load(tmp_path / "few").thresholds == {}
-    many = tune("qa", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.epochs": 40})
+    many = finetune_tiny("qa", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.epochs": 40})
     assert not [note for note in many.results["notes"] if "an answer of" in note]
     assert load(tmp_path / "many").thresholds == {"max_answer_tokens": 200.0}
     assert many.results["splits"]["dev"]["numbers"]["f1"] > few.results["splits"]["dev"]["numbers"]["f1"]
     assert len(Engine(tmp_path / "many")([{"question": "which ?", "context": words}])[0]["answer"].split()) > 30
     with pytest.raises(HeedfulError, match="max_answer_tokens is 0; expected a whole number from 1"):
-        tune("qa", data, tmp_path / "none", {"task.max_answer_tokens": 0})
+        finetune_tiny("qa", data, tmp_path / "none", {"task.max_answer_tokens": 0})
 
 
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
-    data("qa", tmp_path / "data")
+    write_splits("qa", tmp_path / "data")
     (tmp_path / "data" / "dev.json").write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
-    done = tune("qa", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
+    done = finetune_tiny("qa", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
     assert done.results["splits"]["dev"]["numbers"]["version"] == "2.0"
 
 
 def test_questions_without_answers_in_test_alone_change_no_weight(tmp_path: Path) -> None:
-    data("qa", tmp_path / "plain")
-    data("qa", tmp_path / "data")
+    write_splits("qa", tmp_path / "plain")
+    write_splits("qa", tmp_path / "data")
     (tmp_path / "data" / "test.json").write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
-    plain = tune("qa", tmp_path / "plain", tmp_path / "without")
-    done = tune("qa", tmp_path / "data", tmp_path / "run")
+    plain = finetune_tiny("qa", tmp_path / "plain", tmp_path / "without")
+    done = finetune_tiny("qa", tmp_path / "data", tmp_path / "run")
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("without", "run")]
     assert weights[0] == weights[1] and load(tmp_path / "run").thresholds == {}
     numbers = {split: each["numbers"] for split, each in done.results["splits"].items()}
@@ -381,21 +381,23 @@ def test_questions_without_answers_in_test_alone_change_no_weight(tmp_path: Path
 
 
 def test_tags_come_as_they_are_meant(tmp_path: Path) -> None:
-    done = tune("tag", data("tag", tmp_path / "data"), tmp_path / "run")
+    done = finetune_tiny("tag", write_splits("tag", tmp_path / "data"), tmp_path / "run")
     assert done.results["labels"] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"], "IOB1 was read"
     assert any("IOB1" in sentence for sentence in done.results["data"]["stated"])
     golds = [line["label"] for line in lines(tmp_path / "run" / "predictions-test.jsonl")]
     assert not [tags for tags in golds for one, two in zip(["O", *tags], tags, strict=False) if two[0] == "I" == one]
-    plain = tune("tag", data("plain", tmp_path / "words"), tmp_path / "plain")
+    plain = finetune_tiny("tag", write_splits("plain", tmp_path / "words"), tmp_path / "plain")
     assert plain.results["labels"] == ["LOC", "PER", "WORD"]
 
 
 def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
-    done = tune("embed", data("embed", tmp_path / "data"), tmp_path / "run")
+    done = finetune_tiny("embed", write_splits("embed", tmp_path / "data"), tmp_path / "run")
     assert done.results["label_scaling"] == {"low": 0.0, "high": 5.0} == load(tmp_path / "run").label_scaling
     for line in lines(tmp_path / "run" / "predictions-dev.jsonl"):
         assert line["loss"] == pytest.approx(abs(line["prediction"] - line["label"] / 5))
-    other = tune("embed", data("together", tmp_path / "pairs"), tmp_path / "other", {"task.group_size": 3})
+    other = finetune_tiny(
+        "embed", write_splits("together", tmp_path / "pairs"), tmp_path / "other", {"task.group_size": 3}
+    )
     assert other.results["metric"] == "accuracy" and "mrr" in other.results["splits"]["dev"]["numbers"]
 
 
@@ -408,7 +410,7 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
     for name, unit in (("plain", 1.0), ("far", 1e4)):
         folder, scaled_rows = tmp_path / name, [row | {"score": unit * row["score"]} for row in rows]
         settings = {"train.epochs": 8, "fit.keep_checkpoints": "true"}
-        done = tune("regress", as_csv(tmp_path / f"{name}.csv", scaled_rows), folder, settings, model=bare)
+        done = finetune_tiny("regress", write_csv(tmp_path / f"{name}.csv", scaled_rows), folder, settings, model=bare)
         scores[name] = done.results["splits"]["dev"]["numbers"]
         assert load(folder).label_scaling == done.results["label_scaling"] == pytest.approx(about(folder, name))
         line = lines(folder / "predictions-dev.jsonl")[-1]
@@ -422,13 +424,13 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
     assert scores["far"]["pearson"] == pytest.approx(scores["plain"]["pearson"], abs=1e-3)
     assert scores["far"]["mse"] == pytest.approx(1e8 * scores["plain"]["mse"], rel=1e-2)
     once, start = {"train.epochs": 0.1}, tmp_path / "plain"
-    again = tune("regress", tmp_path / "plain.csv", tmp_path / "again", once, model=start)
+    again = finetune_tiny("regress", tmp_path / "plain.csv", tmp_path / "again", once, model=start)
     assert again.results["splits"]["dev"]["numbers"]["mse"] < 2 * scores["plain"]["mse"], "it goes on from its scores"
-    huge = as_csv(tmp_path / "huge.csv", [row | {"score": 1e33 * row["score"]} for row in rows])
+    huge = write_csv(tmp_path / "huge.csv", [row | {"score": 1e33 * row["score"]} for row in rows])
     with pytest.raises(
         HeedfulError, match=r"^scores of train go from 3e\+34 to 8\.4e\+34: scale them down below 1e\+30$"
     ):
-        tune("regress", huge, tmp_path / "none")
+        finetune_tiny("regress", huge, tmp_path / "none")
 
 
 def about(folder: Path, name: str) -> dict[str, float]:
@@ -439,17 +441,19 @@ def about(folder: Path, name: str) -> dict[str, float]:
 
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
-    recorder, labelled = Messages(), data("together", tmp_path / "data")
-    done = tune("embed", labelled, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, reporter=recorder)
+    recorder, labelled = Messages(), write_splits("together", tmp_path / "data")
+    done = finetune_tiny(
+        "embed", labelled, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, reporter=recorder
+    )
     assert any("batches of 12," in sentence for sentence in recorder.messages)
     assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch_size"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
     with pytest.raises(HeedfulError, match=r"^train\.batch_size is 8, but an update takes whole groups of 32 pairs"):
-        tune("embed", labelled, tmp_path / "other", {"train.batch_size": 8})
+        finetune_tiny("embed", labelled, tmp_path / "other", {"train.batch_size": 8})
     assert not (tmp_path / "other").exists()
-    tune(
+    finetune_tiny(
         "embed",
-        data("embed", tmp_path / "scored"),
+        write_splits("embed", tmp_path / "scored"),
         tmp_path / "scores",
         {"train.batch_size": 7, "train.epochs": 1},
     )
@@ -458,7 +462,7 @@ def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
 def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
     settings = {"task.group_size": 4, "max_length": 8, "train.epochs": 1, "data.dev_fraction": 0.3}
     rows = [{"a": f"the dog ran {n} " * 9, "b": f"the cat sat {n}"} for n in range(20)]
-    done = tune("embed", as_lines(tmp_path / "a.jsonl", rows), tmp_path / "run", settings)
+    done = finetune_tiny("embed", write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "run", settings)
     assert any("were cut: " in note for note in done.results["notes"])
     assert not any("asked" in note for note in done.results["notes"])
     for split_results in done.results["splits"].values():
@@ -469,7 +473,7 @@ def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "task"), [("single", "classify"), ("tag", "tag")])
 def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str, task: str) -> None:
     """Texts of train are short, two of dev are long; the run says it, its card, and whoever evaluates it."""
-    labelled = data(kind, tmp_path / "data")
+    labelled = write_splits(kind, tmp_path / "data")
     if kind == "single":
         with (labelled / "dev.csv").open("a") as file:
             file.writelines(f"{'the cat sat ' * 40},{label}\n" for label in ("bad", "good"))
@@ -478,7 +482,7 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
         with next(labelled.glob("dev.*")).open("a") as file:
             file.write(f"\n{long}\n{long}")
     run = tmp_path / "run"
-    done = tune(task, labelled, run, {"long_inputs": "truncate", "train.epochs": 1}, model=bare)
+    done = finetune_tiny(task, labelled, run, {"long_inputs": "truncate", "train.epochs": 1}, model=bare)
     assert not any("cut" in note for note in done.results["notes"]), "nothing of train"
     message = f"examples longer than the model reads, which were cut: 2 ({2 * (120 + 2 - 48)} tokens)"
     splits = {split: split_results["numbers"]["notes"] for split, split_results in done.results["splits"].items()}
@@ -491,14 +495,14 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
 
 def test_it_learns(tmp_path: Path) -> None:
     settings = {"train.epochs": 15, "train.optimizer.lr": 3e-3, "init.tokenizer.vocab_size": 500}
-    labelled = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
-    done = tune("classify", labelled, tmp_path / "run", settings)
+    labelled = write_splits("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
+    done = finetune_tiny("classify", labelled, tmp_path / "run", settings)
     assert done.results["splits"]["test"]["numbers"]["accuracy"] > 0.9
 
 
 def test_long_first_texts_and_questions_end_a_run_too(tmp_path: Path, bare: Path) -> None:
     for kind, task, name in (("pair", "classify", "text"), ("qa", "qa", "question")):
-        labelled = data(kind, tmp_path / kind)
+        labelled = write_splits(kind, tmp_path / kind)
         path = next(labelled.glob("dev.*"))
         long = " ".join(["the cat sat"] * 40)
         if kind == "pair":
@@ -506,10 +510,10 @@ def test_long_first_texts_and_questions_end_a_run_too(tmp_path: Path, bare: Path
                 file.write(f"{long},a dog,bad\n{long},{long},good\n")
         else:
             path.write_text(path.read_text().replace("who is it ?", long, 1))
-        done = tune(task, labelled, tmp_path / f"{kind}-run", model=bare)
+        done = finetune_tiny(task, labelled, tmp_path / f"{kind}-run", model=bare)
         windows = [line["answer"]["windows"] for line in lines(tmp_path / f"{kind}-run" / "predictions-dev.jsonl")]
         assert max(windows) > 3 and done.results["splits"]["dev"]["numbers"]["count"] == len(windows), name
-        cut = tune(task, labelled, tmp_path / f"{kind}-cut", {"long_inputs": "truncate"}, model=bare)
+        cut = finetune_tiny(task, labelled, tmp_path / f"{kind}-cut", {"long_inputs": "truncate"}, model=bare)
         assert cut.results["splits"]["dev"]["numbers"]["count"] == len(windows)
 
 
@@ -521,7 +525,7 @@ def test_what_was_trained_is_there_before_it_is_measured(
 
     monkeypatch.setattr(module.FinetuneTraining, "_evaluate_split", fails)
     with pytest.raises(HeedfulError, match="it cannot be measured"):
-        tune("classify", data("single", tmp_path / "data"), tmp_path / "run", model=bare)
+        finetune_tiny("classify", write_splits("single", tmp_path / "data"), tmp_path / "run", model=bare)
     assert Engine(tmp_path / "run")(["the cat"])[0]["label"] in ("bad", "good")
 
 
@@ -529,8 +533,8 @@ def test_what_was_trained_is_there_before_it_is_measured(
 
 
 def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
-    recorder, labelled = Messages(), data("single", tmp_path / "data")
-    tune("classify", labelled, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, reporter=recorder)
+    recorder, labelled = Messages(), write_splits("single", tmp_path / "data")
+    finetune_tiny("classify", labelled, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, reporter=recorder)
     kept = load(tmp_path / "run" / "start")
     assert kept.config.head is not None and kept.config.head.kind == "masked_lm" and kept.max_length == 64
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
@@ -544,15 +548,15 @@ def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
 
 def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path) -> None:
     rows = [row | {"text": row["text"] + " the cat sat on the mat" * (number < 4)} for number, row in
-            enumerate(classified(24))]  # fmt: skip
-    labelled, recorder = as_csv(tmp_path / "a.csv", rows), Messages()
-    done = tune("classify", labelled, tmp_path / "run", {"max_length": 12}, model=bare, reporter=recorder)
+            enumerate(classification_rows(24))]  # fmt: skip
+    labelled, recorder = write_csv(tmp_path / "a.csv", rows), Messages()
+    done = finetune_tiny("classify", labelled, tmp_path / "run", {"max_length": 12}, model=bare, reporter=recorder)
     assert "4 training examples are longer than the model reads and are read in windows" in recorder.messages
     assert done.results["notes"][1].startswith("4 training examples are longer")
     assert load(tmp_path / "run").max_length == 12, "and the model is served as it was trained"
     assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
     recorder = Messages()
-    cut = tune(
+    cut = finetune_tiny(
         "classify",
         labelled,
         tmp_path / "cut",
@@ -568,20 +572,20 @@ def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path
     predictions = [line["answer"]["windows"] for line in lines(tmp_path / "cut" / "predictions-dev.jsonl")]
     assert set(predictions) == {1}, "it is measured as it was trained"
     with pytest.raises(HeedfulError, match=r"max_length is 64, but .* reads 48 tokens"):
-        tune("classify", labelled, tmp_path / "long", {"max_length": 64}, model=bare)
+        finetune_tiny("classify", labelled, tmp_path / "long", {"max_length": 64}, model=bare)
 
 
 def test_a_name_on_the_hub_has_a_revision(tmp_path: Path) -> None:
-    labelled = data("single", tmp_path / "data")
+    labelled = write_splits("single", tmp_path / "data")
     with pytest.raises(
         HeedfulError, match="'nobody/nothing' is no folder here, and revision 'v1' of it is not in the local cache"
     ):
-        tune("classify", labelled, tmp_path / "run", model="nobody/nothing@v1")
+        finetune_tiny("classify", labelled, tmp_path / "run", model="nobody/nothing@v1")
     assert not (tmp_path / "run").exists()
 
 
 def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
-    labelled = data("single", tmp_path / "data")
+    labelled = write_splits("single", tmp_path / "data")
     source = read(labelled)
     settings = FinetuneSettings(task=ClassifySettings(), init=Pretrained(reinit_layers=1))
     _, finetune_task = build_task(settings, source, compute_stats(source, ["train"]), load(bare))
@@ -589,7 +593,7 @@ def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
     changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
     assert {name.split(".")[2] for name in changed} == {"1"}
     with pytest.raises(HeedfulError, match="reinit_layers is 3, but this model has 2 blocks"):
-        tune("classify", labelled, tmp_path / "run", {"reinit_layers": 3}, model=bare)
+        finetune_tiny("classify", labelled, tmp_path / "run", {"reinit_layers": 3}, model=bare)
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, bare: Path) -> None:
@@ -598,18 +602,18 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, bare: Path) -> N
     for name in ("config.json", "model.safetensors"):
         (folder / name).write_bytes((bare / name).read_bytes())
     with pytest.raises(HeedfulError, match=r"has no tokenizer: put its tokenizer\.json"):
-        tune("classify", data("single", tmp_path / "data"), tmp_path / "run", model=folder)
+        finetune_tiny("classify", write_splits("single", tmp_path / "data"), tmp_path / "run", model=folder)
 
 
 # -- seeds ------------------------------------------------------------------------------------------------------
 
 
 def test_several_seeds(tmp_path: Path) -> None:
-    labelled, run = data("single", tmp_path / "data"), tmp_path / "run"
-    done = tune("classify", labelled, run, {"seeds": 2, "train.optimizer.lr": 5e-3})
+    labelled, run = write_splits("single", tmp_path / "data"), tmp_path / "run"
+    done = finetune_tiny("classify", labelled, run, {"seeds": 2, "train.optimizer.lr": 5e-3})
     results, scores = done.results, []
     for each in results["seeds"]:
-        alone = tune("classify", labelled, tmp_path / str(each["seed"]),
+        alone = finetune_tiny("classify", labelled, tmp_path / str(each["seed"]),
                      {"train.seed": each["seed"], "train.optimizer.lr": 5e-3})  # fmt: skip
         if each["seed"] == 1:  # the encoder on the spot has the first seed
             assert alone.results["splits"] == strict(run / "seed-1" / "seed.json")["splits"]
@@ -631,7 +635,7 @@ def test_several_seeds(tmp_path: Path) -> None:
 def test_seeds_are_chosen_by_dev_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, chosen: int
 ) -> None:
-    labelled = data("single", tmp_path / "data", {"train": 24, split: 8})
+    labelled = write_splits("single", tmp_path / "data", {"train": 24, split: 8})
     scores, measured = iter([0.2, 0.9, 0.5]), module.FinetuneTraining._evaluate_split
 
     def pretended(run: Any, *rest: Any) -> dict[str, Any]:
@@ -639,7 +643,7 @@ def test_seeds_are_chosen_by_dev_alone(
         return run_results | {"numbers": run_results["numbers"] | {"accuracy": next(scores)}}
 
     monkeypatch.setattr(module.FinetuneTraining, "_evaluate_split", pretended)
-    done = tune("classify", labelled, tmp_path / "run", {"data.dev_fraction": 0, "seeds": 3})
+    done = finetune_tiny("classify", labelled, tmp_path / "run", {"data.dev_fraction": 0, "seeds": 3})
     assert done.results["seed"] == chosen and set(done.results["splits"]) == {split}
     assert [each["splits"] for each in done.results["seeds"]] == [{split: 0.2}, {split: 0.9}, {split: 0.5}]
     message = "that of seed 2, the best of 3 on dev;" if split == "dev" else "that of seed 1, the first of 3;"
@@ -650,8 +654,8 @@ def test_seeds_are_chosen_by_dev_alone(
 
 
 def test_without_dev(tmp_path: Path) -> None:
-    data_file = as_csv(tmp_path / "a.csv", classified(20))
-    done = tune("classify", data_file, tmp_path / "run", {"data.dev_fraction": 0})
+    data_file = write_csv(tmp_path / "a.csv", classification_rows(20))
+    done = finetune_tiny("classify", data_file, tmp_path / "run", {"data.dev_fraction": 0})
     assert done.results["splits"] == {} == done.results["across_seeds"]
     assert done.results["seeds"][0]["best_step"] == done.results["seeds"][0]["steps"] == 4
     assert (
@@ -662,22 +666,22 @@ def test_without_dev(tmp_path: Path) -> None:
     with pytest.raises(
         HeedfulError, match=r"tuned on dev, but there is no dev split: set data\.dev_fraction.*task\.thresholds=0.5"
     ):
-        tune("classify", as_lines(tmp_path / "m.jsonl", generated_data.multilabel_rows(20)), tmp_path / "m",
+        finetune_tiny("classify", write_jsonl(tmp_path / "m.jsonl", generated_data.multilabel_rows(20)), tmp_path / "m",
              {"data.dev_fraction": 0, "task.thresholds": "tuned"})  # fmt: skip
     (tmp_path / "q.json").write_text(json.dumps(generated_data.squad_json(9, impossible=True)))
     with pytest.raises(HeedfulError, match=r"set data\.dev_fraction.*task\.no_answer_threshold=0"):
-        tune("qa", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
+        finetune_tiny("qa", tmp_path / "q.json", tmp_path / "q", {"data.dev_fraction": 0})
     assert not (tmp_path / "m").exists() and not (tmp_path / "q").exists(), "refused before anything was begun"
 
 
 def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
-    recorder, labelled = Messages(), as_csv(tmp_path / "a.csv", classified(6))
+    recorder, labelled = Messages(), write_csv(tmp_path / "a.csv", classification_rows(6))
     empty = next(
         seed
         for seed in range(100)
         if not list(read(labelled, None, DataSettings(dev_fraction=0.02, seed=seed)).examples("dev"))
     )
-    done = tune(
+    done = finetune_tiny(
         "classify", labelled, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, reporter=recorder
     )
     reason = "the hash of their texts would put none of the 6 examples into it, so all are train"
@@ -709,7 +713,7 @@ DULL = {
 def test_data_from_which_nothing_can_be_learned(tmp_path: Path, name: str) -> None:
     task, rows, message = DULL[name]
     with pytest.raises(HeedfulError, match=message):
-        tune(task, as_lines(tmp_path / "a.jsonl", rows), tmp_path / "run")
+        finetune_tiny(task, write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -717,30 +721,32 @@ def test_data_from_which_nothing_can_be_learned(tmp_path: Path, name: str) -> No
 def test_empty_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(HeedfulError, match=r"a\.csv"):
-        tune("classify", tmp_path / "a.csv", tmp_path / "run")
+        finetune_tiny("classify", tmp_path / "a.csv", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_unknown_tasks_and_wrong_columns_are_said(tmp_path: Path) -> None:
-    labelled = as_csv(tmp_path / "a.csv", [{"text": "a", "stars": 3}])
+    labelled = write_csv(tmp_path / "a.csv", [{"text": "a", "stars": 3}])
     with pytest.raises(HeedfulError, match=r'"classfy" is not a task \(did you mean "classify"\?\)'):
-        tune("classfy", labelled, tmp_path / "run")
+        finetune_tiny("classfy", labelled, tmp_path / "run")
     with pytest.raises(
         HeedfulError, match=r'a\.csv: which column is the label\? .* say --data\.columns\.label=NAME, one of "text"'
     ):
-        tune("classify", labelled, tmp_path / "run")
+        finetune_tiny("classify", labelled, tmp_path / "run")
     typo = {"data.columns": '{labels = ["toxic", "milt"]}'}
     with pytest.raises(HeedfulError, match=r'has no column "milt", but "text", "toxic", "mild" \(did you mean "mild"'):
-        tune("classify", as_csv(tmp_path / "b.csv", [{"text": "a", "toxic": 1, "mild": 0}]), tmp_path / "run", typo)
+        finetune_tiny(
+            "classify", write_csv(tmp_path / "b.csv", [{"text": "a", "toxic": 1, "mild": 0}]), tmp_path / "run", typo
+        )
     with pytest.raises(HeedfulError, match=r"which column is the score\?"):
-        tune("regress", labelled, tmp_path / "run")
+        finetune_tiny("regress", labelled, tmp_path / "run")
 
 
 # -- bad rows ---------------------------------------------------------------------------------------------------
 
 
 def with_bad_rows(folder: Path) -> Path:
-    data("single", folder)
+    write_splits("single", folder)
     with (folder / "test.csv").open("a") as file:
         file.write("the cat sat,ugly\n")
     with (folder / "train.csv").open("a") as file:
@@ -749,30 +755,30 @@ def with_bad_rows(folder: Path) -> Path:
 
 
 def test_a_bad_row_is_named(tmp_path: Path) -> None:
-    labelled = data("single", tmp_path / "data")
+    labelled = write_splits("single", tmp_path / "data")
     with (labelled / "test.csv").open("a") as file:
         file.write("the cat sat,ugly\n")
     with pytest.raises(HeedfulError, match=r'test\.csv:10: the label "ugly" is not in train, which has "bad", "good"'):
-        tune("classify", labelled, tmp_path / "run")
+        finetune_tiny("classify", labelled, tmp_path / "run")
     (labelled / "test.csv").write_text("text\nthe cat\n")
-    done = tune("classify", labelled, tmp_path / "run", {"train.epochs": 1})
+    done = finetune_tiny("classify", labelled, tmp_path / "run", {"train.epochs": 1})
     assert set(done.results["splits"]) == {"dev"}, "a test split without labels is left out, and that is said"
     assert "test: has no label, so it is left out" in done.results["data"]["stated"]
 
 
 def test_what_is_set_aside_names_settings_as_the_run_has_them(tmp_path: Path) -> None:
-    labelled = as_csv(tmp_path / "a.csv", classified(30))
+    labelled = write_csv(tmp_path / "a.csv", classification_rows(30))
     labelled.write_bytes(labelled.read_bytes() + "café,good\n".encode("latin-1"))
     with pytest.raises(HeedfulError, match=r"say --data\.encoding=cp1252, or iconv"):
-        tune("classify", labelled, tmp_path / "run")
-    tune("classify", labelled, tmp_path / "run", on_bad_row="skip")
+        finetune_tiny("classify", labelled, tmp_path / "run")
+    finetune_tiny("classify", labelled, tmp_path / "run", on_bad_row="skip")
     (aside,) = lines(tmp_path / "run" / "bad-rows.jsonl")
     assert "say --data.encoding=cp1252, or iconv" in aside["reason"]
 
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     labelled, run, recorder = with_bad_rows(tmp_path / "data"), tmp_path / "run", Messages()
-    done = tune("classify", labelled, run, on_bad_row="skip", reporter=recorder)
+    done = finetune_tiny("classify", labelled, run, on_bad_row="skip", reporter=recorder)
     aside = lines(run / "bad-rows.jsonl")
     assert Counter((Path(row["file"]).name, row["line"]) for row in aside) == {
         ("train.csv", 26): 1, ("train.csv", 27): 1, ("test.csv", 10): 1
@@ -782,7 +788,7 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     for name, count in (("train", 2), ("test", 1)):
         assert f"bad rows of {name}.csv that are left out: {count}" in done.results["notes"]
     assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in recorder.messages
-    assert tune("classify", labelled, run, on_bad_row="skip").results == done.results, "the same command again"
+    assert finetune_tiny("classify", labelled, run, on_bad_row="skip").results == done.results, "the same command again"
 
 
 def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
@@ -818,9 +824,9 @@ def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.undo()
     rows = [{"text": f"the cat {number % 8} sat", "label": ODD[number % 8]} for number in range(32)]
     for split in ("train", "test"):
-        as_csv(tmp_path / f"{split}.csv", rows)
+        write_csv(tmp_path / f"{split}.csv", rows)
     run = tmp_path / "run"
-    done = tune("classify", {"train": tmp_path / "train.csv", "test": tmp_path / "test.csv"}, run, model=bare)
+    done = finetune_tiny("classify", {"train": tmp_path / "train.csv", "test": tmp_path / "test.csv"}, run, model=bare)
     assert done.results["labels"] == sorted(ODD) == list(load(run).config.head.labels)  # type: ignore[union-attr]
     assert set(done.results["splits"]["test"]["numbers"]["classes"]) == set(ODD)
     assert {line["label"] for line in lines(run / "predictions-test.jsonl")} == set(ODD)
@@ -834,25 +840,25 @@ def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.Monke
 def test_names_of_files_and_folders_may_be_anything(tmp_path: Path) -> None:
     folder = tmp_path / "a b ü🦊" / "with 'quotes'"
     folder.mkdir(parents=True)
-    labelled = as_csv(folder / "mein tägliches = 🦊.csv", classified(30))
-    done = tune("classify", labelled, folder / "run [1]")
+    labelled = write_csv(folder / "mein tägliches = 🦊.csv", classification_rows(30))
+    done = finetune_tiny("classify", labelled, folder / "run [1]")
     assert list(done.results["data"]["files"]) == [labelled.name]
     assert Engine(folder / "run [1]")(["the cat"])[0]["label"] in ("bad", "good")
-    assert tune("classify", labelled, folder / "run [1]").results == done.results
+    assert finetune_tiny("classify", labelled, folder / "run [1]").results == done.results
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     files = {}
     for split, count in (("train", 24), ("dev", 8)):
         (tmp_path / split).mkdir()
-        files[split] = as_csv(tmp_path / split / "data.csv", classified(count))
-    done = tune("classify", files, tmp_path / "run")
+        files[split] = write_csv(tmp_path / split / "data.csv", classification_rows(count))
+    done = finetune_tiny("classify", files, tmp_path / "run")
     assert set(done.results["data"]["files"]) == {"train/data.csv", "dev/data.csv"}
 
 
 def test_settings_that_were_found_out_are_written_down(tmp_path: Path) -> None:
     settings = {"train.precision": "auto", "train.optimizer": "{kind = 'adamw', lr = 1e-3}"}
-    tune("classify", data("single", tmp_path / "data"), tmp_path / "run", settings)
+    finetune_tiny("classify", write_splits("single", tmp_path / "data"), tmp_path / "run", settings)
     resolved_settings = from_file(FinetuneSettings, tmp_path / "run" / "settings.toml")
     assert resolved_settings.train.precision in ("float32", "bfloat16") and resolved_settings.train.optimizer == AdamW(
         lr=1e-3
@@ -860,8 +866,8 @@ def test_settings_that_were_found_out_are_written_down(tmp_path: Path) -> None:
 
 
 def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Path) -> None:
-    tune("classify", data("single", tmp_path / "data"), tmp_path / "one", model=bare)
-    done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "two", model=tmp_path / "one")
+    finetune_tiny("classify", write_splits("single", tmp_path / "data"), tmp_path / "one", model=bare)
+    done = finetune_tiny("tag", write_splits("tag", tmp_path / "tags"), tmp_path / "two", model=tmp_path / "one")
     assert done.results["base"] == str(tmp_path / "one")
     assert load_reference(tmp_path / "two" / "model")[0].config.id2label[1] == "B-LOC"
 
@@ -917,6 +923,6 @@ def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypat
             trainer.stop_requested = trainer.progress >= 1
 
     settings = {"init.kind": "scratch", "seeds": 2, "train.epochs": 1}
-    done = tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, reporter=Late())
+    done = finetune_tiny("classify", tmp_path / "a.jsonl", tmp_path / "run", settings, reporter=Late())
     assert done.status == "interrupted" and not list((tmp_path / "run").glob("seed-*/seed.json"))
-    assert tune("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).status == "completed"
+    assert finetune_tiny("classify", tmp_path / "a.jsonl", tmp_path / "run", settings).status == "completed"

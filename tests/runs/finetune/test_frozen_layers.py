@@ -18,8 +18,8 @@ from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
 from heedful.train import frozen_outputs
 from heedful.train.settings import TrainSettings
 from tests.support.distillation import NO_BASELINE
-from tests.support.generated_data import data, tune
-from tests.support.model_folders import make
+from tests.support.generated_data import finetune_tiny, write_splits
+from tests.support.model_folders import make_model_dir
 from tests.support.reporters import Messages
 
 
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("bare"), "bare")
+    return make_model_dir(tmp_path_factory.mktemp("bare"), "bare")
 
 
 SETTINGS = {"train.freeze_layers": 1, "train.epochs": 3, "eval_baseline": "false"}
@@ -55,8 +55,8 @@ def test_seeds_share_the_cache_which_is_removed(tmp_path: Path, bare: Path, monk
         frozen_outputs.CachedOutputs, "write_part", lambda self, part, b: (parts.append(part), write(self, part, b))[1]
     )
     log, folder = Messages(), tmp_path / "run"
-    done = tune(
-        "classify", data("single", tmp_path / "data"), folder, SETTINGS | {"seeds": 2}, model=bare, reporter=log
+    done = finetune_tiny(
+        "classify", write_splits("single", tmp_path / "data"), folder, SETTINGS | {"seeds": 2}, model=bare, reporter=log
     )
     assert done.status == "completed" and parts == [0]
     log_messages = [text for text in log.messages if "frozen" in text]
@@ -65,11 +65,11 @@ def test_seeds_share_the_cache_which_is_removed(tmp_path: Path, bare: Path, monk
 
 
 def test_a_run_that_was_interrupted_gives_the_same_bits(tmp_path: Path, bare: Path) -> None:
-    source = data("single", tmp_path / "data")
-    tune("classify", source, tmp_path / "whole", SETTINGS, model=bare)
-    stopped = tune("classify", source, tmp_path / "run", SETTINGS, model=bare, reporter=Messages(stop_after=3))
+    source = write_splits("single", tmp_path / "data")
+    finetune_tiny("classify", source, tmp_path / "whole", SETTINGS, model=bare)
+    stopped = finetune_tiny("classify", source, tmp_path / "run", SETTINGS, model=bare, reporter=Messages(stop_after=3))
     assert stopped.status == "interrupted" and (tmp_path / "run" / "frozen" / "about.json").exists()
-    assert tune("classify", source, tmp_path / "run", SETTINGS, model=bare).status == "completed"
+    assert finetune_tiny("classify", source, tmp_path / "run", SETTINGS, model=bare).status == "completed"
     expected = load(tmp_path / "whole" / "model").named_tensors()
     actual = load(tmp_path / "run" / "model").named_tensors()
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
@@ -85,22 +85,24 @@ def test_other_tasks_and_the_contrastive_method_freeze_layers_too(tmp_path: Path
         ("classify", "multiple", {"method": "contrastive"}),
     ):
         folder, log = tmp_path / kind, Messages()
-        tune(task, data(kind, tmp_path / f"{kind} data"), folder, SETTINGS | more, model=bare, reporter=log)
+        finetune_tiny(
+            task, write_splits(kind, tmp_path / f"{kind} data"), folder, SETTINGS | more, model=bare, reporter=log
+        )
         assert any("computed once" in text for text in log.messages), kind
         assert frozen_as_in(folder, bare), kind
 
 
 @pytest.mark.slow
 def test_distillation_freezes_layers_of_the_student(tmp_path: Path) -> None:
-    teacher, log = make(tmp_path / "teacher", "single"), Messages()
-    source, how = data("single", tmp_path / "data"), ["train.freeze_layers=1", *NO_BASELINE]
+    teacher, log = make_model_dir(tmp_path / "teacher", "single"), Messages()
+    source, how = write_splits("single", tmp_path / "data"), ["train.freeze_layers=1", *NO_BASELINE]
     distil(teacher, source, tmp_path / "run", student="layers=2", loss="tinybert", assignments=how, reporter=log)
     assert any(text.endswith("are frozen, without dropout, and recomputed in every step") for text in log.messages)
     assert frozen_as_in(tmp_path / "run", tmp_path / "run" / "start")
 
 
 def test_distillation_refuses_what_it_cannot_freeze(tmp_path: Path) -> None:
-    teacher, source = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
+    teacher, source = make_model_dir(tmp_path / "teacher", "single"), write_splits("single", tmp_path / "data")
     for how, student, expected in (
         (["freeze_layers=1", "cache_gb=3"], "layers=2", "train.cache_gb would change nothing: only finetune caches"),
         (["freeze_layers=3"], "layers=2", "the model has 2 layers: give 2 or fewer"),
@@ -112,7 +114,7 @@ def test_distillation_refuses_what_it_cannot_freeze(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_frozen_is_refused_before_anything_is_written(tmp_path: Path, bare: Path) -> None:
-    source = data("single", tmp_path / "data")
+    source = write_splits("single", tmp_path / "data")
     for model, how, expected in (
         (bare, ["freeze_layers=3"], "train.freeze_layers is 3, but the model has 2 layers"),
         ("", ["freeze_layers=1", "init.kind=scratch"], "training starts from random weights"),
@@ -133,7 +135,7 @@ def test_pretraining_freezes_layers_of_a_trained_model_alone() -> None:
 
 
 def test_a_dry_run_counts_the_cache(tmp_path: Path, bare: Path) -> None:
-    source = data("single", tmp_path / "data")
+    source = write_splits("single", tmp_path / "data")
     plain, frozen, uncached = (
         dry_run("classify", source, tmp_path / "run", model=bare, assignments=["epochs=3", *how])
         for how in ([], ["freeze_layers=1"], ["freeze_layers=1", "cache_gb=0"])

@@ -21,7 +21,7 @@ from heedful.runs.finetune.run import finetune
 from heedful.runs.results import read_results
 from heedful.tasks.specs import SPECS
 from heedful.train.fit import Reporter
-from tests.support.generated_data import classified
+from tests.support.generated_data import classification_rows
 from tests.support.tiny_runs import classify
 
 
@@ -48,7 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(folder: Path, encoder: str, *, count: int = 24, **overrides: Any) -> dict[str, Any]:
     """The results of a run on few rows and on a test split."""
-    data = {"train": classified(count), "test": classified(12, 1)}
+    data = {"train": classification_rows(count), "test": classification_rows(12, 1)}
     return finetune("classify", data, folder, model=encoder, overrides=overrides).results
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_compared_for_a_folder_with_a_finished_run(
 
 
 def test_a_dev_split_that_is_given_compares_the_methods(tmp_path: Path, encoder: str) -> None:
-    data = {"train": classified(24), "dev": classified(10, 2)}
+    data = {"train": classification_rows(24), "dev": classification_rows(10, 2)}
     results = finetune("classify", data, tmp_path / "run", model=encoder).results
     comparison = results["method_comparison"]
     assert comparison["measured_on"] == "dev"
@@ -139,7 +139,7 @@ def test_methods_that_take_too_long_are_not_compared(
 
 def test_contrastive_training_resumes(tmp_path: Path, encoder: str) -> None:
     whole = run(tmp_path / "whole", encoder, method="contrastive", **{"train.max_steps": 8})
-    data = {"train": classified(24), "test": classified(12, 1)}
+    data = {"train": classification_rows(24), "test": classification_rows(12, 1)}
 
     class StopAfterThree(Reporter):
         def step(self, step: Any, trainer: Any) -> None:
@@ -154,7 +154,7 @@ def test_contrastive_training_resumes(tmp_path: Path, encoder: str) -> None:
 
 def plan_method(encoder: str, count: int = 24, **overrides: Any) -> tuple[str, bool]:
     """The planned method, and whether there is a dev split."""
-    data = {"train": classified(count)}
+    data = {"train": classification_rows(count)}
     plan = plan_finetune("classify", data, model=encoder, overrides=overrides)
     return plan.settings.method, "dev" in plan.stats.non_empty_splits
 
@@ -170,7 +170,10 @@ def test_methods_are_compared_for_few_rows_unless_fine_tuning_is_set_up_by_hand(
     assert plan_method(encoder, 230, method="auto") == ("auto", True)
     assert plan_method(encoder, method="finetune") == ("finetune", True)
     assert plan_method(encoder, method="linear") == ("linear", False)
-    assert plan_finetune("classify", classified(24), overrides={"init.kind": "scratch"}).settings.method == "finetune"
+    assert (
+        plan_finetune("classify", classification_rows(24), overrides={"init.kind": "scratch"}).settings.method
+        == "finetune"
+    )
 
 
 def test_methods_that_cannot_be_used_are_refused(encoder: str) -> None:
@@ -182,7 +185,7 @@ def test_methods_that_cannot_be_used_are_refused(encoder: str) -> None:
         plan_finetune("regress", rows, model=encoder, overrides={"folds": 3})
     assert refused.value.path == "folds"
     with pytest.raises(SettingError) as refused:
-        plan_finetune("classify", classified(24), overrides={"method": "linear", "init.kind": "scratch"})
+        plan_finetune("classify", classification_rows(24), overrides={"method": "linear", "init.kind": "scratch"})
     assert refused.value.path == "method"
 
 
@@ -198,7 +201,7 @@ def test_methods_that_cannot_be_used_are_refused(encoder: str) -> None:
 )
 def test_settings_without_effect_are_refused(encoder: str, method: str, setting: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match="would change nothing"):
-        plan_finetune("classify", classified(24), model=encoder, overrides={"method": method} | setting)
+        plan_finetune("classify", classification_rows(24), model=encoder, overrides={"method": method} | setting)
 
 
 def test_more_folds_than_texts_are_refused(tmp_path: Path, encoder: str) -> None:

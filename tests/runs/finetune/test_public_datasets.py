@@ -15,7 +15,7 @@ from heedful.data import DataSettings, read
 from heedful.errors import HeedfulError
 from heedful.runs.evaluate import evaluate
 from heedful.runs.run_folder import read_run_json
-from tests.support.generated_data import classified, tune
+from tests.support.generated_data import classification_rows, finetune_tiny
 
 LATIN_1 = {"data.encoding": "latin-1"}
 Given = dict[str, Path] | Path
@@ -41,20 +41,20 @@ def put(path: Path, text: str) -> None:
 def trec(folder: Path) -> Given:
     files = {"train": folder / "train_5500.label", "test": folder / "TREC_10.label"}
     for seed, path in enumerate(files.values()):
-        for row in classified(40, seed=seed, labels=("DESC:manner", "HUM:ind", "DESC:def")):
+        for row in classification_rows(40, seed=seed, labels=("DESC:manner", "HUM:ind", "DESC:def")):
             put(path, f"{row['label']} caf\u00e9 {row['text']}\n")
     return files
 
 
 def subj(folder: Path) -> Given:
-    for row in classified(40, labels=("plot", "quote")):
+    for row in classification_rows(40, labels=("plot", "quote")):
         put(folder / f"{row['label']}.tok.gt9.5000", row["text"] + " .\n")
     return folder
 
 
 def imdb(folder: Path) -> Given:
     for split in ("train", "test"):
-        for number, row in enumerate(classified(40, seed=len(split), labels=("pos", "neg"))):
+        for number, row in enumerate(classification_rows(40, seed=len(split), labels=("pos", "neg"))):
             put(folder / split / row["label"] / f"{number}_7.txt", row["text"])
     put(folder / "train/unsup/0_0.txt", "nobody knows")
     put(folder / "imdb.vocab", "the\n")
@@ -63,7 +63,7 @@ def imdb(folder: Path) -> Given:
 
 def news(folder: Path) -> Given:
     for split in ("train", "test"):
-        for number, row in enumerate(classified(40, seed=len(split), labels=("alt.tea", "comp.cups"))):
+        for number, row in enumerate(classification_rows(40, seed=len(split), labels=("alt.tea", "comp.cups"))):
             text = f"From: a@b.c\nSubject: caf\u00e9\n\n> what ?\n{row['text']}\n"
             put(folder / f"20news-bydate-{split}" / row["label"] / str(49960 + number), text)
     return folder
@@ -83,7 +83,7 @@ FOLDERS = {"imdb": "test", "news": "20news-bydate-test"}  # of the texts that ar
 def test_published_forms_are_trained_on_and_measured(tmp_path: Path, name: str) -> None:
     write, settings, labels = FORMS[name]
     data = write(tmp_path / "data")
-    done = tune("classify", data, tmp_path / "run", settings)
+    done = finetune_tiny("classify", data, tmp_path / "run", settings)
     numbers = done.results["splits"]["dev" if name == "subj" else "test"]["numbers"]
     assert numbers["count"] > 0 and 0 <= numbers["accuracy"] <= 1
     about = read_run_json(tmp_path / "run" / "data.json")
@@ -100,9 +100,9 @@ def test_published_forms_are_trained_on_and_measured(tmp_path: Path, name: str) 
     how = DataSettings(dev_fraction=0.0, encoding=settings.get("data.encoding"))
     texts = {example.texts[0] for example in read(data, settings=how).examples("test" if name != "subj" else "train")}
     assert {row["input.text"] for row in answers} == texts
-    again = tune("classify", data, tmp_path / "run", settings)
+    again = finetune_tiny("classify", data, tmp_path / "run", settings)
     assert again.results == done.results, "the same command finds the same data"
     if name == "imdb":
         put(next((tmp_path / "data/train/pos").iterdir()), "more")
         with pytest.raises(HeedfulError, match=r"other data: train/pos changed"):
-            tune("classify", data, tmp_path / "run", settings)
+            finetune_tiny("classify", data, tmp_path / "run", settings)

@@ -11,7 +11,7 @@ import pytest
 from heedful.runs.finetune import training_time as module
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
-from tests.support.generated_data import data, tune
+from tests.support.generated_data import finetune_tiny, write_splits
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -32,11 +32,11 @@ class Told(Reporter):
 def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labelled, how = data("single", tmp_path / "data"), {"train.epochs": 4}
-    tune("classify", labelled, tmp_path / "untold", how, reporter=(untold := Told()))
+    labelled, how = write_splits("single", tmp_path / "data"), {"train.epochs": 4}
+    finetune_tiny("classify", labelled, tmp_path / "untold", how, reporter=(untold := Told()))
     assert not any("will take about" in str(each) for each in untold.found), "so few steps take no time"
     monkeypatch.setattr(module, "MIN_STEPS", 8)
-    tune("classify", labelled, tmp_path / "told", how, reporter=(recorder := Told()))
+    finetune_tiny("classify", labelled, tmp_path / "told", how, reporter=(recorder := Told()))
     (sentence,) = [each for each in recorder.found if "will take about" in str(each)]
     assert re.search(r"about \d+ s, without evaluations: 8 steps at [\d,]+ tokens/s$", sentence)
     assert recorder.found.index(sentence) < recorder.found.index(1)
@@ -49,9 +49,9 @@ def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(module, "MIN_STEPS", 8)
-    tune(
+    finetune_tiny(
         "classify",
-        data("single", tmp_path / "data"),
+        write_splits("single", tmp_path / "data"),
         tmp_path / "run",
         more if "train.time_budget" in more else {"train.epochs": 4} | more,
         reporter=(recorder := Told()),

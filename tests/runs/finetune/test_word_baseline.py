@@ -28,7 +28,7 @@ from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.regress import Regress
 from heedful.tasks.task import Task
 from heedful.train.settings import TrainSettings
-from tests.support.generated_data import as_csv, data, tune
+from tests.support.generated_data import finetune_tiny, write_csv, write_splits
 
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 NO_TOKENIZER: Any = None  # a task that is only measured needs none
@@ -64,7 +64,7 @@ def task_of(kind: type[Task], labels: tuple[str, ...] = ("no", "yes"), **more: A
 def test_a_run_scores_a_bag_of_words_beside_its_model(
     kind: str, task: str, metric: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    results = tune(task, data(kind, tmp_path / "data"), tmp_path / "run", settings).results
+    results = finetune_tiny(task, write_splits(kind, tmp_path / "data"), tmp_path / "run", settings).results
     baseline = results["baseline"]
     assert set(baseline["splits"]) == {"dev", "test"} and baseline["rows"] == baseline["of"] == 24
     for split, each in baseline["splits"].items():
@@ -86,8 +86,8 @@ def test_a_run_scores_a_bag_of_words_beside_its_model(
 
 
 def test_it_is_scikit_learns(tmp_path: Path) -> None:
-    source = read(data("classes", tmp_path / "data", {"train": 60, "dev": 40, "test": 40}))
-    done = tune("classify", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
+    source = read(write_splits("classes", tmp_path / "data", {"train": 60, "dev": 40, "test": 40}))
+    done = finetune_tiny("classify", tmp_path / "data", tmp_path / "run", {"train.epochs": 1})
     texts, labels = (
         [[getattr(e, n) for e in source.examples(s)] for s in ("train", "test")] for n in ("text", "label")
     )
@@ -100,8 +100,8 @@ def test_it_is_scikit_learns(tmp_path: Path) -> None:
 
 def test_the_difference_is_of_the_same_examples(tmp_path: Path) -> None:
     """Against a bootstrap by hand: which of the model's and of the bag's answers are right, example by example."""
-    labelled = data("single", tmp_path / "data", {"train": 60, "dev": 8, "test": 80})
-    done = tune("classify", labelled, tmp_path / "run", {"train.epochs": 1})
+    labelled = write_splits("single", tmp_path / "data", {"train": 60, "dev": 8, "test": 80})
+    done = finetune_tiny("classify", labelled, tmp_path / "run", {"train.epochs": 1})
     difference = done.results["baseline"]["splits"]["test"]["difference"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "predictions-test.jsonl").read_text().splitlines()]
     own = {line["id"]: line["correct"] for line in lines}
@@ -123,24 +123,26 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("a bag of words is fitted")
 
     monkeypatch.setattr(module, "score_words", refuse)
-    done = tune("classify", data("single", tmp_path / "data"), tmp_path / "run", {"eval_baseline": "false"})
+    done = finetune_tiny(
+        "classify", write_splits("single", tmp_path / "data"), tmp_path / "run", {"eval_baseline": "false"}
+    )
     assert "baseline" not in done.results and baseline_lines(done.results) == [] and not baseline_warning(done.results)
     assert "bag of words" not in (tmp_path / "run" / "model" / "README.md").read_text()
-    done = tune("tag", data("tag", tmp_path / "tags"), tmp_path / "tagger")
+    done = finetune_tiny("tag", write_splits("tag", tmp_path / "tags"), tmp_path / "tagger")
     assert "baseline" not in done.results
 
 
 def test_without_dev_and_test_there_is_none(tmp_path: Path) -> None:
-    labelled = data("single", tmp_path / "data", {"train": 24})
-    done = tune("classify", labelled, tmp_path / "run", {"data.dev_fraction": 0.0})
+    labelled = write_splits("single", tmp_path / "data", {"train": 24})
+    done = finetune_tiny("classify", labelled, tmp_path / "run", {"data.dev_fraction": 0.0})
     assert "baseline" not in done.results and not done.results["splits"]
 
 
 def test_texts_without_words_end_no_run(tmp_path: Path) -> None:
     rows = [{"text": "! ?"[: n % 3 + 1], "label": "ab"[n % 2]} for n in range(24)]
     for split in ("train", "test"):
-        as_csv(tmp_path / f"{split}.csv", rows)
-    done = tune("classify", tmp_path, tmp_path / "run", {"data.dev_fraction": 0.0})
+        write_csv(tmp_path / f"{split}.csv", rows)
+    done = finetune_tiny("classify", tmp_path, tmp_path / "run", {"data.dev_fraction": 0.0})
     assert "empty vocabulary" in done.results["baseline"]["why"]
     assert baseline_lines(done.results)[0].startswith("a bag of words could not be fitted: empty vocabulary")
     assert not baseline_warning(done.results) and not baseline_csv_rows(done.results)
@@ -226,7 +228,7 @@ def test_rows_follow_counts_alone() -> None:
 
 
 def test_rows_are_drawn_by_the_seed(tmp_path: Path) -> None:
-    source = read(as_csv(tmp_path / "a.csv", [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(100)]))
+    source = read(write_csv(tmp_path / "a.csv", [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(100)]))
     count = sum(1 for _ in source.examples("train"))
 
     def drawn(seed: int) -> list[int]:
@@ -240,7 +242,7 @@ def test_rows_are_drawn_by_the_seed(tmp_path: Path) -> None:
 def test_a_sample_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_baseline, "MAX_ROWS", 12)
     sizes = {"train": 24, "dev": 8, "test": 20}
-    done = tune("classify", data("single", tmp_path / "data", sizes), tmp_path / "run")
+    done = finetune_tiny("classify", write_splits("single", tmp_path / "data", sizes), tmp_path / "run")
     baseline = done.results["baseline"]
     assert (baseline["rows"], baseline["of"], baseline["splits"]["test"]["numbers"]["count"]) == (12, 24, 12)
     assert baseline["splits"]["test"]["difference"]["count"] == 12
@@ -304,7 +306,7 @@ def test_equal_scores_ask_for_a_harder_split_and_not_for_more_training() -> None
 
 @pytest.mark.slow
 def test_nothing_but_fine_tuning_imports_scikit_learn(tmp_path: Path) -> None:
-    tune("classify", data("single", tmp_path / "data"), tmp_path / "run")
+    finetune_tiny("classify", write_splits("single", tmp_path / "data"), tmp_path / "run")
     code = (
         "import sys\n"
         "from contextlib import suppress\n"
