@@ -22,7 +22,7 @@ class Limits:
     max_body_bytes: int = 2_000_000  # maximum bytes of the body of a request
     max_header_bytes: int = 16_384  # maximum bytes of the headers of a request
     max_connections: int = 1_024  # maximum open connections
-    max_connections_per_address: int | None = None  # connections of one address; none: a quarter of all, loopback exempt
+    max_connections_per_address: int | None = None  # connections of one address; none: a quarter, loopback exempt
     max_receive_buffer_bytes: int = 64_000_000  # bytes of request bodies being received, over all connections
     max_send_buffer_bytes: int = 64_000_000  # bytes of responses that clients have not read yet, over all connections
     max_concurrent_requests: int = 512  # requests that are waiting or running
