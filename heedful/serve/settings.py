@@ -12,19 +12,19 @@ from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of a request, of a connection and of the server. Beyond one the answer is 413, 422, 429, 431 or 503."""
+    """Limits of a request, a connection and the server; excess is answered with 413, 422, 429, 431 or 503."""
 
     max_body_bytes: int = 2_000_000  # maximum bytes of the body of a request
     max_header_bytes: int = 16_384  # maximum bytes of the headers of a request
     max_connections: int = 1_024  # maximum open connections
-    max_connections_per_address: int | None = None  # "none": a quarter of max_connections, loopback not limited
-    max_receive_buffer_bytes: int = 64_000_000  # request bodies being received, over all connections
-    max_send_buffer_bytes: int = 64_000_000  # responses that clients have not read yet, over all connections
+    max_connections_per_address: int | None = None  # connections of one address; none: a quarter, loopback exempt
+    max_receive_buffer_bytes: int = 64_000_000  # bytes of request bodies being received, over all connections
+    max_send_buffer_bytes: int = 64_000_000  # bytes of responses that clients have not read yet, over all connections
     max_concurrent_requests: int = 512  # requests that are waiting or running
     max_queued_tokens: int = 262_144  # tokens of waiting requests
     max_queued_characters: int = 4_194_304  # characters of requests above 16,384 characters that wait to be tokenised
@@ -48,14 +48,14 @@ class Limits:
 class Timeouts:
     """Timeouts in seconds."""
 
-    request_seconds: float = 30.0  # from a request's headers to its response, without X-Request-Timeout-Ms
+    request_seconds: float = 30.0  # from a request's headers to its response, unless it has X-Request-Timeout-Ms
     max_request_seconds: float = 300.0  # largest value of X-Request-Timeout-Ms, in seconds
     headers_seconds: float = 10.0  # to receive a request's headers
     body_seconds: float = 30.0  # to receive a request's body
     write_seconds: float = 30.0  # for a client to read 64 kB of a response, or the rest of it
     keep_alive_seconds: float = 10.0  # until an idle connection is closed
     graceful_shutdown_seconds: float = 25.0  # to answer accepted requests after SIGTERM
-    shutdown_delay_seconds: float = 0.5  # after SIGTERM, in which new requests are answered with 503
+    shutdown_delay_seconds: float = 0.5  # time after SIGTERM in which new requests are answered with 503
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -72,12 +72,12 @@ class ServeSettings:
     allowed_hosts: tuple[str, ...] = ()  # Host headers to accept besides this machine's names
     cors_allow_origins: tuple[str, ...] = ()  # origins whose pages may call the server, such as "https://example.org"
     behind_proxy: bool = False  # all clients connect through a proxy: no limit of connections per address
-    trusted_proxies: tuple[str, ...] = ()  # addresses or networks of proxies, without that limit, such as "10.0.0.0/8"
+    trusted_proxies: tuple[str, ...] = ()  # proxies exempt from the limit of one address, such as "10.0.0.0/8"
     allow_unauthenticated: bool = False  # listen beyond this machine without API keys
     precision: PrecisionOrAuto | None = None  # precision of models; none: float32, bfloat16 on a GPU; auto: measured
     device: str = "auto"  # device that runs the models: cpu, cuda, cuda:1, ...; auto: a GPU where there is one
     log_text: bool = False  # write the inputs of requests to the log
-    restart_on_crash: bool = True  # a supervisor process starts the server again after it was killed
+    restart_on_crash: bool = True  # a supervisor process starts the server again after a crash
 
     def __post_init__(self) -> None:
         if self.behind_proxy and self.limits.max_connections_per_address is not None:
@@ -103,10 +103,10 @@ class ServeSettings:
 
 
 def name_models(runs: Iterable[str]) -> dict[str, str]:
-    """Return model folders by name.
+    """Return the folders of the models to serve, by the names under which they are served.
 
     Args:
-        runs: NAME=FOLDER, or folders whose names are the last parts of their paths.
+        runs: NAME=FOLDER, or FOLDER, whose last part becomes the name.
 
     Raises:
         HeedfulError: If two models have the same name, or no model is named.
@@ -114,7 +114,7 @@ def name_models(runs: Iterable[str]) -> dict[str, str]:
     folders: dict[str, str] = {}
     for run in runs:
         name, equals, folder = run.partition("=")
-        if not equals or not NAME.fullmatch(name):
+        if not equals or not MODEL_NAME.fullmatch(name):
             folder = run
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(run.partition("@")[0]).name).strip("-.")[:100] or "model"
         if name in folders:

@@ -1,4 +1,4 @@
-"""Tiny models, each behind a server of its own or all behind one."""
+"""Tiny models, engines for them, and servers in this process or in a process of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.model_folders import HEADS, make_decoder, make_model_dir
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A folder for each head, and one that embeds."""
+    """Return the folder of a model with each head, of an embedding model and of a decoder."""
     folders_by_name = {name: make_model_dir(tmp_path_factory.mktemp(name), name) for name in HEADS if name != "bare"}
     bare = make_model_dir(tmp_path_factory.mktemp("bare"), "bare")
     folders_by_name["embed"] = tmp_path_factory.mktemp("embed") / "model"
@@ -28,20 +28,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def engines(folders: dict[str, str]) -> dict[str, Engine]:
-    """Return an engine for each of the served models."""
+    """Return an engine for each model, by its name."""
     return {name: Engine(Path(folder)) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session")
 def served(folders: dict[str, str]) -> Iterator[RunningServer]:
-    """Serve all models by one server in this process."""
+    """A server in this process with all models."""
     with background(folders) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def started(folders: dict[str, str]) -> Iterator[ServerProcess]:
-    """Serve all models by a process that has to end with status 0."""
+    """A server in another process with all models; it has to exit with status 0."""
     server = ServerProcess(*(f"{name}={folder}" for name, folder in folders.items()))
     yield server
     assert server.process.poll() is None

@@ -1,4 +1,4 @@
-"""What one heavy client costs others: long generations and long texts beside short requests to another model."""
+"""The delay of short requests to one model by one heavy client of another: long generations and long texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The search page in a real browser: what it shows of hits, its keyboard, its address, and texts that look like HTML.
+"""The search page in Chromium: hits, keyboard, address, API key, and texts that look like HTML.
 
-HEEDFUL_SHOTS=FOLDER keeps pictures of it.
+HEEDFUL_SHOTS=FOLDER saves screenshots of the page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DOCUMENTS = [
     Document(id="bread", text="Bread is baked in a hot oven."),
     Document(id="long/" + "path/" * 30 + "file.txt", text="w" * 400 + " boat"),
 ]
-RESULTS = """
+READ_RESULTS = """
 return [...document.querySelectorAll("#results > li")].map((result) => ({
   name: result.querySelector("h2").textContent,
   source: result.querySelector(".source").textContent,
@@ -52,8 +52,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
+    with browser(tmp_path_factory.mktemp("browser")) as chromium:
+        yield chromium
 
 
 @pytest.fixture
@@ -62,25 +62,28 @@ def page(chrome: Browser, server: RunningServer) -> Iterator[Browser]:
     chrome.driver.get(server.url)
     chrome.until(lambda: chrome.text("#facts") != "…")
     yield chrome
-    complaints = [line for line in chrome.complaints() if "favicon" not in line]
-    assert not complaints, complaints  # no error, no breach of the content security policy
+    messages = [line for line in chrome.complaints() if "favicon" not in line]
+    assert not messages, messages  # no errors, and nothing that the content security policy blocks
 
 
 def press(page: Browser, keys: str) -> None:
+    """Type `keys` into the element that has the focus."""
     from selenium.webdriver.common.action_chains import ActionChains
 
     ActionChains(page.driver, duration=0).send_keys(keys).perform()
 
 
 def results(page: Browser) -> list[dict[str, object]]:
+    """Wait for the response, and return the results that the page shows."""
     page.until(lambda: " ms" in page.text("#status"))
-    return list(page.js(RESULTS))
+    return list(page.js(READ_RESULTS))
 
 
 def choose(page: Browser, select: str, value: str) -> list[dict[str, object]]:
+    """Choose `value` in the select element with the id `select`, and return the new results."""
     page.js(
-        "document.getElementById('status').textContent = ''; const e = document.getElementById(arguments[0]);"
-        "e.value = arguments[1]; e.dispatchEvent(new Event('change'))",
+        "document.getElementById('status').textContent = ''; const select = document.getElementById(arguments[0]);"
+        "select.value = arguments[1]; select.dispatchEvent(new Event('change'))",
         select,
         value,
     )
@@ -90,20 +93,20 @@ def choose(page: Browser, select: str, value: str) -> list[dict[str, object]]:
 def test_a_query_is_typed_and_its_hits_are_shown(page: Browser, server: RunningServer) -> None:
     assert page.text("#facts") == f"docs · {len(DOCUMENTS)} documents · {len(DOCUMENTS)} passages"
     press(page, "boats\n")  # the field has the focus
-    shown = results(page)
+    rows = results(page)
     hits = ask(server.port, "/search", {"query": "boats"}).json
-    assert [row["source"] for row in shown] == [
+    assert [row["source"] for row in rows] == [
         f"{hit['id']} · score {hit['score']:.4f}" if hit["title"] else f"score {hit['score']:.4f}" for hit in hits
     ]
     assert page.text("#status").startswith(f"{len(hits)} documents · hybrid · ")
-    by_name = {row["name"]: row for row in shown}
+    by_name = {row["name"]: row for row in rows}
     north = by_name["Boats of the <i>north</i>"]
     assert north["passage"] == "A boat 🚤 came home before dark." and north["marks"] == ["Boats", "boat"]
     assert by_name["bread"]["marks"] == [] and by_name["arabic"]["marks"] == ["boat"]
     assert page.js("return document.activeElement.id") == "query"
 
 
-def test_texts_of_documents_are_text(page: Browser) -> None:
+def test_html_in_documents_is_shown_as_text(page: Browser) -> None:
     press(page, "boats <b>\n")
     row = next(row for row in results(page) if row["name"] == "<b>hostile</b>")
     assert row["passage"] == HOSTILE and str(row["source"]).startswith("<script>alert(3)</script> · ")
@@ -111,7 +114,7 @@ def test_texts_of_documents_are_text(page: Browser) -> None:
     assert page.js("return document.querySelectorAll('main img, main script, main b, main i').length") == 0
 
 
-def test_method_reranker_and_count(page: Browser, server: RunningServer) -> None:
+def test_method_and_reranker_are_chosen_and_a_search_may_find_nothing(page: Browser, server: RunningServer) -> None:
     press(page, "boats\n")
     results(page)
     body = {"query": "boats", "method": "words"}
@@ -124,7 +127,9 @@ def test_method_reranker_and_count(page: Browser, server: RunningServer) -> None
     press(page, "xyzzy\n")
     page.until(lambda: page.text("#status").startswith("No documents"))
     assert page.js("return document.querySelectorAll('li').length") == 0
-    assert page.js("return [...document.querySelectorAll('label')].filter((e) => e.checkVisibility()).length") == 4
+    assert (
+        page.js("return [...document.querySelectorAll('label')].filter((label) => label.checkVisibility()).length") == 4
+    )
 
 
 def test_a_long_passage_is_an_excerpt_that_can_be_opened(page: Browser) -> None:
@@ -132,17 +137,19 @@ def test_a_long_passage_is_an_excerpt_that_can_be_opened(page: Browser) -> None:
     diary = next(row for row in results(page) if row["name"] == "A diary")
     excerpt = str(diary["passage"])
     assert excerpt.startswith("… ") and excerpt.endswith(" …") and "the boats left" in excerpt and len(excerpt) < 330
-    assert excerpt[2:-2] in LONG and f" {excerpt[2:-2]} " in LONG, "whole words"
-    button = "[...document.querySelectorAll('li')].find((e) => e.querySelector('h2').textContent === 'A diary')"
+    assert excerpt[2:-2] in LONG and f" {excerpt[2:-2]} " in LONG, "the excerpt cuts a word"
+    button = (
+        "[...document.querySelectorAll('li')].find((result) => result.querySelector('h2').textContent === 'A diary')"
+    )
     button += ".querySelector('button')"
     page.js(f"{button}.focus()")
     for keys, text, is_expanded in ((" ", LONG, "true"), ("\n", excerpt, "false")):
         press(page, keys)
         assert page.js(f"return {button}.ariaExpanded") == is_expanded
-        assert next(row["passage"] for row in page.js(RESULTS) if row["name"] == "A diary") == text
+        assert next(row["passage"] for row in page.js(READ_RESULTS) if row["name"] == "A diary") == text
 
 
-def test_the_address_holds_the_search(page: Browser, server: RunningServer) -> None:
+def test_the_address_keeps_query_and_method(page: Browser, server: RunningServer) -> None:
     press(page, "bread\n")
     results(page)
     choose(page, "method", "vectors")
@@ -153,7 +160,7 @@ def test_the_address_holds_the_search(page: Browser, server: RunningServer) -> N
     assert page.js("return document.getElementById('method').value") == "hybrid"
 
 
-def test_a_key_is_asked_for(chrome: Browser, tmp_path: Path) -> None:
+def test_the_page_asks_for_a_key(chrome: Browser, tmp_path: Path) -> None:
     key = b"0123456789abcdef-0123456789abcdef"
     SearchIndex.create(tmp_path / "index").add(DOCUMENTS[:2])
     with background({"docs": str(tmp_path / "index")}, keys=(key,)) as running:
@@ -181,7 +188,7 @@ def test_the_page_of_a_server_without_an_index(chrome: Browser, tmp_path: Path) 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_layout(page: Browser, width: int, dark: bool) -> None:
+def test_nothing_is_too_wide_cut_or_empty(page: Browser, width: int, dark: bool) -> None:
     set_window(page, width)
     page.dark(dark)
     press(page, "when did the boats come back?\n")
@@ -196,7 +203,7 @@ def test_layout(page: Browser, width: int, dark: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
-def test_axe(page: Browser, dark: bool) -> None:
+def test_accessibility_rules_hold(page: Browser, dark: bool) -> None:
     page.dark(dark)
     press(page, "boats\n")
     results(page)

@@ -1,6 +1,6 @@
-"""The try-it page at the widths of a phone, a laptop and a projector, in both themes, with the form of every task.
+"""Layout and accessibility of the try-it page on phone, laptop and projector widths, in both themes, for every task.
 
-HEEDFUL_SHOTS=FOLDER keeps a picture of each page, to be looked at.
+HEEDFUL_SHOTS=FOLDER saves a screenshot of each page.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ TEXTS = {
     "arabic": "جلس القط على الحصيرة in Paris لأنه كان متعبا.",
     "chinese": "猫坐在垫子上，因为它累了。",
 }
-MASKED = "The cat sat on the [MASK]."  # what the form of /fill-mask needs
-CHOOSE = "const e = document.getElementById(arguments[0]); e.value = arguments[1]; e.dispatchEvent(new Event('change'))"
-OPTIONS = "return [...document.querySelectorAll(`#${arguments[0]} option`)].map((option) => option.value)"
-FILL = """
+TEXT_WITH_MASK = "The cat sat on the [MASK]."  # /fill-mask needs a mask
+CHOOSE_OPTION = """
+const select = document.getElementById(arguments[0]);
+select.value = arguments[1];
+select.dispatchEvent(new Event("change"));
+"""
+READ_OPTIONS = "return [...document.querySelectorAll(`#${arguments[0]} option`)].map((option) => option.value)"
+FILL_FORM = """
 for (const field of document.querySelectorAll("#inputs textarea")) {
   field.value = field.name === "lines" ? `${arguments[0]}\nAnother: ${arguments[0]}` : arguments[0];
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 """
-ASK = """
+SUBMIT = """
 document.getElementById("status").textContent = "";
 const button = document.querySelector("button[type=submit]");
 button.focus();
@@ -41,26 +45,26 @@ button.click();
 
 @pytest.fixture(scope="module")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
+    with browser(tmp_path_factory.mktemp("browser")) as chromium:
+        yield chromium
 
 
-def each_form(chrome: Browser, served: RunningServer) -> Iterator[tuple[str, str]]:
-    """Show the form of each route of each model, one after the other."""
+def forms(chrome: Browser, served: RunningServer) -> Iterator[tuple[str, str]]:
+    """Show the form of each route of each model in turn, and yield the model and the route."""
     chrome.driver.get(served.url + "/")
-    chrome.until(lambda: chrome.js(OPTIONS, "route"))
-    for model in chrome.js(OPTIONS, "model"):
+    chrome.until(lambda: chrome.js(READ_OPTIONS, "route"))
+    for model in chrome.js(READ_OPTIONS, "model"):
         chrome.js("document.getElementById('curl').textContent = ''")
-        chrome.js(CHOOSE, "model", model)
+        chrome.js(CHOOSE_OPTION, "model", model)
         chrome.until(lambda: chrome.text("#curl") != "")
-        for route in chrome.js(OPTIONS, "route"):
-            chrome.js(CHOOSE, "route", route)
+        for route in chrome.js(READ_OPTIONS, "route"):
+            chrome.js(CHOOSE_OPTION, "route", route)
             yield model, route
 
 
-def ask(chrome: Browser) -> str:
+def submit(chrome: Browser) -> str:
     """Send the request, and return the status that the page shows."""
-    chrome.js(ASK)
+    chrome.js(SUBMIT)
     chrome.until(lambda: " ms" in chrome.text("#status"))
     return chrome.text("#status")
 
@@ -68,14 +72,16 @@ def ask(chrome: Browser) -> str:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_layout(chrome: Browser, served: RunningServer, width: int, dark: bool) -> None:
+def test_no_form_has_parts_that_are_too_wide_cut_or_empty(
+    chrome: Browser, served: RunningServer, width: int, dark: bool
+) -> None:
     set_window(chrome, width)
     chrome.dark(dark)
     problems = {}
-    for model, route in each_form(chrome, served):
+    for model, route in forms(chrome, served):
         for name, text in TEXTS.items():
-            chrome.js(FILL, MASKED if route == "/fill-mask" and name == "short" else text)
-            status = ask(chrome)
+            chrome.js(FILL_FORM, TEXT_WITH_MASK if route == "/fill-mask" and name == "short" else text)
+            status = submit(chrome)
             if folder := os.environ.get("HEEDFUL_SHOTS"):
                 file = f"{width}-try-{model}{route.replace('/', '-')}-{name}-{'dark' if dark else 'light'}.png"
                 chrome.driver.save_screenshot(f"{folder}/{file}")
@@ -91,12 +97,12 @@ def test_layout(chrome: Browser, served: RunningServer, width: int, dark: bool) 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dark", [False, True])
-def test_axe(chrome: Browser, served: RunningServer, dark: bool) -> None:
+def test_accessibility_rules_hold(chrome: Browser, served: RunningServer, dark: bool) -> None:
     set_window(chrome, 1280)
     chrome.dark(dark)
     problems = {}
-    for model, route in each_form(chrome, served):
-        ask(chrome)
+    for model, route in forms(chrome, served):
+        submit(chrome)
         if violations := axe_violations(chrome):
             problems[model, route] = violations
         assert chrome.js("return document.activeElement === document.querySelector('button')"), (model, route)
