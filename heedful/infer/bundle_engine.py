@@ -267,9 +267,9 @@ class BundleEngine:
             for indices in token_batches(chunks, self.token_budget):
                 scores = self.score([chunks[index] for index in indices])
                 vectors[[first + index for index in indices]] = np.stack([np.asarray(row) for row in scores])
-        if not np.isfinite(vectors).all():  # answer the inputs again: this raises an error that names the text
-            self(inputs)
-        return vectors
+        if np.isfinite(vectors).all():
+            return vectors
+        return np.array([answer["vector"] for answer in self(inputs)], np.float32)  # or an error that names the text
 
     def pooled_vectors(self, inputs: Iterable[object]) -> NDArray[np.float32]:
         """Return the vectors from which a classification head computes its logits, [inputs, width].

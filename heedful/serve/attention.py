@@ -61,10 +61,12 @@ def attention_response(
         raise TooLongError(
             f"these are {count} weights, and an answer has at most {max_weights}: ask for some layers and heads"
         )
-    batch = Packed.of([encoded.ids], [encoded.types])
+    device = next(bundle.parameters()).device
+    batch = Packed.of([encoded.ids], [encoded.types]).to(device)
+    target = Packed.of([[0]]).to(device) if bundle.needs_target else None
     trace = Trace(layers=layers, heads=heads, parts=parts)
     with torch.inference_mode():
-        bundle.hidden_states(batch, Packed.of([[0]]) if bundle.needs_target else None, trace=trace)
+        bundle.hidden_states(batch, target, trace=trace)
     attention: list[dict[str, object]] = []
     for (part, layer, _), layer_attention in sorted(trace.attention.items()):
         assert layer_attention.weights is not None

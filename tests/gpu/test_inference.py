@@ -138,6 +138,18 @@ def test_a_server_records_graphs_when_it_loads_a_model(tmp_path: Path, monkeypat
     assert (alone - together).abs().max() < 0.1
 
 
+def test_attention_of_a_model_on_the_gpu(tmp_path: Path) -> None:
+    from heedful.serve.attention import attention_response
+
+    folder = make_model_dir(tmp_path, "single")
+    responses = [
+        attention_response(heedful.Engine(folder, device=device, precision="float32"), TEXTS[0], [0], None, 10_000)
+        for device in ("cpu", "cuda")
+    ]
+    weights = [torch.tensor(response["layers"][0]["weights"]) for response in responses]
+    torch.testing.assert_close(*weights, atol=1e-3, rtol=0)
+
+
 # -- decoding -----------------------------------------------------------------------------------------------------
 
 DECODERS: dict[str, tuple[str, dict[str, int]]] = {

@@ -17,6 +17,7 @@ import torch
 import heedful
 import heedful.infer.bundle_engine as module
 from heedful.checkpoint import BundleConfig, create, load
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.engine import Engine
 from heedful.infer.engine_options import TOKEN_BUDGET
@@ -647,3 +648,17 @@ def test_an_input_with_scores_that_are_not_finite_is_an_error(folders: dict[str,
     encoded_inputs = engine.tokenize(["paris"])
     with pytest.raises(HeedfulError, match="not finite"):
         engine.answer(encoded_inputs[0], engine.score(encoded_inputs[0].chunks))
+
+
+def test_vectors_that_are_not_finite_are_computed_again(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(with_head(load(folders["bare"]), "embedding"))
+    expected, score, calls = engine.encode(["ada", "dog"]), engine.score, []
+
+    def fail_once(chunks: Any) -> Any:
+        calls.append(len(chunks))
+        return [np.full_like(row, np.nan) if len(calls) == 1 else row for row in map(np.asarray, score(chunks))]
+
+    monkeypatch.setattr(engine, "score", fail_once)
+    assert np.array_equal(engine.encode(["ada", "dog"]), expected) and len(calls) == 2
