@@ -616,10 +616,10 @@ def test_a_time_budget_ends_with_an_evaluation(tmp_path: Path) -> None:
     ("changed", "match"),
     [
         ({"eval_every_epochs": 0.0}, r"^eval_every_epochs is 0.0; expected a number above 0"),
-        ({"patience": -1}, r"^patience is -1; expected a uninterrupted number from 0"),
+        ({"patience": -1}, r"^patience is -1; expected a whole number from 0"),
         ({"checkpoint_every_minutes": -1.0}, r"^checkpoint_every_minutes is -1.0; expected a number from 0"),
         ({"checkpoint_every_minutes": math.nan}, r"^checkpoint_every_minutes is nan"),
-        ({"keep_last": 0}, r"^keep_last is 0; expected a uninterrupted number from 1"),
+        ({"keep_last": 0}, r"^keep_last is 0; expected a whole number from 1"),
     ],
 )
 def test_invalid_settings_are_refused(changed: dict[str, Any], match: str) -> None:
