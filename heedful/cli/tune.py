@@ -54,9 +54,9 @@ def tune(
 ) -> None:
     """Search settings of fine-tuning within a time budget.
 
-    Many configurations train for a short time, and the best third of them continues for three times as long. They
-    are compared on dev. The final model is trained with the best settings, in the folder best. Ctrl-C stops the search;
-    the same command resumes it.
+    Many configurations train for a short time. The best third of them is trained again for three times as long, and so
+    on. They are compared on dev. The final model is trained with the best settings, in the folder best. Ctrl-C stops
+    the search; the same command resumes it.
     """
     from heedful.data.labelled.split_files import parse_data_arguments
     from heedful.runs.finetune.settings import check_task, finetune_overrides, preview_settings
@@ -95,47 +95,54 @@ def tune(
         return print_json({"folder": str(folder)} | result.results)
     _show_trials(result.results["tune"])
     show_results(result.results)
+    trial_files = "trials.csv, plots/trials.png, and " if result.results["tune"]["trials"] else ""
     best = quote(str(folder / BEST_FOLDER))
-    print_text(f"\nThe search is in {folder}: trials.csv, plots/trials.png, and the final run in {BEST_FOLDER}.\nNext:")
+    print_text(f"\nThe search is in {folder}: {trial_files}the final run in {BEST_FOLDER}.\nNext:")
     print(f"  heedful predict {best} {specs_named(task)[0].predict_arguments}")
     print(f"  heedful evaluate {best} --data YOUR-DATA")
 
 
-def _parse_space(texts: list[str]) -> dict[str, list[Json]]:
-    """Return the values of each setting from texts such as "lr=1e-4,3e-4". A value that is not TOML is text.
+def _parse_space(options: list[str]) -> dict[str, list[Json]]:
+    """Return the values of each setting from strings such as "lr=1e-4,3e-4". A value that is not TOML is a string.
 
     Raises:
-        HeedfulError: If a text has another form, or a setting is named twice.
+        HeedfulError: If a string has another form, or names a setting for the second time.
     """
     from heedful.runs.overrides import toml_value
 
     space: dict[str, list[Json]] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
+    for option in options:
+        name, equals, values = option.partition("=")
         if not equals or not name.strip() or not values.strip():
-            raise HeedfulError(f'--try is "{text}"; expected SETTING=VALUE,VALUE, as in lr=1e-4,3e-4')
+            raise HeedfulError(f'--try is "{option}"; expected SETTING=VALUE,VALUE, as in lr=1e-4,3e-4')
         if name.strip() in space:
             raise HeedfulError(f"--try names {name.strip()} twice: give all its values at once")
         space[name.strip()] = [toml_value(value.strip()) for value in values.split(",")]
     return space
 
 
-def _show_trials(state: JsonObject) -> None:
+def _show_trials(record: JsonObject) -> None:
     """Print the trials of a search, sorted by the duration of their training and then by their score.
 
     Args:
-        state: Results of the search, from results.json.
+        record: The entry "tune" of the results.
     """
-    from heedful.runs.tune import ranked_trials
+    from heedful.runs.trials import SearchState, metric_name, ranked_trials
     from heedful.tasks.metrics import format_metric
 
+    state = SearchState.from_json(record)
+    if not state.trials:
+        print_text("no configurations were compared: the final model has the first value of each setting to try")
+        return
     rows = []
-    for trial in ranked_trials(state):
-        interval, metric = trial["interval"], trial["metric"]
-        bounds = " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")) if interval else ""
-        values = [escape(str(trial["settings"][name])) for name in state["space"]]
-        score = format_metric(metric, trial["metric_value"])
-        rows.append([*values, f"{100 * trial['share']:.0f} %", score, bounds, f"{trial['seconds']:.0f}"])
-    names = list(state["space"])
-    head = [*names, "of the training", f"dev {state['trials'][0]['metric']}", "95 % interval", "seconds"]
+    for trial in ranked_trials(state.trials):
+        score, bounds = "diverged", ""
+        if trial.metric_value is not None:
+            score = format_metric(trial.metric, trial.metric_value)
+        if interval := trial.interval:
+            bounds = " to ".join(format_metric(trial.metric, interval[end]) for end in ("low", "high"))
+        values = [escape(str(trial.settings[name])) for name in state.space]
+        rows.append([*values, f"{100 * trial.share:.0f} %", score, bounds, f"{trial.seconds:.0f}"])
+    names = list(state.space)
+    head = [*names, "of the training", f"dev {metric_name(state.trials)}", "95 % interval", "seconds"]
     print_table(rows, head=head, right={len(names), len(names) + 1, len(names) + 3})

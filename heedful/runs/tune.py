@@ -2,91 +2,53 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
-import random
+import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from heedful.atomic_io import make_folder
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, RunError, SettingError
 from heedful.runs.finetune.dry_run import dry_run
-from heedful.runs.finetune.plan import FinetunePlan, plan_finetune
+from heedful.runs.finetune.plan import FinetunePlan, OpenedData, plan_finetune
 from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.settings import FinetuneSettings, check_task, finetune_overrides
-from heedful.runs.overrides import Overrides, find_setting
-from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, save_plot, set_title, style_axes
+from heedful.runs.overrides import Overrides, find_setting, flatten_settings
+from heedful.runs.plots.style import save_plot
 from heedful.runs.results import JsonObject, RunResult
-from heedful.runs.run_folder import read_run_json, visible_names, write_file
+from heedful.runs.run_folder import visible_names, write_file
 from heedful.runs.scoring import tie_breaker
+from heedful.runs.trials import (
+    MAX_TRIALS,
+    OTHER_FOLDER,
+    Configuration,
+    SearchState,
+    Trial,
+    best_trial,
+    configurations,
+    format_configuration,
+    plot_trials,
+    ranked_trials,
+    read_state,
+    rungs_within,
+    trials_csv,
+)
+from heedful.settings import to_mapping
 from heedful.tasks.metrics import format_metric
-from heedful.toml_json import Json
+from heedful.toml_json import Json, to_plain_data
 from heedful.train.fit import Reporter
 from heedful.train.run_lock import LOCK, lock_run
-from heedful.train.settings import parse_minutes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from heedful.train.settings import TrainSettings, parse_minutes
+from heedful.train.trainer import DivergedError
 
 TUNE_FILE = "tune.json"  # state of the search
 BEST_FOLDER = "best"  # folder of the final run
-TRIALS = "trials"  # folder of the runs of trials
-TABLE = "trials.csv"
-REDUCTION = 3  # the best 1 / REDUCTION of a rung enters the next rung, which trains REDUCTION times as long
+TRIALS_FOLDER = "trials"  # folder of the runs of trials
+TRIALS_CSV = "trials.csv"
 LR_FACTORS = (1.0, 1 / 3, 3.0)  # multiples of the default learning rate in the default search space
-MAX_TRIALS = 81  # maximum trials in the first rung
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rung:
-    """Trials that train for the same share of the full duration."""
-
-    share: float  # share of the full duration, above 0 and at most 1
-    trials: int  # how many trials
-
-
-def rungs_within(candidates: int, full_seconds: float, seconds: float) -> list[Rung]:
-    """Return the rungs with the most trials that fit into a time, the shortest first (Li et al. 2018, algorithm 1).
-
-    Time for the full training of the final model is reserved.
-
-    Args:
-        candidates: How many configurations there are.
-        full_seconds: Duration of a full training, in seconds.
-        seconds: Time for the whole search, in seconds.
-
-    >>> [(rung.share, rung.trials) for rung in rungs_within(9, 60, 600)]
-    [(0.1111111111111111, 9), (0.3333333333333333, 3), (1.0, 1)]
-    >>> [(rung.share, rung.trials) for rung in rungs_within(9, 60, 150)]
-    [(1.0, 1)]
-    """
-    for first_trials in range(min(candidates, MAX_TRIALS), 1, -1):
-        counts = [first_trials]
-        while counts[-1] >= REDUCTION:
-            counts.append(counts[-1] // REDUCTION)
-        last = len(counts) - 1
-        rungs = [Rung(share=float(REDUCTION) ** (rung - last), trials=count) for rung, count in enumerate(counts)]
-        if full_seconds * (1 + sum(rung.share * rung.trials for rung in rungs)) <= seconds:
-            return rungs
-    return [Rung(share=1.0, trials=1)]
-
-
-def configurations(space: Mapping[str, Sequence[Json]], seed: int) -> list[dict[str, Json]]:
-    """Return all combinations of values. The combination of all first values comes first, and the rest is shuffled.
-
-    Args:
-        space: Values by setting.
-        seed: Seed of the order.
-    """
-    combinations = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    rest = combinations[1:]
-    random.Random(seed).shuffle(rest)
-    return combinations[:1] + rest
 
 
 def tune(
@@ -106,135 +68,178 @@ def tune(
     """Search settings of fine-tuning within a time budget, and train the final model with the best ones.
 
     The search is successive halving. Many configurations are trained for a short time. The best third is trained again
-    for three times as long, and so on up to the full duration. Configurations are compared on dev. Only the final
-    model, in output_dir/best, is evaluated on test. The entry "tune" of the results has the trials. The same call
-    resumes a search that was interrupted.
+    for three times as long, and so on up to the full duration. Configurations are compared on dev. A configuration
+    whose training diverges is the worst. Only the final model, in output_dir/best, is evaluated on test.
+    `results["tune"]` lists the trials.
+
+    The same call resumes a search that was interrupted. A different time budget then changes when trials stop, but not
+    which trials are planned.
 
     Args:
         task: Name of a task.
         data: Labelled data in any form that `heedful.data.read` accepts.
         output_dir: The folder of the search.
-        time_budget: Time for the whole search, including the final training: "20m", "1h30m", or minutes as a number.
-        space: Values to try by setting. If None, the default learning rate times 1, 1/3 and 3.
+        time_budget: Time for the whole search, including the final training: "20m", "1h30m", or minutes as a number. If
+            it is too short to compare full trainings, the final model is trained with the first values of `space`.
+        space: Mapping from the name of a setting to the values to try. If None or {}, the default learning rate times
+            1, 1/3 and 3.
         model: A folder, or NAME[@REVISION] on the hub. If "", the encoder that ships with Heedful.
         recipe: A .toml or .json file of settings.
-        assignments: Texts such as "batch_size=16".
+        assignments: Strings such as "batch_size=16".
         overrides: Settings by path or short name.
         on_bad_row: "raise", or "skip" to leave out rows that cannot be read.
         reporter: Receives progress events. If None, they are ignored.
 
     Raises:
-        HeedfulError: If the data, a setting or a value to try cannot be used.
+        HeedfulError: If the data, a setting or a value to try cannot be used, or if training diverges with all
+            configurations that were tried.
+        RunError: If the folder has other files, or a search with another task, space, data or other settings.
     """
     folder = Path(output_dir)
-    reporter = reporter or Reporter()
-    minutes = parse_minutes(time_budget) if isinstance(time_budget, str) else float(time_budget)
-    collected = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
-    search = _Search(task, data, folder, collected, on_bad_row, reporter)
-    if not 0 < minutes < float("inf"):
-        raise SettingError(f"time_budget is {time_budget}; expected minutes above 0", path="time_budget")
+    minutes = _minutes(time_budget)
     _check_folder(folder)
-    plan = search.plan({})
-    if "dev" not in plan.stats.non_empty_splits:
-        raise HeedfulError("trials are compared on dev, but there is no dev split: give a dev file or set dev_fraction")
-    if plan.settings.train.time_budget is not None:
-        raise SettingError("trials train for a share of the epochs: give epochs or max_steps", path="train.time_budget")
-    space = dict(space or {"train.optimizer.lr": _default_lrs(plan)})
-    for name, values in space.items():
-        search.check_values(name, values)
-    if "method" in space:  # a setting that has no effect with a method is refused
-        for settings in configurations(space, 0):
-            search.plan(settings)
+    collected = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    search = _Search(task, data, folder, collected, on_bad_row, reporter or Reporter())
+    search.set_space(space or {})
     with lock_run(folder):
-        state = search.begin({"task": task, "space": {name: list(values) for name, values in space.items()}}, minutes)
-        best = search.run(state, configurations(space, plan.settings.train.seed))
-        if best is None:
+        search.begin(minutes)
+        chosen = search.choose()
+        if chosen is None:
             return RunResult(output_dir=folder, status="interrupted", results={})
-        reporter.message(f"the final model is trained with {_format_settings(best['settings'])}")
-        result = search.train_final(best)
+        search.reporter.message(f"the final model is trained with {format_configuration(chosen)}")
+        result = search.train_final(chosen)
         if result.status == "completed":
-            state["chosen"] = best["settings"]
-            write_file(folder / TUNE_FILE, state)
-            write_file(folder / TABLE, _trials_csv(state))
-            make_folder(folder / "plots")
-            save_plot(folder / "plots" / "trials.png", plot_trials(state))
-            result = replace(result, results=result.results | {"tune": state})
+            search.write_trials()
+            result = replace(result, results=result.results | {"tune": search.state.to_json()})
         return result
 
 
-def _default_lrs(plan: FinetunePlan) -> list[Json]:
-    """Return the learning rates to try, rounded to two digits."""
-    return [float(f"{factor * plan.settings.train.optimizer.lr:.2g}") for factor in LR_FACTORS]
-
-
-def _format_settings(settings: Mapping[str, Json]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
+def _minutes(time_budget: float | str) -> float:
+    """Return a time budget in minutes. Raise a SettingError if it is not above 0 and finite."""
+    minutes = parse_minutes(time_budget) if isinstance(time_budget, str) else float(time_budget)
+    if not 0 < minutes < math.inf:
+        raise SettingError(f"time_budget is {time_budget}; expected minutes above 0", path="time_budget")
+    return minutes
 
 
 def _check_folder(folder: Path) -> None:
     """Raise a RunError for a folder that has files but no state of a search."""
     names = sorted(visible_names(folder) - {LOCK})
     if names and TUNE_FILE not in names:
+        content = ", ".join(names[:3])
         raise RunError(
-            f"{folder} is not the folder of a search: it holds {', '.join(names[:3])}, but no {TUNE_FILE}; give "
-            "another folder with --output"
+            f"{folder} is not the folder of a search: it holds {content}, but no {TUNE_FILE}; give {OTHER_FOLDER}"
         )
 
 
+def _default_lrs(train: TrainSettings) -> list[Json]:
+    """Return the learning rates to try, rounded to two significant digits."""
+    return [float(f"{factor * train.optimizer.lr:.2g}") for factor in LR_FACTORS]
+
+
 class _Search:
-    """A search in a folder: its trials, and the training of the final model."""
+    """A search in a folder: its trials, and the training of the final model.
+
+    `set_space` checks the values to try, and `begin` provides the state. Call them first, in this order.
+    """
+
+    space: dict[str, list[Json]]
+    state: SearchState
 
     def __init__(
         self, task: str, data: object, folder: Path, overrides: Overrides, on_bad_row: OnBadRow, reporter: Reporter
     ) -> None:
-        self.task, self.data, self.folder = task, data, folder
-        self.overrides, self.on_bad_row, self.reporter = overrides, on_bad_row, reporter
+        self.began = time.monotonic()
+        self.earlier_seconds = 0.0  # time that earlier calls have taken
+        self.task = check_task(task)
+        self.data = data
+        self.folder = folder
+        self.overrides = overrides
+        self.on_bad_row = on_bad_row
+        self.reporter = reporter
+        self.opened = OpenedData(self.task, data, on_bad_row)  # read once for all plans
+        self.paths: dict[str, str] = {}  # full path of each setting of the space, by its name there
+        self.base = self.plan({})
+        if "dev" not in self.base.stats.non_empty_splits:
+            message = "trials are compared on dev, but there is no dev split: give a dev file or set dev_fraction"
+            raise HeedfulError(message)
+        _refuse_time_budget(self.base)
 
-    def plan(self, values: Mapping[str, Json]) -> FinetunePlan:
-        """Return the plan of a run with these values by setting."""
-        return plan_finetune(self.task, self.data, overrides=self._overrides_with(values), on_bad_row=self.on_bad_row)
+    # -- settings -------------------------------------------------------------------------------------------------
 
-    def _overrides_with(self, values: Mapping[str, Json]) -> Overrides:
-        """Return the settings given by hand, overridden by values.
+    def plan(self, configuration: Configuration) -> FinetunePlan:
+        """Return the plan of a full training with a configuration."""
+        return plan_finetune(
+            self.task,
+            self.data,
+            overrides=self._overrides_with(configuration),
+            on_bad_row=self.on_bad_row,
+            opened=self.opened,
+        )
+
+    def _overrides_with(
+        self, configuration: Configuration, trial_overrides: Mapping[str, Json] | None = None
+    ) -> Overrides:
+        """Return the settings given by hand, overridden by a configuration and then by the settings of a trial.
 
         The method of classification is "finetune" unless it is set, since a run with few labels would otherwise compare
         methods.
-        """
-        is_method_set = "method" in values or self.overrides.mentions("method")
-        if not is_method_set and check_task(self.task) == "classify":
-            values = {"method": "finetune", **values}
-        return self.overrides.with_values(values)
-
-    def check_values(self, name: str, values: Sequence[Json]) -> None:
-        """Raise a SettingError if a setting of the search space is also set by hand, or if a value cannot be used."""
-        if len(values) < 1:
-            raise SettingError(f"{name} has no values to try: give one or more", path=name)
-        path = find_setting(FinetuneSettings, name)
-        if path in self.overrides.resolve(self.plan({}).settings).sources:
-            raise SettingError(f"{path} is set by hand, and values of it are to be tried: leave one out", path=path)
-        for value in values:
-            self.plan({name: value})
-
-    def begin(self, facts: JsonObject, minutes: float) -> JsonObject:
-        """Return the state of the search in the folder. A new search first estimates the duration of a full training.
 
         Args:
-            facts: Entries of the state that must be equal to resume a search.
+            configuration: Values by name of a setting, as in the space.
+            trial_overrides: Values by full path.
+        """
+        values = dict(flatten_settings({self.paths[name]: value for name, value in configuration.items()}))
+        is_method_set = "method" in values or self.overrides.mentions("method")
+        if not is_method_set and self.task == "classify":
+            values["method"] = "finetune"
+        return self.overrides.with_values(values | dict(trial_overrides or {}))
+
+    def set_space(self, space: Mapping[str, Sequence[Json]]) -> None:
+        """Set the values to try after checking them. An empty space becomes the default one.
+
+        Raises:
+            SettingError: If a setting is unknown, is given twice or by hand, or has no values, or if a configuration
+                cannot be used.
+        """
+        by_hand = self.overrides.resolve(self.base.settings)
+        self.space = {}
+        for name, values in (space or {"train.optimizer.lr": _default_lrs(self.base.settings.train)}).items():
+            path = find_setting(FinetuneSettings, name)
+            if len(values) < 1:
+                raise SettingError(f"{name} has no values to try: give one or more", path=path)
+            if by_hand.has(path):
+                message = f"{path} is set by hand, and values of it are to be tried: leave one out"
+                raise SettingError(message, path=path)
+            for earlier_name, earlier_path in self.paths.items():
+                if f"{path}.".startswith(f"{earlier_path}.") or f"{earlier_path}.".startswith(f"{path}."):
+                    message = f"values to try are given for {earlier_name} and for {name}, which both set {path}"
+                    raise SettingError(f"{message}: leave one out", path=path, code="duplicate")
+            self.paths[name] = path
+            self.space[name] = [to_plain_data(value, (name,), "space") for value in values]
+        # settings may exclude each other, and plan() refuses those that the method ignores, so check combinations
+        for configuration in configurations(self.space, self.base.settings.train.seed)[:MAX_TRIALS]:
+            _refuse_time_budget(self.plan(configuration))
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def begin(self, minutes: float) -> None:
+        """Load the state to resume, or create it. A new search first estimates the duration of a full training.
+
+        Args:
             minutes: Time for the whole search.
 
         Raises:
-            RunError: If the folder has a search with other facts.
+            RunError: If the folder has another search, or one that another time budget cannot change any more.
         """
         path = self.folder / TUNE_FILE
+        settings, data = to_mapping(self.base.settings), _hash_examples(self.base)
         if path.exists():
-            state = read_run_json(path)
-            if changed := [name for name in facts if state.get(name) != facts[name]]:
-                names = " and ".join(changed)
-                raise RunError(
-                    f"{self.folder} holds a search with another {names}: give another folder with --output, or the "
-                    f"same {names} to resume it"
-                )
-            return state | {"minutes": minutes}
+            self.state = read_state(path)
+            self._check_same_search(settings, data, minutes)
+            self.state.minutes = minutes
+            self.earlier_seconds = self.state.seconds
+            return
         estimate = dry_run(
             self.task,
             self.data,
@@ -242,170 +247,232 @@ class _Search:
             overrides=self._overrides_with({}),
             on_bad_row=self.on_bad_row,
         )
-        state = facts | {"minutes": minutes, "full_seconds": round(estimate.seconds, 1), "trials": []}
-        write_file(path, state)
-        return state
+        full_seconds = round(estimate.seconds, 1)
+        num_candidates = math.prod(map(len, self.space.values()))
+        self.state = SearchState(
+            task=self.task,
+            space=self.space,
+            settings=settings,
+            data=data,
+            minutes=minutes,
+            full_seconds=full_seconds,
+            rungs=rungs_within(num_candidates, full_seconds, 60 * minutes - self._spent()),
+            trials=[],
+            seconds=0.0,
+        )
+        self._save()
 
-    def run(self, state: JsonObject, candidates: list[dict[str, Json]]) -> JsonObject | None:
-        """Run the missing trials, rung by rung. Return the best trial, or None if a signal interrupted a trial.
+    def _check_same_search(self, settings: JsonObject, data: str, minutes: float) -> None:
+        """Raise a RunError if the stored state is of another search.
 
         Args:
-            state: State of the search, to which trials are added.
-            candidates: Values by setting, for each configuration.
+            settings: Settings that all trials share.
+            data: Hash of the examples.
+            minutes: Time for the whole search.
         """
-        seconds = 60 * state["minutes"]
-        full_seconds = state["full_seconds"]
-        rungs = rungs_within(len(candidates), full_seconds, seconds)
-        skipped = len(candidates) - rungs[0].trials
-        self.reporter.message(
-            f"{rungs[0].trials} of {len(candidates)} configurations are tried, rungs: {len(rungs)}; a full training "
-            f"takes about {full_seconds:.0f} s, without evaluations"
-            + (f"; for {skipped} there is no time" if skipped else "")
-        )
-        entrants = candidates
-        for index, rung in enumerate(rungs):
-            trials: list[JsonObject] = []
-            for settings in entrants[: rung.trials]:
-                trial = _find_trial(state, index, settings)
-                spent = sum(earlier["seconds"] for earlier in state["trials"])
-                if trial is None and state["trials"] and spent + full_seconds * (1 + rung.share) > seconds:
-                    self.reporter.message(f"the search ends after {spent:.0f} s, for the final training to fit")
-                    return best_trial(state["trials"])
-                if trial is None:
-                    trial = self._run_trial(state, index, rung, settings)
-                if trial is None:
-                    return None
-                trials.append(trial)
-            entrants = [trial["settings"] for trial in sorted(trials, key=_rank, reverse=True)]
-        return best_trial(state["trials"])
+        state = self.state
+        differences = []
+        if state.task != self.task:
+            differences.append("another task")
+        if state.space != self.space:
+            differences.append("another space")
+        if changed := _changed_settings(state.settings, settings):
+            more = " and more" if changed[4:] else ""
+            differences.append(f"other settings ({', '.join(changed[:4])}{more})")
+        if state.data != data:
+            differences.append("other data")
+        if differences:
+            raise RunError(
+                f"{self.folder} holds a search with {' and '.join(differences)}: give {OTHER_FOLDER}, or the same "
+                "task, values to try, settings and data to resume it"
+            )
+        if state.chosen is not None and state.minutes != minutes:
+            raise RunError(
+                f"{self.folder} holds a search whose trials are finished, so another time budget would change nothing: "
+                f"give {state.minutes:g} minutes to resume it, or {OTHER_FOLDER}"
+            )
 
-    def _run_trial(self, state: JsonObject, index: int, rung: Rung, settings: dict[str, Json]) -> JsonObject | None:
+    def _spent(self) -> float:
+        """Return the seconds that the search has taken, over all calls."""
+        return self.earlier_seconds + time.monotonic() - self.began
+
+    def _save(self) -> None:
+        self.state.seconds = round(self._spent(), 1)
+        write_file(self.folder / TUNE_FILE, self.state.to_json())
+
+    # -- trials ---------------------------------------------------------------------------------------------------
+
+    def choose(self) -> Configuration | None:
+        """Return the configuration of the final model, after the missing trials.
+
+        Returns:
+            The configuration, or None if a signal interrupted a trial.
+
+        Raises:
+            RunError: If training diverged in all trials.
+        """
+        state = self.state
+        if state.chosen is None:
+            candidates = configurations(state.space, self.base.settings.train.seed)
+            self._report_schedule(candidates)
+            if not self._run_trials(candidates):
+                return None
+            best = best_trial(state.trials)
+            if state.trials and best is None:
+                example = format_configuration(state.trials[0].settings)
+                raise RunError(
+                    f"training diverged with every configuration that was tried, such as {example}: try other values, "
+                    f"such as lower learning rates, with {OTHER_FOLDER}"
+                )
+            state.chosen = candidates[0] if best is None else best.settings
+            self._save()
+        return state.chosen
+
+    def _report_schedule(self, candidates: Sequence[Configuration]) -> None:
+        """Report how many configurations are tried, and the duration of a full training."""
+        rungs = self.state.rungs
+        duration = f"a full training takes about {self.state.full_seconds:.0f} s, without evaluations"
+        if not rungs:
+            reason = "there is no time for trials" if len(candidates) > 1 else "there is only one configuration"
+            self.reporter.message(f"{reason}, so nothing is compared; {duration}")
+            return
+        skipped = len(candidates) - rungs[0].num_trials
+        suffix = f"; for {skipped} there is no time" if skipped else ""
+        self.reporter.message(
+            f"{rungs[0].num_trials} of {len(candidates)} configurations are tried, rungs: {len(rungs)}; "
+            f"{duration}{suffix}"
+        )
+
+    def _run_trials(self, candidates: Sequence[Configuration]) -> bool:
+        """Run the missing trials, rung by rung, while there is time. Return False if a signal interrupted a trial."""
+        state = self.state
+        entrants = candidates
+        for rung_index, rung in enumerate(state.rungs):
+            trials: list[Trial] = []
+            for configuration in entrants[: rung.num_trials]:
+                trial = state.find_trial(rung_index, configuration)
+                if trial is None:
+                    spent = self._spent()
+                    if spent + state.full_seconds * (1 + rung.share) > 60 * state.minutes:
+                        message = f"stopping the search after {spent:.0f} s to leave time for the final training"
+                        self.reporter.message(message)
+                        return True
+                    trial = self._run_trial(rung_index, configuration)
+                if trial is None:
+                    return False
+                trials.append(trial)
+            entrants = [trial.settings for trial in ranked_trials(trials) if trial.metric_value is not None]
+        return True
+
+    def _run_trial(self, rung_index: int, configuration: Configuration) -> Trial | None:
         """Train one configuration for the share of a rung, evaluate it, and add the trial to the state.
 
         Returns:
             The trial, or None if a signal interrupted it.
         """
         began = time.monotonic()
-        full_settings = self.plan(settings).settings
-        train = full_settings.train
-        duration: dict[str, Json] = {}
-        if full_settings.method != "linear" and train.epochs is not None:
-            duration = {"train.epochs": train.epochs * rung.share}
-        elif full_settings.method != "linear":
-            duration = {"train.max_steps": max(1, round((train.max_steps or 1) * rung.share))}
-        trial_index = sum(trial["rung"] == index for trial in state["trials"])
-        name = f"{TRIALS}/{index}-{trial_index:02}"
-        trial_only: dict[str, Json] = {"eval_baseline": False, "seeds": 1}
-        result = finetune(
-            self.task,
-            self.data,
-            self.folder / name,
-            overrides=self._overrides_with(settings | duration | trial_only),
-            on_bad_row=self.on_bad_row,
-            reporter=Reporter(),
-            only_dev=True,
+        share = self.state.rungs[rung_index].share
+        trial_index = sum(trial.rung_index == rung_index for trial in self.state.trials)
+        name = f"{TRIALS_FOLDER}/{rung_index}-{trial_index:02}"
+        scores: JsonObject = {}
+        try:
+            result = finetune(
+                self.task,
+                self.data,
+                self.folder / name,
+                overrides=self._overrides_with(configuration, self._trial_overrides(configuration, share)),
+                on_bad_row=self.on_bad_row,
+                reporter=Reporter(),
+                only_dev=True,
+            )
+        except DivergedError:
+            outcome = "training diverged"
+        else:
+            if result.status == "interrupted":
+                self._save()
+                return None
+            scores = _dev_scores(result.results)
+            outcome = f"dev {scores['metric']} {format_metric(scores['metric'], scores['metric_value'])}"
+        seconds = round(time.monotonic() - began, 1)
+        trial = Trial(
+            rung_index=rung_index, share=share, settings=configuration, folder=name, seconds=seconds, **scores
         )
-        if result.status == "interrupted":
-            return None
-        metric = result.results["metric"]
-        dev = result.results["splits"]["dev"]
-        trial: JsonObject = {
-            "rung": index,
-            "share": rung.share,
-            "settings": settings,
-            "folder": name,
-            "metric": metric,
-            "metric_value": dev["numbers"][metric],
-            "tie_breaker": tie_breaker(dev["numbers"], metric),
-            "interval": dev["intervals"].get(metric),
-            "seconds": round(time.monotonic() - began, 1),
-        }
-        state["trials"].append(trial)
-        write_file(self.folder / TUNE_FILE, state)
+        self.state.trials.append(trial)
+        self._save()
         self.reporter.message(
-            f"rung {index + 1}, {100 * rung.share:.0f} % of the training: {_format_settings(settings)}: dev {metric} "
-            f"{format_metric(metric, trial['metric_value'])} ({trial['seconds']:.0f} s)"
+            f"rung {rung_index + 1}, {100 * share:.0f} % of the training: {format_configuration(configuration)}: "
+            f"{outcome} ({seconds:.0f} s)"
         )
         return trial
 
-    def train_final(self, best: JsonObject) -> RunResult:
-        """Train the final model for the full duration with the settings of the best trial."""
+    def _trial_overrides(self, configuration: Configuration, share: float) -> dict[str, Json]:
+        """Return the settings of a trial by full path: a share of the duration, one seed and no baseline."""
+        settings = self.plan(configuration).settings
+        train = settings.train
+        overrides: dict[str, Json] = {"eval_baseline": False, "seeds": 1}
+        if settings.method == "linear":  # trains no weights by steps
+            return overrides
+        if train.epochs is not None:
+            return overrides | {"train.epochs": train.epochs * share}
+        assert train.max_steps is not None, "a time budget is refused"
+        return overrides | {"train.max_steps": max(1, round(train.max_steps * share))}
+
+    # -- the final model ------------------------------------------------------------------------------------------
+
+    def train_final(self, configuration: Configuration) -> RunResult:
+        """Train the final model for the full duration."""
         return finetune(
             self.task,
             self.data,
             self.folder / BEST_FOLDER,
-            overrides=self._overrides_with(best["settings"]),
+            overrides=self._overrides_with(configuration),
             on_bad_row=self.on_bad_row,
             reporter=self.reporter,
         )
 
-
-def _find_trial(state: JsonObject, index: int, settings: Mapping[str, Json]) -> JsonObject | None:
-    """Return the trial of a rung with these settings, or None before it exists."""
-    trials: Sequence[JsonObject] = state["trials"]
-    return next((trial for trial in trials if trial["rung"] == index and trial["settings"] == settings), None)
-
-
-def _rank(trial: JsonObject) -> tuple[float, float]:
-    """Return the sort key of a trial within its rung: (metric, tie breaker), larger is better."""
-    return trial["metric_value"], trial["tie_breaker"]
+    def write_trials(self) -> None:
+        """Write the table and the plot of the trials, if there are trials."""
+        if self.state.trials:
+            write_file(self.folder / TRIALS_CSV, trials_csv(self.state))
+            make_folder(self.folder / "plots")
+            save_plot(self.folder / "plots" / "trials.png", plot_trials(self.state))
 
 
-def best_trial(trials: Sequence[JsonObject]) -> JsonObject:
-    """Return the best trial of the highest rung."""
-    return max(trials, key=lambda trial: (trial["rung"], *_rank(trial)))
+def _refuse_time_budget(plan: FinetunePlan) -> None:
+    """Raise a SettingError if training ends after a time budget, since a share of it depends on the machine's load."""
+    if (time_budget := plan.settings.train.time_budget) is not None:
+        message = f"train.time_budget is {time_budget}, but trials train for a share of the epochs or steps"
+        raise SettingError(f"{message}: give epochs or max_steps", path="train.time_budget")
 
 
-def ranked_trials(state: JsonObject) -> list[JsonObject]:
-    """Return the trials, sorted by decreasing duration, and the best first among trials of a rung."""
-    return sorted(state["trials"], key=lambda trial: (trial["rung"], *_rank(trial)), reverse=True)
+# -- state ------------------------------------------------------------------------------------------------------------
 
 
-def _trials_csv(state: JsonObject) -> str:
-    """Return the trials as CSV, ranked."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        [*state["space"], "share of the training", "dev metric", "value", "low", "high", "seconds", "folder"]
-    )
-    for trial in ranked_trials(state):
-        setting_values = [trial["settings"][name] for name in state["space"]]
-        interval = trial["interval"] or {"low": "", "high": ""}
-        scores = [trial["metric"], trial["metric_value"], interval["low"], interval["high"]]
-        writer.writerow([*setting_values, trial["share"], *scores, trial["seconds"], trial["folder"]])
-    return out.getvalue()
+def _hash_examples(plan: FinetunePlan) -> str:
+    """Return a hash of the examples on which trials are trained and compared."""
+    digest = hashlib.blake2b(digest_size=16)
+    for split in ("train", "dev"):
+        for example in plan.source.examples(split):
+            text = repr((split, replace(example, file="", line=0)))
+            digest.update(text.encode(errors="backslashreplace"))
+    return digest.hexdigest()
 
 
-def plot_trials(state: JsonObject) -> Figure:
-    """Plot the dev metric of each configuration over the share of the training, with the chosen one highlighted."""
-    figure = new_figure(6.4, 3.8)
-    axes = figure.add_subplot()
-    style_axes(axes, grid="y")
-    trials: Sequence[JsonObject] = state["trials"]
-    for settings in {str(trial["settings"]): trial["settings"] for trial in trials}.values():
-        same_settings = [trial for trial in trials if trial["settings"] == settings]
-        same_settings.sort(key=lambda trial: float(trial["rung"]))
-        is_chosen = settings == state.get("chosen")
-        color, line_width = (ORANGE, 1.5) if is_chosen else (GREY, 0.8)
-        shares = [trial["share"] for trial in same_settings]
-        values = [trial["metric_value"] for trial in same_settings]
-        axes.plot(shares, values, "o-", color=color, lw=line_width, ms=4, zorder=3)
-        if is_chosen:
-            axes.annotate(
-                _format_settings(settings),
-                (shares[-1], values[-1]),
-                xytext=(0, 7),
-                textcoords="offset points",
-                fontsize=8,
-                ha="right",
-                color=BLUE,
-                parse_math=False,
-            )
-    axes.set_xscale("log")
-    ticks = sorted({trial["share"] for trial in trials})
-    axes.set_xticks(ticks, [f"{100 * share:.0f} %" for share in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("share of the full training", fontsize=8)
-    axes.set_ylabel(f"dev {trials[0]['metric']}", fontsize=8)
-    set_title(figure, f"{len(trials)} trials; lines join those of one configuration, and the chosen one is orange")
-    return figure
+def _changed_settings(old: JsonObject, new: JsonObject) -> list[str]:
+    """Return the full paths of the settings that differ, sorted."""
+    old_values, new_values = dict(flatten_settings(old)), dict(flatten_settings(new))
+    return sorted(path for path in {*old_values, *new_values} if old_values.get(path) != new_values.get(path))
+
+
+# -- trials -----------------------------------------------------------------------------------------------------------
+
+
+def _dev_scores(results: JsonObject) -> JsonObject:
+    """Return the fields of a `Trial` that results.json of its run determines."""
+    metric, dev = results["metric"], results["splits"]["dev"]
+    return {
+        "metric": metric,
+        "metric_value": dev["numbers"][metric],
+        "tie_breaker": tie_breaker(dev["numbers"], metric),
+        "interval": dev["intervals"].get(metric),
+    }

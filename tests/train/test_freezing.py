@@ -147,7 +147,7 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("train", "expected"),
     [
-        ({"freeze_layers": -1}, "freeze_layers is -1; expected a uninterrupted number from 0"),
+        ({"freeze_layers": -1}, "freeze_layers is -1; expected a whole number from 0"),
         ({"cache_gb": 2.0}, "cache_gb is 2, which is for outputs of frozen layers, and freeze_layers is 0"),
         ({"freeze_layers": 1, "cache_gb": -1.0}, "cache_gb is -1.0; expected a number of GB from 0"),
         ({"freeze_layers": 1, "data_parallel_shard_degree": 2}, "unset one of them"),

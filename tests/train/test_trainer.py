@@ -567,9 +567,9 @@ def test_only_the_monotonic_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"batch_size": 0}, r"^batch_size is 0; expected a uninterrupted number from 1 below 2"),
+        ({"batch_size": 0}, r"^batch_size is 0; expected a whole number from 1 below 2"),
         ({"max_tokens_per_microbatch": 0}, r"^max_tokens_per_microbatch is 0"),
-        ({"seed": -1}, r"^seed is -1; expected a uninterrupted number from 0"),
+        ({"seed": -1}, r"^seed is -1; expected a whole number from 0"),
         ({"seed": 2**63}, r"^seed is 9223372036854775808"),
         ({"max_nonfinite_steps": -1}, r"^max_nonfinite_steps is -1"),
         ({"epochs": 0.0}, r"^epochs is 0.0; expected a number above 0"),

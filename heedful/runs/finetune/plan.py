@@ -12,7 +12,7 @@ from pathlib import Path
 
 from heedful.checkpoint import config_of
 from heedful.data import Dataset, DataSettings, Raise, Skip, dataset_for_task
-from heedful.data.bad_rows import OnBadRow
+from heedful.data.bad_rows import BadRowPolicy, OnBadRow
 from heedful.data.examples import Example, LabelledExample, MultiLabelExample
 from heedful.data.labelled.statistics import (
     DatasetStats,
@@ -57,6 +57,34 @@ class FinetunePlan:
     comparison: Mapping[str, object] | None = None  # scores of methods on held-out examples; None: not compared
 
 
+class OpenedData:
+    """The data of a task with its statistics, read once for each value of the data settings.
+
+    Several plans for the same data can share one instance.
+
+    Args:
+        task: Name of the task.
+        data: Labelled data in any form that `heedful.data.read` accepts.
+        on_bad_row: "raise", or "skip" to leave out rows that cannot be read.
+    """
+
+    def __init__(self, task: str, data: object, on_bad_row: OnBadRow) -> None:
+        self._example_class = specs_named(task)[0].example
+        self._data = data
+        self._bad_row_policy: BadRowPolicy = Skip() if on_bad_row == "skip" else Raise()
+        self._opened: list[tuple[DataSettings, Dataset[Example], DatasetStats]] = []
+
+    def open(self, settings: DataSettings) -> tuple[Dataset[Example], DatasetStats]:
+        """Return the data, and the statistics of all splits, train first."""
+        for opened_settings, source, stats in self._opened:
+            if opened_settings == settings:
+                return source, stats
+        source = dataset_for_task(self._example_class, self._data, settings, self._bad_row_policy)
+        stats = compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
+        self._opened.append((settings, source, stats))
+        return source, stats
+
+
 def plan_finetune(
     task: str,
     data: object,
@@ -66,8 +94,12 @@ def plan_finetune(
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
+    opened: OpenedData | None = None,
 ) -> FinetunePlan:
-    """Open the data, and merge overrides over the defaults for it. The arguments are documented at `finetune`.
+    """Open the data, and merge overrides over the defaults for it. Most arguments are documented at `finetune`.
+
+    Args:
+        opened: The same data, shared with other plans. If None, the data is read for this plan.
 
     Raises:
         HeedfulError: If nothing can be learned from the data, or if a setting cannot be used with it.
@@ -76,14 +108,15 @@ def plan_finetune(
     overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
     preview = preview_settings(task, overrides)
     data_settings = preview.data
-    source, stats = _open(task, data, data_settings, on_bad_row)
+    opened = opened or OpenedData(task, data, on_bad_row)
+    source, stats = opened.open(data_settings)
     if dev_problem := dev_split_problem(source, stats):
         data_settings = replace(data_settings, dev_fraction=0.0)
-        source, stats = _open(task, data, data_settings, on_bad_row)
+        source, stats = opened.open(data_settings)
     method = _choose_method(overrides, preview, source, stats)
     if _trains_on_all(method, overrides, preview, source, stats):
         data_settings = replace(data_settings, dev_fraction=0.0)
-        source, stats = _open(task, data, data_settings, on_bad_row)
+        source, stats = opened.open(data_settings)
     check_learnable(source, stats)
     spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
     init, config = _resolve_init(preview.init)
@@ -122,14 +155,6 @@ def plan_finetune(
         notes.append(f"bad rows of {Path(name).name} that are left out: {count:,}")
     summary = training_summary(settings, reason, tuple(resolved.sources))
     return FinetunePlan(settings=settings, source=source, stats=stats, notes=tuple(notes), why=summary)
-
-
-def _open(
-    task: str, data: object, settings: DataSettings, on_bad_row: OnBadRow
-) -> tuple[Dataset[Example], DatasetStats]:
-    """Open the data, and compute the statistics of all splits, train first."""
-    source = dataset_for_task(specs_named(task)[0].example, data, settings, Skip() if on_bad_row == "skip" else Raise())
-    return source, compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
 
 
 def _resolve_init(init: Init) -> tuple[Init, ModelConfig | None]:
