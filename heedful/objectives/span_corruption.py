@@ -96,10 +96,8 @@ class SpanCorruption(SelfSupervised):
         in_source = ~is_removed
         in_source[span_starts] = True
         # target: the removed tokens of all sequences, with a sentinel before each span and an end token after each text
-        removed_before = _count_before(
-            is_removed
-        )  # number of removed tokens before each position; 0 0 1 2 2 2 3 3 above
-        removed_bounds = removed_before[bounds]  # number of removed tokens before each sequence, then of all
+        removed_before = _count_before(is_removed)  # removed tokens before each position; above: 0 0 1 2 2 2 3 3
+        removed_bounds = removed_before[bounds]  # removed tokens before each sequence, then of all
         has_targets = np.diff(removed_bounds) > 0  # whether each sequence has removed tokens
         target_ends = removed_bounds[1:][has_targets]
         # at equal positions, np.insert keeps the order of the inserts: the end of a text, then the next sentinel
