@@ -78,9 +78,9 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     split, numbers = headline
     spec = SPECS.get(results["task"])
     if spec is not None and spec.plots_alignments:
-        from heedful.runs.plots.alignments import plot_alignments  # imports torch
+        from heedful.runs.plots.alignments import plot_run_alignments  # imports torch
 
-        if figure := plot_alignments(folder, split):
+        if figure := plot_run_alignments(folder, split):
             yield "alignments", figure
     if "confusion" in numbers:
         yield "confusion", plot_confusion(numbers, split)
