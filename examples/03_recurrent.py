@@ -11,7 +11,7 @@ so the lines cross.
 
 from dataclasses import replace
 
-from heedful.runs.plots.alignments import alignment
+from heedful.runs.plots.alignments import compute_alignment
 from heedful.study.translation import (
     ATTENTION,
     NO_ATTENTION,
@@ -38,7 +38,7 @@ def main(steps: int = 130) -> dict[str, object]:
         last = losses[-10:]
         results[arm] = sum(last) / len(last), translation_quality(loaded, task, data["test"])["right"]
         example = min(data["test"], key=lambda pair: len(pair.text))
-        results["alignment of " + arm] = alignment(loaded.eval(), example.text, example.rewritten)
+        results["alignment of " + arm] = compute_alignment(loaded.eval(), example.text, example.rewritten)
     return results
 
 

@@ -13,25 +13,29 @@ import torch
 from heedful.errors import SettingError
 
 CPU = torch.device("cpu")
-ADVICE = "give auto, cpu, or cuda for a GPU"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # by precision setting
+DEVICE_ADVICE = "use auto, cpu, or cuda for a GPU"
 
 
 def resolve_device(name: str | torch.device = "auto") -> torch.device:
-    """Return the device with a name; a GPU becomes the current CUDA device.
+    """Resolve a device name to a `torch.device`. If it is a GPU, also make it the current CUDA device.
 
     Args:
-        name: "cpu"; "cuda", the GPU whose index is the environment variable LOCAL_RANK; "cuda:1", the GPU with index 1;
-            or "auto": "cuda" if this process has a GPU, otherwise "cpu".
+        name: "auto": "cuda" if `has_gpu()`, else "cpu".
+            "cpu": the CPU.
+            "cuda": the GPU whose index is the environment variable LOCAL_RANK, which torchrun sets (default: 0).
+            "cuda:1": the GPU with index 1.
 
     Raises:
-        SettingError: If the name is unknown, Heedful does not compute on the device (mps), or PyTorch sees no such GPU.
+        SettingError: If the name is unknown, Heedful does not compute on the device (mps), PyTorch sees no such GPU, or
+            LOCAL_RANK is not a whole number.
     """
     if name == "auto":
         name = "cuda" if has_gpu() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f'the device is "{name}": {ADVICE}') from None
+        raise SettingError(f'the device is "{name}": {DEVICE_ADVICE}') from None
     check_device(device)
     if device.type != "cuda":
         return device
@@ -39,14 +43,14 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     if not count:
         raise SettingError(
             f'the device is "{name}", but PyTorch {torch.__version__} sees no GPU: see what nvidia-smi prints, install '
-            "a PyTorch with CUDA, or take cpu"
+            "a PyTorch with CUDA, or use the device cpu"
         )
     if index is None:
         index = _local_rank()
     if index >= count:
         raise SettingError(
-            f"the device is GPU {index}, but this host has {count}, counted from 0: start at most as many processes "
-            "on it as it has GPUs (--nproc), or take cpu"
+            f"the device is GPU {index}, but PyTorch sees {count} on this host (0 to {count - 1}): start at most one "
+            "process for each GPU, or use the device cpu"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -57,34 +61,49 @@ def check_device(device: torch.device) -> None:
     if device.type == "mps":
         raise SettingError(
             f'the device is "{device}", and Apple\'s GPUs have no float64, in which Heedful computes positions and '
-            "norms: take cpu, or cuda on a machine with an NVIDIA GPU"
+            "norms: use the device cpu, or cuda on a machine with an NVIDIA GPU"
         )
     if device.type not in ("cpu", "cuda", "meta"):
-        raise SettingError(f'the device is "{device}", on which Heedful does not compute: {ADVICE}')
+        raise SettingError(f'the device is "{device}", on which Heedful does not compute: {DEVICE_ADVICE}')
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU for this process: one whose index is its LOCAL_RANK."""
+    """Return whether PyTorch sees a GPU whose index is this process's LOCAL_RANK.
+
+    Of two processes on a host with one GPU, the second one has none. A launcher that shows each process only its own
+    GPU looks the same: there, name the device "cuda:0".
+    """
     return torch.cuda.is_available() and torch.cuda.device_count() > _local_rank()
 
 
 def _local_rank() -> int:
     """Return the index of this process on its host, which torchrun sets; 0 without torchrun."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    value = os.environ.get("LOCAL_RANK", "0")
+    if not value.isdecimal():
+        raise SettingError(
+            f'the environment variable LOCAL_RANK is "{value}"; expected the index of this process on its host: unset '
+            "it, or start the processes with torchrun"
+        )
+    return int(value)
 
 
 def has_fast_bfloat16(device: torch.device = CPU) -> bool:
-    """Return whether the device has instructions for bfloat16 matrix products."""
+    """Return whether bfloat16 matrix products are fast enough on the device to be used by default.
+
+    They are on NVIDIA GPUs of compute capability 8.0 or higher, on AMD GPUs, and on x86 processors with AMX or AVX-512
+    instructions for bfloat16. ARM processors with such instructions do not count, since their speed was not measured.
+    """
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 8
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
 def auto_precision(device: torch.device = CPU) -> Literal["float32", "bfloat16", "float16"]:
-    """Return the precision in which training is fastest: bfloat16 if the device has instructions for it, else float32.
+    """Return the precision in which training is fastest.
 
-    GPUs of compute capability 7 (V100, T4) multiply float16 in tensor cores, but not bfloat16.
+    This is bfloat16 if the device has instructions for it, float16 on GPUs of compute capability 7 (V100, T4), whose
+    tensor cores multiply float16 but not bfloat16, and else float32.
     """
     if has_fast_bfloat16(device):
         return "bfloat16"
@@ -99,20 +118,22 @@ def resolve_dtype(
     """Return the dtype of a precision setting; "auto" is `auto_precision`.
 
     Raises:
-        SettingError: If the precision is float16 and the device a CPU.
+        SettingError: If the precision is unknown, or it is float16 and the device a CPU.
     """
     if precision == "auto":
         precision = auto_precision(device)
+    if precision not in DTYPES:
+        raise SettingError(f'the precision is "{precision}": use auto, {", ".join(DTYPES)}')
     if precision == "float16" and device.type == "cpu":
         raise SettingError(
             "the precision is float16, and the device is a CPU, on which float16 is slow: set it to float32 or "
             "bfloat16, or train on a GPU"
         )
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+    return DTYPES[precision]
 
 
 def autocast(device: torch.device | str, dtype: torch.dtype) -> torch.autocast:
-    """Return torch's autocast context for bfloat16 or float16, or one without autocast for float32 or float64."""
+    """Return torch's autocast context for bfloat16 or float16, or a disabled one for other dtypes."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return torch.autocast(torch.device(device).type, dtype if is_half else torch.bfloat16, enabled=is_half)
 
@@ -123,20 +144,24 @@ def device_name(device: torch.device) -> str:
 
 
 class _Tf32:
-    """Open `tf32_products` contexts of all threads; they share PyTorch's setting, which is one for the process."""
+    """Bookkeeping of the `tf32_products` contexts of all threads, since PyTorch has one setting for the process."""
 
     lock = Lock()
-    open_contexts = 0
+    open_contexts = 0  # number of contexts that have not ended
     outer_precision = ""  # PyTorch's setting before the first context was opened
 
 
 @contextmanager
 def tf32_products() -> Iterator[None]:
-    """Compute float32 matrix products on GPUs in TF32, with 10 bits of mantissa, until the last such context ends."""
+    """Within this context, compute float32 matrix products on GPUs in TF32, which has 10 bits of mantissa.
+
+    The setting is the process's: it applies to all threads, and is restored when the last open context ends.
+    """
     matmul = torch.backends.cuda.matmul
     with _Tf32.lock:
         if not _Tf32.open_contexts:
-            _Tf32.outer_precision, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+            _Tf32.outer_precision = matmul.fp32_precision
+            matmul.fp32_precision = "tf32"
         _Tf32.open_contexts += 1
     try:
         yield

@@ -12,7 +12,7 @@ import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
 from heedful.device import auto_precision, autocast, resolve_device, resolve_dtype, tf32_products
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.engine_options import GPU_TOKEN_BUDGET, TOKEN_BUDGET, default_token_budget
 from heedful.infer.tuning.execution_plan import default_precision, unsupported_reason
@@ -33,9 +33,19 @@ def test_each_process_of_a_host_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch)
     assert resolve_device("cuda") == torch.device("cuda", 1) and resolve_device("cuda:0") == torch.device("cuda", 0)
     assert current_devices == [0, 1, 0]
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(HeedfulError, match=r"GPU 2, but this host has 2, counted from 0: start at most as many"):
+    with pytest.raises(HeedfulError, match=r"is GPU 2, but PyTorch sees 2 on this host \(0 to 1\): start at most one"):
         resolve_device("cuda")
     assert resolve_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("value", ["", "first", "-1"])
+def test_a_local_rank_that_is_not_a_number_is_reported(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("LOCAL_RANK", value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in ("auto", "cuda"):
+        with pytest.raises(SettingError, match=f'LOCAL_RANK is "{value}"; expected the index of this process'):
+            resolve_device(name)
 
 
 def test_a_missing_device_is_reported(
@@ -48,9 +58,9 @@ def test_a_missing_device_is_reported(
             load(BUNDLED_ENCODER, device="cuda")
     with pytest.raises(HeedfulError, match=message):
         resolve_auto(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
-    with pytest.raises(HeedfulError, match='the device is "tpu2": give auto, cpu, or cuda'):
+    with pytest.raises(HeedfulError, match='the device is "tpu2": use auto, cpu, or cuda'):
         resolve_device("tpu2")
-    with pytest.raises(HeedfulError, match='the device is "xpu", on which Heedful does not compute: give auto, cpu'):
+    with pytest.raises(HeedfulError, match='the device is "xpu", on which Heedful does not compute: use auto, cpu'):
         resolve_device("xpu")
     with pytest.raises(SystemExit) as stop:
         main(["predict", BUNDLED_ENCODER, "a [MASK]", "--device", "cuda"])
@@ -63,7 +73,7 @@ def test_apples_gpus_are_refused_with_advice(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")
     expected = (
-        'the device is "{}", and Apple\'s GPUs have no float64, .*: take cpu, or cuda on a machine with an NVIDIA'
+        'the device is "{}", and Apple\'s GPUs have no float64, .*: use the device cpu, or cuda on a machine with'
     )
     for refused in (
         lambda: resolve_device("mps"),
@@ -82,23 +92,38 @@ def test_apples_gpus_are_refused_with_advice(tmp_path: Path, monkeypatch: pytest
 
 def test_the_device_decides_the_default_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert resolve_dtype("auto") == torch.float32 and resolve_dtype("auto", torch.device("cuda", 0)) == torch.bfloat16
     assert resolve_auto(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
 
 
+def test_an_unknown_precision_is_reported() -> None:
+    with pytest.raises(SettingError, match='the precision is "fp16": use auto, float32, bfloat16, float16'):
+        resolve_dtype("fp16")  # type: ignore[arg-type]
+
+
+def test_each_gpu_of_a_host_has_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = {0: (7, 5), 1: (9, 0)}  # by index
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=capabilities[device][0])
+    )
+    assert [auto_precision(torch.device("cuda", index)) for index in (0, 1)] == ["float16", "bfloat16"]
+
+
 @pytest.mark.parametrize(
-    ("capability", "bfloat16", "expected"),
-    [((7, 0), False, "float16"), ((7, 5), False, "float16"), ((6, 1), False, "float32"), ((8, 0), True, "bfloat16")],
+    ("capability", "expected"),
+    [((7, 0), "float16"), ((7, 5), "float16"), ((6, 1), "float32"), ((8, 0), "bfloat16")],
 )
 def test_gpus_without_bfloat16_train_in_float16(
-    capability: tuple[int, int], bfloat16: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert auto_precision(gpu) == expected
     assert resolve_dtype("auto", gpu) == getattr(torch, expected)
@@ -116,7 +141,7 @@ def test_auto_is_a_gpu_if_there_is_one_for_the_process(tmp_path: Path, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert resolve_device("auto") == torch.device("cuda", 0)
     messages: list[str] = []
     settings = resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, messages.append)

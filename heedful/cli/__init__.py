@@ -1,4 +1,4 @@
-"""The command `heedful`, one module for each verb. Results go to stdout, everything else to stderr."""
+"""The command `heedful`, one module for each of its commands. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb bench: measure speed, memory and quality of the precisions."""
+"""The command `heedful bench`: measure speed, memory and quality of the precisions."""
 
 from __future__ import annotations
 

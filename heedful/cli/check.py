@@ -1,4 +1,4 @@
-"""The verb check: report the contents of a dataset and its problems."""
+"""The command `heedful check`: report the contents of a dataset and its problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb completion: print a completion script for a shell.
+"""The command `heedful completion`: print a completion script for a shell.
 
 A script has tables of candidates, generated from the commands, so that a shell completes without starting Python.
 """
@@ -26,7 +26,7 @@ class CompletionItem(NamedTuple):
     """One candidate for completion, and the values that may follow it.
 
     Args:
-        word: A verb, an option, or the position of an argument, from 1. An option after "?" is only offered once part
+        word: A command, an option, or the position of an argument, from 1. An option after "?" is only offered once part
             of it has been typed. A setting after "=" is only offered as NAME=VALUE. If a command has settings of the
             latter kind, settings with a dot and those after "?" are offered as PATH=VALUE too.
         values: The values that may follow, separated by spaces; or ANY_FILE; or NO_VALUE, alone or before values.
@@ -48,7 +48,7 @@ def completion(
 ) -> None:
     """Print a completion script for bash, zsh or fish.
 
-    The script completes verbs, flags, settings (--PATH VALUE and PATH=VALUE), tasks and recipes. Save it where the
+    The script completes commands, flags, settings (--PATH VALUE and PATH=VALUE), tasks and recipes. Save it where the
     shell looks for it, with heedful completion bash > FILE, or add to ~/.bashrc: source <(heedful completion bash)
 
     bash-completion: ~/.local/share/bash-completion/completions/heedful
@@ -84,7 +84,7 @@ def completion_script(shell: str, group: ClickCommand) -> str:
 
 
 def candidate_tables(group: ClickCommand) -> dict[str, list[CompletionItem]]:
-    """Return the candidates after each verb of a group. Those after `heedful` have the key ""."""
+    """Return the candidates after each command of a group. Those after `heedful` have the key ""."""
     from heedful.cli.verb_group import SECTIONS
 
     verbs = [verb for names in SECTIONS.values() for verb in names]
@@ -197,7 +197,7 @@ def _arguments(command: ClickCommand) -> list[CompletionItem]:
     from heedful.study import STUDIES
     from heedful.tasks.specs import task_names
 
-    known_values: dict[str, tuple[tuple[str, ...], ...]] = {  # for each verb, the values of each argument
+    known_values: dict[str, tuple[tuple[str, ...], ...]] = {  # for each command, the values of each argument
         "finetune": (task_names(),),
         "init": ((*template.template_names(), "serve"),),
         "recipe": (("ls", "cp"), tuple(offer.name for offer in recipes.list_assets())),

@@ -1,4 +1,4 @@
-"""The verb convert: convert a model folder to safetensors."""
+"""The command `heedful convert`: convert a model folder to safetensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb distil: knowledge distillation of a large model (the teacher) into a small one (the student)."""
+"""The command `heedful distil`: distil a large model (the teacher) into a small one (the student)."""
 
 from __future__ import annotations
 

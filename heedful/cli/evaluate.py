@@ -1,4 +1,4 @@
-"""The verb evaluate: evaluate a model on labelled data, or on a suite of public tasks."""
+"""The command `heedful evaluate`: evaluate a model on labelled data, or on a suite of public tasks."""
 
 from __future__ import annotations
 

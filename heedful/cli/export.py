@@ -1,4 +1,4 @@
-"""The verb export: export an encoder or a decoder to ONNX, or an encoder to a self-contained HTML page."""
+"""The command `heedful export`: export an encoder or a decoder to ONNX, or an encoder to a self-contained HTML page."""
 
 from __future__ import annotations
 

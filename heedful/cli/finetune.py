@@ -1,4 +1,4 @@
-"""The verb finetune: fine-tune a model on labelled data."""
+"""The command `heedful finetune`: fine-tune a model on labelled data."""
 
 from __future__ import annotations
 

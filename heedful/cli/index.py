@@ -1,4 +1,4 @@
-"""The verb index: make and change an index of documents."""
+"""The command `heedful index`: make and change an index of documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb init: print all settings of a verb or task as a recipe."""
+"""The command `heedful init`: print all settings of a command or task as a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb kernels: show or build the C++ kernels."""
+"""The command `heedful kernels`: show or build the C++ kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb look: show attention and hidden states of a model, or report on its attention heads."""
+"""The command `heedful look`: show attention and hidden states of a model, or report on its attention heads."""
 
 from __future__ import annotations
 

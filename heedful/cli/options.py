@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the checks of their values."""
+"""Options that several commands share, and the checks of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminal output of all verbs: predictions and tables on stdout, notes and warnings on stderr."""
+"""Terminal output of all commands: predictions and tables on stdout, notes and warnings on stderr."""
 
 from __future__ import annotations
 

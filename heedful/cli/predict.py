@@ -1,4 +1,4 @@
-"""The verb predict: predict on texts given as arguments or on stdin, or on files."""
+"""The command `heedful predict`: predict on texts given as arguments or on stdin, or on files."""
 
 from __future__ import annotations
 

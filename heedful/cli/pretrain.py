@@ -1,4 +1,4 @@
-"""The verb pretrain: pre-train a model on raw text."""
+"""The command `heedful pretrain`: pre-train a model on raw text."""
 
 from __future__ import annotations
 

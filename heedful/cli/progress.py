@@ -1,4 +1,4 @@
-"""`Progress`, which verbs that train use: a live line on a terminal, or else a line every 30 seconds, on stderr."""
+"""`Progress`, which commands that train use: a live line on a terminal, or else a line every 30 seconds, on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb prune: measure how many tokens the upper layers of a model need, and save the model with token pruning."""
+"""The command `heedful prune`: measure how many tokens upper layers need, and save the model with token pruning."""
 
 from __future__ import annotations
 

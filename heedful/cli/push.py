@@ -1,4 +1,4 @@
-"""The verb push: upload a model to the Hugging Face hub."""
+"""The command `heedful push`: upload a model to the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb quickstart: fine-tune, evaluate and try a small classifier on sample data."""
+"""The command `heedful quickstart`: fine-tune, evaluate and try a small classifier on sample data."""
 
 from __future__ import annotations
 

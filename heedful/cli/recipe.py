@@ -1,4 +1,4 @@
-"""The verb recipe: list recipes and sample data, or copy one."""
+"""The command `heedful recipe`: list recipes and sample data, or copy one."""
 
 from __future__ import annotations
 

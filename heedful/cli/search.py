@@ -1,4 +1,4 @@
-"""The verb search: find documents of an index."""
+"""The command `heedful search`: find documents of an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb select: unlabelled texts to label next."""
+"""The command `heedful select`: choose the unlabelled texts to label next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb serve: serve models over HTTP."""
+"""The command `heedful serve`: serve models over HTTP."""
 
 from __future__ import annotations
 

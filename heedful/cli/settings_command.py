@@ -1,6 +1,6 @@
 """`SettingsCommand`: a command whose settings are flags and NAME=VALUE arguments.
 
-The verbs that train, read data or serve use it. An argument of such a command is the first of these that applies:
+Commands that train, read data or serve use it. An argument of such a command is the first of these that applies:
 
 - `--batch-size 8` is an option or a settings flag of the command, if there is one of this name.
 - `--train.batch_size 8`, `--train.batch_size=8` and `--batch-size 8` are the setting with this path, or with this last

@@ -1,4 +1,4 @@
-"""The verb study: run an experiment on how attention models learn, or write the toy data."""
+"""The command `heedful study`: run an experiment on how attention models learn, or write the toy data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb tokenizer: train a tokenizer on text files."""
+"""The command `heedful tokenizer`: train a tokenizer on text files."""
 
 from __future__ import annotations
 

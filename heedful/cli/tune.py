@@ -1,4 +1,4 @@
-"""The verb tune: search settings of fine-tuning within a time budget."""
+"""The command `heedful tune`: search settings of fine-tuning within a time budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command group of all verbs: its sections in --help, and aliases of verbs from other libraries."""
+"""The group of all commands: its sections in --help, and aliases of commands of other libraries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from heedful.cli.output import note
 from heedful.cli.settings_command import ClickCommand, ClickContext, HelpFormatter
 from heedful.errors import HeedfulError
 
-SECTIONS: dict[str, tuple[str, ...]] = {  # verbs by purpose, in the order of a model's life
+SECTIONS: dict[str, tuple[str, ...]] = {  # commands by purpose, in the order of a model's life
     "Start": ("quickstart", "init", "recipe", "models", "check", "completion"),
     "Train": ("tokenizer", "pretrain", "finetune", "tune", "distil", "prune", "evaluate"),
     "Use": ("predict", "select", "index", "search", "look", "convert", "export", "push"),
     "Serve": ("serve", "bench", "kernels"),
     "Study": ("study",),
 }
-VERB_ALIASES: dict[str, str] = {  # verb of each name in other libraries
+VERB_ALIASES: dict[str, str] = {  # command by its name in other libraries
     **dict.fromkeys(("train", "fit", "fine-tune", "fine_tune"), "finetune"),
     **dict.fromkeys(("distill", "distillation"), "distil"),
     **dict.fromkeys(("pre-train", "pretraining"), "pretrain"),
@@ -25,7 +25,7 @@ VERB_ALIASES: dict[str, str] = {  # verb of each name in other libraries
     "tokenize": "tokenizer",
     "benchmark": "bench",
 }
-VERB_ADVICE: dict[str, str] = {  # for verbs of other libraries that do not exist here: the command to use
+VERB_ADVICE: dict[str, str] = {  # what to use, by the name of a command that only other libraries have
     **dict.fromkeys(("val", "validate"), "heedful evaluate RUN --data DATA --split dev"),
     **dict.fromkeys(("test", "score"), "heedful evaluate RUN --data DATA --split test"),
     **dict.fromkeys(
@@ -40,7 +40,7 @@ VERB_ADVICE: dict[str, str] = {  # for verbs of other libraries that do not exis
 
 
 class VerbGroup(TyperGroup):
-    """The group of all verbs."""
+    """The group of all commands."""
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, ClickCommand | None, list[str]]:
         """Return the command that the first argument names by its name or an alias.
@@ -58,7 +58,7 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: ClickContext, formatter: HelpFormatter) -> None:
-        """Write the verbs by purpose, each with the first sentence of its help."""
+        """Write the commands by purpose, each with the first sentence of its help."""
         width = formatter.width - 6 - max(map(len, self.commands))
         for title, names in SECTIONS.items():
             rows = [(name, self.commands[name].get_short_help_str(width)) for name in names if name in self.commands]

@@ -258,7 +258,7 @@ class PageAPI:
         side = parse_index(params, "side", len(self.inspections), default=0)
         heads = [_parse_gate(text) for text in params.get("off", "").split(",") if text]
         result = intervene(self.inspections, side, heads, _parse_words(params.get("tokens", "")))
-        return {"before": result.before, "after": result.after, "item": result.item, "cosine": result.cosine}
+        return {"before": result.before, "after": result.after, "item": result.changed_item, "cosine": result.cosine}
 
     def positions(self, params: Params) -> Json:
         """Return how the model represents positions."""

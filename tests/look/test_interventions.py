@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import heedful
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, RequestError
 from heedful.look.head_masking import gated_heads
-from heedful.look.inspection import Inspection
+from heedful.look.inspection import Inspection, TokenRecord
 from heedful.look.interventions import intervene, masking_gates, replace_tokens
 from heedful.look.page_api import PageAPI
 from heedful.packed import Packed
@@ -27,7 +27,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
 
 def test_nothing_changed_changes_nothing(single: Inspection) -> None:
     result = intervene([single], 0, [], {})
-    assert result.before == result.after and result.item == PAIR and result.before is not None
+    assert result.before == result.after and result.changed_item == PAIR and result.before is not None
 
 
 def test_heads_that_are_off_add_nothing(single: Inspection) -> None:
@@ -53,6 +53,29 @@ def test_tokens_are_replaced_where_they_stand(single: Inspection) -> None:
     result = intervene([single], 0, [], {names.index("cat"): "dog"})
     expected = intervene([Inspection(single.loaded, ("The dog sat on the mat.", "A dog ran."))], 0, [], {}).before
     assert result.after == expected
+
+
+def test_tokens_that_share_characters_are_not_replaced_together(
+    single: Inspection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of single bytes have the offsets of their common character."""
+    records = [
+        TokenRecord(text=text, id=9, segment=segment, special=False, continues=False, start=4, stop=7)
+        for text, segment in (("<0xF0>", 0), ("<0x9F>", 0), ("dog", 1))
+    ]
+    monkeypatch.setitem(single.sides, "source", records)
+    assert replace_tokens(single, {1: "dog"}) == ("The dog sat on the mat.", "A dog ran.")
+    assert replace_tokens(single, {1: "dog", 2: "cat"}) == ("The dog sat on the mat.", "A docatan.")
+    with pytest.raises(RequestError, match="<0xF0> shares characters with another replaced token: replace one of"):
+        replace_tokens(single, {0: "a lion", 1: "dog"})
+
+
+def test_candidates_are_refused_before_the_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = heedful.load(make_model_dir(tmp_path, "choice"))
+    inspection = Inspection(bundle, PAIR, choices=(PAIR[1], "A cat."))
+    monkeypatch.setattr(Inspection, "__init__", lambda *_, **__: pytest.fail("the model ran on the new text"))
+    with pytest.raises(RequestError, match="tokens of one candidate cannot be replaced here"):
+        intervene([inspection], 0, [], {2: "dog"})
 
 
 def test_an_embedding_is_compared_with_itself(tmp_path: Path) -> None:

@@ -251,6 +251,21 @@ def test_predictions_with_heads_off_and_tokens_replaced(tmp_path: Path, name: st
         )
 
 
+def test_tokens_that_share_characters_are_not_replaced_together(tmp_path: Path) -> None:
+    """The page and Python refuse the same replacements, with the same message."""
+    script = live_script().rpartition("\nstartFileWithModel(")[0]
+    (tmp_path / "input.json").write_text("{}")
+    (tmp_path / "run.mjs").write_text(
+        f"{RUN}{script}\n"
+        'const tokens = ["<0xF0>", "<0x9F>"].map((text) => ({ text, segment: 0, start: 4, stop: 7 }));\n'
+        'const replaced = (words) => replaceTokens({ item: "The cat sat.", tokens }, words);\n'
+        "const refused = (words) => { try { return replaced(words); } catch ({ message }) { return message; } };\n"
+        'console.log(JSON.stringify([replaced({ 1: "dog" }), refused({ 0: "a lion", 1: "dog" })]));\n'
+    )
+    message = "<0xF0> shares characters with another replaced token: replace one of them"
+    assert run_node(tmp_path) == ["The dog sat.", message]
+
+
 def similarity_alone(answer: Any) -> Any:
     """Return the engine's answer without the facts about its inputs, which the view does not show."""
     return answer and {key: value for key, value in answer.items() if key == "similarity"}

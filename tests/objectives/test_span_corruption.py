@@ -155,8 +155,9 @@ def test_invalid_settings_are_refused() -> None:
         SpanCorruption(tokenizer=word_tokenizer(0), start=PAD)
     with pytest.raises(HeedfulError, match=r"mask_prob is 1\.5; expected a share of the tokens between 0"):
         SpanCorruption(tokenizer=word_tokenizer(), start=PAD, mask_prob=1.5)
-    with pytest.raises(HeedfulError, match=r"mean_noise_span_length is 0\.5; expected a number of tokens, at least 1"):
-        SpanCorruption(tokenizer=word_tokenizer(), start=PAD, mean_noise_span_length=0.5)
+    for length in (0.5, float("inf"), float("nan")):
+        with pytest.raises(HeedfulError, match=f"length is {length}; expected a number of tokens, at least 1"):
+            SpanCorruption(tokenizer=word_tokenizer(), start=PAD, mean_noise_span_length=length)
 
 
 def test_only_special_tokens_at_the_ends_are_never_removed() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+import errno
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from heedful.data import LabelledExample, Seq2SeqExample, read
-from heedful.errors import HeedfulError
+from heedful.errors import DataError, HeedfulError
+from heedful.study.toy import files as toy_files
 from heedful.study.toy.files import write_toy_files
 from heedful.study.toy.language import NOUNS, VERBS, translations
 from heedful.study.toy.order import BAD, GOOD, HARD, PARTS, bag_of_words, texts
@@ -83,7 +87,39 @@ def test_files_that_others_read(tmp_path: Path) -> None:
         assert counts == {"train": 800, "dev": 80, "test": 80}
     with (tmp_path / "toy" / "order" / "test.csv").open() as file:
         assert {row["part"] for row in csv.DictReader(file)} == set(PARTS)
-    with pytest.raises(HeedfulError, match="is not empty: give another folder"):
-        write_toy_files(tmp_path / "toy")
+
+
+def test_folders_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(DataError, match="file is not a folder: give another path"):
+        write_toy_files(tmp_path / "file", train=80)
+    with pytest.raises(DataError, match=f"{tmp_path} exists and is not empty: give another folder"):
+        write_toy_files(tmp_path, train=80)
     with pytest.raises(HeedfulError, match="train is 3; expected 80"):
         write_toy_files(tmp_path / "small", train=3)
+
+    def refuse(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "locked").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", refuse)
+        with pytest.raises(DataError, match="locked cannot be written: Permission denied: give another folder"):
+            write_toy_files(tmp_path / "locked", train=80)
+
+
+def test_toy_files_are_removed_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the last file leaves an empty folder, to which the same call can write."""
+    write_table = toy_files._write_table
+
+    def fail_at_the_end(path: Path, *arguments: Any) -> Path:
+        if path.name == "test.csv":
+            raise OSError("no space left")  # has no strerror
+        return write_table(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_files, "_write_table", fail_at_the_end)
+        with pytest.raises(DataError, match="toy cannot be written: no space left: give another folder"):
+            write_toy_files(tmp_path / "toy", train=80)
+    assert not list((tmp_path / "toy").iterdir())
+    assert len(write_toy_files(tmp_path / "toy", train=80)) == 6

@@ -194,9 +194,12 @@ function tokensIn(facts, tokenizer, { ids, segments, words, offsets }, texts) {
  */
 function replaceTokens({ item, tokens }, words) {
   const texts = (Array.isArray(item) ? item : [item]).map((text) => [...text]);
+  const unchangedStops = texts.map((chars) => chars.length); // for each text, the end of its part without replacements
   for (const [place, word] of Object.entries(words).sort(([a], [b]) => Number(b) - Number(a))) {
     const { text, segment, start, stop } = /** @type {any} */ (tokens[Number(place)]);
     if (segment === null) throw new Error(`${text} is in no text: replace another token`);
+    if (stop > unchangedStops[segment]) throw new Error(`${text} shares characters with another replaced token: replace one of them`);
+    unchangedStops[segment] = start;
     if (word.length > MAX_WORD) throw new Error(`a word of ${word.length} characters was given: give one of up to ${MAX_WORD}`);
     texts[segment].splice(start, stop - start, ...word);
   }

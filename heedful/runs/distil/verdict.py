@@ -35,7 +35,7 @@ from heedful.runs.card.verdict import NAMES, VERDICT
 from heedful.runs.distil.settings import DistilSettings, VerdictSettings
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
-from heedful.runs.plots.figures import wilson
+from heedful.runs.plots.figures import wilson_interval
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_plot, set_title, style_axes
 from heedful.runs.results import JsonObject, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
@@ -303,7 +303,7 @@ def _quality_interval(quality: JsonObject, resolution: float) -> dict[str, float
         return {"low": max(interval.low, minimum), "high": min(interval.high, maximum)}
     if not resolution or len(numbers) > 1:
         return None
-    (low,), (high,) = wilson(np.array([quality["mean"]]), np.array([1 / resolution]))
+    (low,), (high,) = wilson_interval(np.array([quality["mean"]]), np.array([1 / resolution]))
     return {"low": float(low), "high": float(high)}
 
 

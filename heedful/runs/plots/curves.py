@@ -152,6 +152,7 @@ def _plot_score(axes: Axes, curves: TrainingCurves, metric: str) -> None:
 
 
 def _plot_lr(axes: Axes, curves: TrainingCurves) -> None:
+    """Plot the learning rate."""
     axes.plot(curves.step, curves.lr, color=GREY, lw=1.4, **_markers(curves.step))
     axes.set_ylabel("learning rate")
     axes.margins(y=0.15)

@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Pairs = Float64[np.ndarray, "examples 2"]  # label, prediction
+Pairs = Float64[np.ndarray, "examples 2"]  # columns: label, prediction
 Counts = NDArray[np.int64]
 Shares = NDArray[np.float64]
-IdealLine = tuple[tuple[float, float], tuple[float, float]]  # two points (label, prediction) of correct predictions
+IdealLine = tuple[tuple[float, float], tuple[float, float]]  # two points (label, prediction)
 MAX_CONFUSION_LABELS = 30  # maximum labels in a plot of a confusion matrix
 MAX_SCORE_ROWS = 50  # maximum rows in a plot of scores
-THRESHOLD_SPACING = 0.12  # minimum difference of coverage between two thresholds with a label
+MIN_TICK_SPACING = 0.12  # minimum difference of coverage between two thresholds on the axis of thresholds
 
 
 def draw_run_plots(folder: Path) -> list[Path]:
     """Write plots of a run to its folder plots/ as PNG and SVG files.
 
     Kinds of plots are curves, alignments, confusion, calibration, coverage, scores and numbers. Kinds that do not apply
-    to the task are left out. An unfinished run only has curves.
+    to the task are left out. An unfinished run has only curves.
 
     Returns:
         The paths of the PNG files.
@@ -78,9 +78,9 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     split, numbers = headline
     spec = SPECS.get(results["task"])
     if spec is not None and spec.plots_alignments:
-        from heedful.runs.plots.alignments import plot_alignments  # imports torch
+        from heedful.runs.plots.alignments import plot_run_alignments  # imports torch
 
-        if figure := plot_alignments(folder, split):
+        if figure := plot_run_alignments(folder, split):
             yield "alignments", figure
     if "confusion" in numbers:
         yield "confusion", plot_confusion(numbers, split)
@@ -89,7 +89,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     if numbers.get("coverage"):
         yield "coverage", plot_coverage(numbers, split)
     for key, row_kind in (("classes", "class"), ("labels", "label"), ("types", "type of entity")):
-        if numbers.get(key):
+        if numbers.get(key):  # the metrics of a task have at most one of these keys
             yield "scores", plot_scores(numbers[key], split, row_kind)
     if "pearson" in numbers:
         pairs = [(as_float(line["label"]), as_float(line["prediction"])) for line in read_predictions(folder, split)]
@@ -98,7 +98,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def plot_confusion(numbers: Result, split: str) -> Figure:
-    """Plot the confusion matrix, coloured by the share of the label's examples.
+    """Plot the confusion matrix. The color of a cell is its share of the examples with its label.
 
     Args:
         numbers: Metrics of the split, with "classes", "confusion" [label, prediction] and "count".
@@ -121,17 +121,19 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
     cell = min(1.1, max(0.38, 4 / size))  # inches
     names = [labels.names[index] for index in chosen]
     longest = max(map(len, names))
-    figure = new_figure(max(6.0, cell * size + 0.07 * longest + 2.4), cell * size + 0.055 * longest + 1.5)
+    width = cell * size + 0.07 * longest + 2.4  # inches: cells, names of labels, color bar
+    height = cell * size + 0.055 * longest + 1.5  # inches: cells, rotated names of predictions, title
+    figure = new_figure(max(6.0, width), height)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap=colormaps["Blues"].with_extremes(bad="#F4F4F4"), vmin=0, vmax=1)
     style_axes(axes)
-    text: dict[str, Any] = {"parse_math": False, "fontfamily": list(labels.fonts), "fontsize": 8}
-    rotated: dict[str, Any] = {}
+    text_style: dict[str, Any] = {"parse_math": False, "fontfamily": list(labels.fonts), "fontsize": 8}
+    tick_rotation: dict[str, Any] = {}
     if size > 4 or longest > 10:
-        rotated = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(size), names, **text, **rotated)
+        tick_rotation = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(size), names, **text_style, **tick_rotation)
     names_with_support = [f"{name}  ({count:,})" for name, count in zip(names, support, strict=True)]
-    axes.set_yticks(range(size), names_with_support, **text)
+    axes.set_yticks(range(size), names_with_support, **text_style)
     axes.set_xlabel("Prediction")
     axes.set_ylabel("Label (examples)", labelpad=8)
     axes.hlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
@@ -145,7 +147,7 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
 
 
 def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> list[int]:
-    """Return the indices of the labels with the most frequent confusions, at most `max_labels`, ascending.
+    """Return the indices of the labels of the most frequent confusions, at most `max_labels`, in ascending order.
 
     >>> most_confused(np.array([[9, 0, 2], [0, 9, 0], [1, 0, 9]]), 2)
     [0, 2]
@@ -157,55 +159,63 @@ def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> lis
     chosen: dict[int, None] = {}  # an ordered set
     for pair in zip(*np.unravel_index(order, confusions.shape), strict=True):
         for label in pair:
-            if len(chosen) < max_labels:
-                chosen[int(label)] = None
+            chosen[int(label)] = None
+            if len(chosen) == max_labels:
+                return sorted(chosen)
     return sorted(chosen)
 
 
 def _write_counts(axes: Axes, counts: Counts, shares: Shares, cell: float) -> None:
-    """Write the count into each cell, whose size is `cell` inches. Zeros are only written in small matrices."""
+    """Write the count into each cell. Zeros are written only in matrices of up to 10 labels.
+
+    Args:
+        axes: Axes of the matrix.
+        counts: Examples [label, prediction].
+        shares: Share of the label's examples [label, prediction]. NaN: the label has no examples.
+        cell: Width and height of a cell in inches.
+    """
     longest = len(f"{counts.max():,}")
     font_size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
     for row, column in np.ndindex(counts.shape):
         count = counts[row, column]
         if not count and len(counts) > 10:
             continue
-        colour = INK if count else "#A0A0A0"
+        color = INK if count else "#A0A0A0"
         if shares[row, column] > 0.55:  # a dark cell
-            colour = "white"
-        axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=font_size, color=colour)
+            color = "white"
+        axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=font_size, color=color)
 
 
 def plot_calibration(numbers: Result, split: str) -> Figure:
     """Plot accuracy over confidence (a reliability diagram), and the count of answers for each confidence.
 
     Args:
-        numbers: Metrics of the split, with "calibration" and "ece".
+        numbers: Metrics of the split, with "calibration", the table of `Calibration.compute`, and "ece".
         split: Name of the split.
     """
     table = numbers["calibration"]
     count = np.array([row["count"] for row in table], dtype=np.float64)
     confidence = np.array([as_float(row["confidence"]) for row in table])
     accuracy = np.array([as_float(row["accuracy"]) for row in table])
-    low, high = wilson(accuracy, count)
+    low, high = wilson_interval(accuracy, count)
     figure = new_figure(5.6, 6.8)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
-    above.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
-    above.vlines(confidence, low, high, color=SKY, lw=2.5, label="95 % interval")
-    above.plot(confidence, accuracy, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
-    above.set_ylim(-0.02, 1.02)
-    above.set_xlim(-0.02, 1.02)
-    above.set_ylabel("share of right answers")
+    accuracy_axes, count_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
+    accuracy_axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
+    accuracy_axes.vlines(confidence, low, high, color=SKY, lw=2.5, label="95 % interval")
+    accuracy_axes.plot(confidence, accuracy, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
+    accuracy_axes.set_ylim(-0.02, 1.02)
+    accuracy_axes.set_xlim(-0.02, 1.02)
+    accuracy_axes.set_ylabel("accuracy")
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
     edges = [as_float(row["low"]) for row in table]
     widths = [as_float(row["high"]) - as_float(row["low"]) for row in table]
-    bars = below.bar(edges, count, width=widths, align="edge", color=SKY, edgecolor="white")
-    below.bar_label(bars, [f"{int(value):,}" for value in count], fontsize=7, padding=2, color=INK)
-    below.margins(y=0.25)
-    below.set_ylabel("answers")
-    below.set_xlabel("confidence: the probability of the answer")
-    for axes in (above, below):
-        style_axes(axes, grid="both" if axes is above else "y")
+    bars = count_axes.bar(edges, count, width=widths, align="edge", color=SKY, edgecolor="white")
+    count_axes.bar_label(bars, [f"{int(value):,}" for value in count], fontsize=7, padding=2, color=INK)
+    count_axes.margins(y=0.25)
+    count_axes.set_ylabel("answers")
+    count_axes.set_xlabel("confidence: the probability of the answer")
+    style_axes(accuracy_axes, grid="both")
+    style_axes(count_axes, grid="y")
     set_title(figure, f"Calibration on {split}: ECE {numbers['ece']:.3f}, {int(count.sum()):,} examples")
     return figure
 
@@ -214,7 +224,8 @@ def plot_coverage(numbers: Result, split: str) -> Figure:
     """Plot the accuracy of the most confident answers over their share of all answers.
 
     Args:
-        numbers: Metrics of the split, with "coverage".
+        numbers: Metrics of the split, with "coverage", the table of `Coverage.compute`. Its first row has all answers,
+            and the coverage falls from row to row.
         split: Name of the split.
     """
     table = numbers["coverage"]
@@ -222,20 +233,20 @@ def plot_coverage(numbers: Result, split: str) -> Figure:
     coverage = np.array([as_float(row["coverage"]) for row in table])
     accuracy = np.array([as_float(row["accuracy"]) for row in table])
     confidence = np.array([as_float(row["min_confidence"]) for row in table])
-    low, high = wilson(accuracy, count)
+    low, high = wilson_interval(accuracy, count)
     figure = new_figure(5.6, 4.2)
     axes = figure.subplots()
     axes.fill_between(coverage, low, high, color=SKY, alpha=0.5, lw=0, label="95 % interval")
     axes.plot(coverage, accuracy, color=BLUE, marker="o", ms=4, label="accuracy of these answers")
     axes.set_xlim(0, 1.02)
-    axes.set_ylabel("share of right answers")
+    axes.set_ylabel("accuracy")
     axes.set_xlabel("coverage: share of texts that are answered")
-    labelled: list[int] = []  # indices of points with a label for their threshold
+    ticks: list[int] = []  # indices of the rows whose thresholds are on the axis
     for index in range(len(table)):
-        if not labelled or coverage[labelled[-1]] - coverage[index] >= THRESHOLD_SPACING:
-            labelled.append(index)
+        if not ticks or coverage[ticks[-1]] - coverage[index] >= MIN_TICK_SPACING:
+            ticks.append(index)
     threshold_axis = axes.secondary_xaxis("top")
-    threshold_axis.set_xticks(coverage[labelled], [f"{confidence[index]:.4g}" for index in labelled])
+    threshold_axis.set_xticks(coverage[ticks], [f"{confidence[index]:.4g}" for index in ticks])
     threshold_axis.set_xlabel("least confidence of an answer (min_confidence)")
     threshold_axis.spines["top"].set_visible(False)
     threshold_axis.tick_params(labelsize=8, color=GREY, labelcolor=INK)
@@ -245,12 +256,20 @@ def plot_coverage(numbers: Result, split: str) -> Figure:
     return figure
 
 
-def wilson(shares: Shares, counts: Shares, z: float = 1.959964) -> tuple[Shares, Shares]:
-    """Return the 95 % interval of a share p of n examples (Wilson 1927).
+def wilson_interval(shares: Shares, counts: Shares, z: float = 1.959964) -> tuple[Shares, Shares]:
+    """Return the Wilson score interval of each share p of n examples (Wilson 1927).
 
     It is (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n).
 
-    >>> low, high = wilson(np.array([0.5]), np.array([10.0]))
+    Args:
+        shares: p, from 0 to 1.
+        counts: n, above 0.
+        z: Quantile of the normal distribution (default: that of a 95 % interval).
+
+    Returns:
+        The lower and the upper bounds.
+
+    >>> low, high = wilson_interval(np.array([0.5]), np.array([10.0]))
     >>> round(float(low[0]), 4), round(float(high[0]), 4)
     (0.2366, 0.7634)
     """
@@ -261,7 +280,7 @@ def wilson(shares: Shares, counts: Shares, z: float = 1.959964) -> tuple[Shares,
 
 
 def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Figure:
-    """Plot precision, recall and F1 of each label, the best on top.
+    """Plot precision, recall and F1 of each label, the best on top. Of many labels, only the worst are plotted.
 
     Args:
         scores: Scores by label: "precision", "recall", "f1", and optionally the count of examples as "count" or "gold".
@@ -275,15 +294,15 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
     longest = max(len(name) for name, _ in rows)
     figure = new_figure(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(rows)))
     axes = figure.subplots()
-    heights = np.arange(len(rows))
+    row_positions = np.arange(len(rows))
     precision = np.array([as_float(row["precision"]) for _, row in rows])
     recall = np.array([as_float(row["recall"]) for _, row in rows])
     f1 = np.array([as_float(row["f1"]) for _, row in rows])
-    axes.barh(heights, f1, height=0.62, color=SKY, alpha=0.55, label="F1")
-    markers: dict[str, Any] = {"ls": "none", "clip_on": False, "ms": 5, "mec": "white", "mew": 0.5}
-    axes.plot(precision, heights + 0.17, marker="v", color=BLUE, label="precision", **markers)
-    axes.plot(recall, heights - 0.17, marker="^", color=ORANGE, label="recall", **markers)
-    axes.set_yticks(heights, [name for name, _ in rows], parse_math=False, fontfamily=list(labels.fonts))
+    axes.barh(row_positions, f1, height=0.62, color=SKY, alpha=0.55, label="F1")
+    marker_style: dict[str, Any] = {"ls": "none", "clip_on": False, "ms": 5, "mec": "white", "mew": 0.5}
+    axes.plot(precision, row_positions + 0.17, marker="v", color=BLUE, label="precision", **marker_style)
+    axes.plot(recall, row_positions - 0.17, marker="^", color=ORANGE, label="recall", **marker_style)
+    axes.set_yticks(row_positions, [name for name, _ in rows], parse_math=False, fontfamily=list(labels.fonts))
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlim(0, 1.02)
     style_axes(axes, grid="x")
@@ -291,9 +310,9 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
     right_axis = axes.twinx()
     style_axes(right_axis)
     right_axis.set_ylim(axes.get_ylim())
-    right_axis.set_yticks(heights, f1_and_counts)
+    right_axis.set_yticks(row_positions, f1_and_counts)
     right_axis.tick_params(length=0)
-    right_axis.set_ylabel("F1 (how many there are)" if _count_in_parentheses(rows[0][1]) else "F1", fontsize=9)
+    right_axis.set_ylabel("F1 (count)" if _count_in_parentheses(rows[0][1]) else "F1", fontsize=9)
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
     selection_note = f"the {len(rows)} lowest of {len(all_rows)}" if len(rows) < len(all_rows) else ""
     set_title(figure, f"Precision, recall and F1 of each {row_kind} on {split}", selection_note, labels.note)
@@ -301,38 +320,45 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
 
 
 def _count_in_parentheses(row: JsonObject) -> str:
-    """Format the count of examples or entities with the label in parentheses, or return "" if it is unknown."""
+    """Format the number of examples or entities with the label, in parentheses, or return "" if it is unknown."""
     count = row.get("count", row.get("gold"))
     return "" if count is None else f"  ({count:,})"
 
 
 def _ideal_line(results: JsonObject, pairs: list[tuple[float, float]]) -> IdealLine | None:
-    """Return two points of the line of correct predictions, or None for cosines whose scale is unknown."""
-    if not SPECS[results["task"]].predicts_cosines:
-        values = [value for pair in pairs if np.isfinite(pair).all() for value in pair] or [0.0, 1.0]
-        return (min(values), min(values)), (max(values), max(values))
-    scaling = results.get("label_scaling")  # labels of a cosine of 0 and of 1
-    return ((scaling["low"], 0.0), (scaling["high"], 1.0)) if scaling else None
+    """Return two points (label, prediction) on the line of ideal predictions.
+
+    If the predictions are cosines, the line goes through the labels that correspond to a cosine of 0 and of 1, and is
+    None if these labels are unknown. Otherwise an ideal prediction equals its label.
+    """
+    spec = SPECS.get(results["task"])
+    if spec is not None and spec.predicts_cosines:
+        scaling = results.get("label_scaling")
+        return ((scaling["low"], 0.0), (scaling["high"], 1.0)) if scaling else None
+    finite_pairs = [pair for pair in pairs if np.isfinite(pair).all()]
+    values = [value for pair in finite_pairs for value in pair] or [0.0, 1.0]
+    least, greatest = min(values), max(values)
+    return (least, least), (greatest, greatest)
 
 
 def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: IdealLine | None) -> Figure:
-    """Plot predictions over labels, and the line of correct predictions.
+    """Plot predictions over labels, and the line of ideal predictions.
 
     Args:
         pairs: Labels and predictions. Pairs with a value that is not finite are left out.
         numbers: Metrics of the split, with "count", "pearson" and optionally "spearman".
         split: Name of the split.
-        ideal: Two points of the line of correct predictions. If None, no line is drawn.
+        ideal: Two points on the line of ideal predictions. If None, no line is drawn.
     """
     finite = np.isfinite(pairs).all(1)
     label, prediction = pairs[finite].T
     figure = new_figure(6.0, 6.4)
     axes = figure.subplots()
     alpha = float(np.clip(600 / max(1, len(label)), 0.1, 0.75))
-    points: dict[str, Any] = {"marker": "o", "ms": 4.5, "mec": "none", "ls": "none", "color": BLUE, "alpha": alpha}
-    axes.plot(label, prediction, rasterized=len(label) > MAX_VECTOR_POINTS, **points)
+    point_style: dict[str, Any] = {"marker": "o", "ms": 4.5, "mec": "none", "ls": "none", "color": BLUE, "alpha": alpha}
+    axes.plot(label, prediction, rasterized=len(label) > MAX_VECTOR_POINTS, **point_style)
     if ideal is not None:
-        axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="right predictions")
+        axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="ideal predictions")
         figure.legend(loc="outside lower right", fontsize=8, frameon=False)
     style_axes(axes, grid="both")
     axes.set_xlabel("label")

@@ -32,7 +32,7 @@ from heedful.runs.finetune.init_settings import Positions, TransformerInit
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.seq2seq import transformer_config
-from heedful.runs.plots.alignments import MAX_TOKENS, SPACE, _token_names, alignment, plot_alignments
+from heedful.runs.plots.alignments import MAX_TOKENS, SPACE, _token_labels, compute_alignment, plot_run_alignments
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.results import RunResult
 from heedful.tasks.generation import GenerationConfig
@@ -96,12 +96,9 @@ def test_a_token_that_is_a_space_is_shown_as_one() -> None:
     """Trap: bytes of what was never seen follow a token that is a space alone, which was drawn as its number."""
     words = train_tokenizer(["a cat"] * 3, TokenizerSettings(algorithm="bpe", vocab_size=264))
     encoded = words.encode("a \N{GRINNING FACE}")
-    names = [
-        name
-        for name, around in zip(_token_names(encoded, "a \N{GRINNING FACE}"), encoded.special, strict=True)
-        if not around
-    ]
-    assert names == ["a", SPACE, *["\N{GRINNING FACE}"] * 4]
+    token_labels = _token_labels(encoded, "a \N{GRINNING FACE}", words)
+    labels = [label for label, is_special in zip(token_labels, encoded.special, strict=True) if not is_special]
+    assert labels == ["a", SPACE, *["\N{GRINNING FACE}"] * 4]
 
 
 @pytest.mark.parametrize("name", ["both", "alone"])
@@ -290,7 +287,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         (again,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=12))([json.loads(line)["input"]])
         assert again["text"] == json.loads(line)["prediction"]
 
-    attention = alignment(loaded, *ROWS[0])
+    attention = compute_alignment(loaded, *ROWS[0])
     assert attention is not None and loaded.tokenizer is not None and loaded.tokenizer.special.eos_or_sep is not None
     assert (
         attention.source[1] == "ada"[: len(attention.source[1])]
@@ -386,7 +383,7 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
     for texts, shown in (((short, long), True), ((long,), False)):
         lines = [json.dumps({"id": n, "input": text, "prediction": "him"}) for n, text in enumerate(texts)]
         (tmp_path / "predictions-dev.jsonl").write_text("\n".join(lines))
-        assert (plot_alignments(tmp_path, "dev") is not None) == shown
+        assert (plot_run_alignments(tmp_path, "dev") is not None) == shown
 
 
 def test_what_cannot_run(labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from heedful.runs.plots.figures import (
     plot_coverage,
     plot_scatter,
     plot_scores,
-    wilson,
+    wilson_interval,
 )
 from heedful.runs.plots.style import save_plot
 from tests.support import run_folders
@@ -253,7 +253,7 @@ def test_wilson_is_scipys() -> None:
     from scipy.stats import binomtest
 
     counts, right = np.array([1.0, 5, 40, 1000]), np.array([0.0, 5, 13, 990])
-    low, high = wilson(right / counts, counts)
+    low, high = wilson_interval(right / counts, counts)
     for each in range(4):
         truth = binomtest(int(right[each]), int(counts[each])).proportion_ci(method="wilson")
         assert (low[each], high[each]) == pytest.approx((truth.low, truth.high), abs=1e-7)
@@ -285,6 +285,7 @@ def test_where_the_points_should_lie() -> None:
     assert _ideal_line({"task": "regress"}, pairs) == ((-1.0, -1.0), (4.0, 4.0))
     assert _ideal_line({"task": "embed", "label_scaling": {"low": 0.0, "high": 5.0}}, pairs) == ((0.0, 0.0), (5.0, 1.0))
     assert _ideal_line({"task": "embed"}, pairs) is None, "a cosine is no score"
+    assert _ideal_line({"task": "unknown"}, pairs) == ((-1.0, -1.0), (4.0, 4.0)), "of a newer version of Heedful"
 
 
 def test_a_run_that_has_not_ended_has_curves(tmp_path: Path) -> None:
