@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -51,9 +52,12 @@ def prepare(name: str, model: str, data: str, old: bool) -> Prepared:
     Args:
         old: Whether the checkout is BEFORE, whose command line has other options.
     """
-    if name in ("forward", "text"):
-        import heedful
+    import heedful
 
+    root = Path(sys.executable).parents[2]  # without resolving .venv/bin/python, which is a link
+    if not Path(heedful.__file__).is_relative_to(root):
+        raise SystemExit(f"{heedful.__file__} is not of the checkout {root}: unset PYTHONPATH")
+    if name in ("forward", "text"):
         engine = heedful.Engine(model)
         at_once = name == "forward"
         inputs = texts(512, 200, seed=1) if at_once else texts(1, 12, seed=2) * 20
@@ -128,6 +132,7 @@ def ratios(measured: Measured) -> list[float]:
 
 def main() -> None:
     """Measure all arms and write the record."""
+    os.environ.pop("PYTHONPATH", None)  # each process imports the heedful of its own checkout
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("before", type=Path)
     options.add_argument("--rounds", type=int, default=15)

@@ -175,6 +175,7 @@ def quality(models: Mapping[str, str], folder: Path, reranker: Engine | None) ->
                     rows.append(row(arm, scores, baseline, ms))
                     print(arm, rows[-1]["numbers"], flush=True)
                 if reranker is not None and vectors == "float32":
+                    assert baseline is not None
                     scores = score_rankings(reranked(index, queries, reranker), judgments)
                     ms = median_ms(partial(index.search, method="hybrid", reranker=reranker), texts[:TIMED])
                     rows.append(row(f"{name}, {vectors}, hybrid, reranked", scores, baseline, ms))

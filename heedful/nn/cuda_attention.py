@@ -66,9 +66,13 @@ def _unless_on_cuda(q: Tensor) -> str:
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     """Compute flash attention with dropout over packed rows, by the private operator that `varlen_attn` calls."""
     layout, window = args.layout, -1 if args.window is None else args.window
-    bounds = device_bounds(layout, q.device)
-    longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
-    return run_flash(q, k, v, *bounds, *longest, args.scale, args.causal, window, args.dropout)[0]
+    q_bounds, k_bounds = device_bounds(layout, q.device)
+    longest_q, longest_k = (
+        max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)
+    )
+    return run_flash(q, k, v, q_bounds, k_bounds, longest_q, longest_k, args.scale, args.causal, window, args.dropout)[
+        0
+    ]
 
 
 def run_flash(
