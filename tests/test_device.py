@@ -21,7 +21,7 @@ from heedful.runs.run_folder import resolve_auto
 from heedful.train.ranks import SINGLE_PROCESS
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import Trainer
-from tests.support.tiny_runs import trainer
+from tests.support.tiny_runs import make_trainer
 
 
 def test_each_process_of_a_host_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_missing_device_is_reported(
 
 
 def test_apples_gpus_are_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = trainer()
+    trainer = make_trainer()
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")
@@ -83,11 +83,11 @@ def test_apples_gpus_are_refused_with_advice(tmp_path: Path, monkeypatch: pytest
     ):
         with pytest.raises(HeedfulError, match=expected.format("mps")):
             refused()
-    monkeypatch.setattr(made.loaded, "parameters", lambda: iter([SimpleNamespace(device=torch.device("mps", 0))]))
+    monkeypatch.setattr(trainer.loaded, "parameters", lambda: iter([SimpleNamespace(device=torch.device("mps", 0))]))
     with pytest.raises(HeedfulError, match=expected.format("mps:0")):
-        Engine(made.loaded)
+        Engine(trainer.loaded)
     with pytest.raises(HeedfulError, match=expected.format("mps:0")):
-        Trainer(made.loaded, made.objective, made.samples, made.settings)
+        Trainer(trainer.loaded, trainer.objective, trainer.samples, trainer.settings)
 
 
 def test_the_device_decides_the_default_precision(monkeypatch: pytest.MonkeyPatch) -> None:
