@@ -27,8 +27,8 @@ class CompletionItem(NamedTuple):
 
     Args:
         word: A command, an option, or the position of an argument, from 1. An option after "?" is only offered once
-            part of it has been typed. A setting after "=" is only offered as NAME=VALUE. If a command has settings of the
-            latter kind, settings with a dot and those after "?" are offered as PATH=VALUE too.
+            part of it has been typed. A setting after "=" is only offered as NAME=VALUE. If a command has such
+            settings, settings with a dot and those after "?" are offered as PATH=VALUE too.
         values: The values that may follow, separated by spaces; or ANY_FILE; or NO_VALUE, alone or before values.
         help: Description in one line.
     """

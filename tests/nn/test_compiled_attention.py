@@ -12,19 +12,19 @@ from heedful.nn import compiled_attention, cuda_attention
 from heedful.nn.attend import REFERENCE
 from heedful.nn.compiled_attention import OperatorBounds, attend_by_operator, operator_bounds
 from heedful.nn.layout import AttentionArgs, Layout
-from tests.nn.test_cuda_attention import WINDOWS, as_documented
+from tests.nn.test_cuda_attention import MASKS, documented_flash_attention
 from tests.nn.test_kernels import make_layout, sample_qkv
 
 
 def test_the_operator_computes_what_the_reference_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    def operator(*arguments: Any, **more: Any) -> tuple[Any, ...]:
-        return (*as_documented(*arguments, **more), None)
+    def operator(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:
+        return (*documented_flash_attention(*arguments, **keywords), None)
 
     monkeypatch.setattr(cuda_attention, "_operator", lambda: operator)
     layout = make_layout([7, 0, 23, 1], [7, 0, 23, 1])
     q, k, v = (tensor.detach() for tensor in sample_qkv(layout))
     bounds = torch.tensor([0, 7, 7, 30, 31], dtype=torch.int32)
-    for causal, window in WINDOWS:
+    for causal, window in MASKS:
         width = -1 if window is None else window
         out, _, random_state = compiled_attention._forward(q, k, v, bounds, torch.tensor(23), 0.3, causal, width, 0.0)
         truth = REFERENCE.run(q, k, v, AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window))
@@ -32,7 +32,7 @@ def test_the_operator_computes_what_the_reference_does(monkeypatch: pytest.Monke
         assert (random_state.shape, random_state.dtype) == ((2,), torch.uint64)
 
 
-@pytest.mark.parametrize(("causal", "window"), WINDOWS)
+@pytest.mark.parametrize(("causal", "window"), MASKS)
 def test_its_shapes_are_known_on_every_device(causal: bool, window: int | None) -> None:
     q, k, v = torch.empty(40, 12, 64, device="meta", dtype=torch.bfloat16, requires_grad=True).split(4, 1)
     bounds = OperatorBounds(rows=torch.empty(3, device="meta", dtype=torch.int32), longest=torch.tensor(30))
@@ -47,7 +47,7 @@ def test_its_gradient_is_that_of_an_operator_that_is_there() -> None:
     q = torch.empty(40, 4, 64, device="meta", dtype=torch.bfloat16)
     log_sums, state = torch.empty(4, 40, device="meta"), torch.empty(2, device="meta", dtype=torch.uint64)
     bounds = torch.empty(3, device="meta", dtype=torch.int32)
-    for causal, window in WINDOWS:
+    for causal, window in MASKS:
         width = -1 if window is None else window
         rest = (bounds, torch.tensor(30), 0.1, causal, width, 0.1)
         gradients = compiled_attention._backward(q, q, q, q, q, log_sums, state, *rest)
