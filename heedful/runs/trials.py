@@ -206,9 +206,9 @@ def trials_csv(state: SearchState) -> str:
     writer.writerow([*state.space, "share of the training", "dev metric", "value", "low", "high", "seconds", "folder"])
     for trial in ranked_trials(state.trials):
         values = [trial.settings[name] for name in state.space]
-        interval = trial.interval or {"low": "", "high": ""}
         score = "NaN" if trial.metric_value is None else trial.metric_value
-        scores = [metric_name(state.trials), score, interval["low"], interval["high"]]
+        bounds = [trial.interval["low"], trial.interval["high"]] if trial.interval else ["", ""]
+        scores = [metric_name(state.trials), score, *bounds]
         writer.writerow([*values, trial.share, *scores, trial.seconds, trial.folder])
     return out.getvalue()
 
