@@ -26,9 +26,9 @@ class CompletionItem(NamedTuple):
     """One candidate for completion, and the values that may follow it.
 
     Args:
-        word: A command, an option, or the position of an argument, from 1. An option after "?" is only offered once part
-            of it has been typed. A setting after "=" is only offered as NAME=VALUE. If a command has settings of the
-            latter kind, settings with a dot and those after "?" are offered as PATH=VALUE too.
+        word: A command, an option, or the position of an argument, from 1. An option after "?" is only offered once
+            part of it has been typed. A setting after "=" is only offered as NAME=VALUE. If a command has settings of
+            the latter kind, settings with a dot and those after "?" are offered as PATH=VALUE too.
         values: The values that may follow, separated by spaces; or ANY_FILE; or NO_VALUE, alone or before values.
         help: Description in one line.
     """
