@@ -483,7 +483,7 @@ def test_predict_reports_the_line_of_stdin(run: Run, folders: dict[str, Path]) -
 
 
 def test_the_same_warning_is_shown_once_in_each_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warn_twice(*_: object, **__: object) -> None:
+    def warn_twice(*arguments: object, **options: object) -> None:
         for _ in range(2):
             warnings.warn("the cache is shared", HeedfulWarning, stacklevel=1)
         raise SystemExit(0)
