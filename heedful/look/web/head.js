@@ -12,8 +12,7 @@ import { headColour, headName, isDashed, namesOf, rowHeight, tokenList, tokensOf
 
 const TALL = 1_000; // maximum height of a list of tokens, in pixels; for longer lists tokens are closer and not all are named
 const LABEL = 13; // pixels that a name needs
-const SHADE_WIDTH = 8; // minimum width of a head's shade behind the tokens on the right, in pixels
-const SHADE = 0.37; // opacity of the shade of a weight of 1, with which a name keeps a contrast of 4.5 in both themes
+const SHADE_WIDTH = 10; // minimum width of a head's shade behind the tokens on the right, in pixels
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // maximum lines that are drawn, the strongest ones
 const DRAWN = 3_000; // maximum lines that are SVG elements; more are painted on a canvas
@@ -374,10 +373,11 @@ function shade(canvas, weights, heads, rows, passes, m) {
   const pen = canvas.getContext("2d");
   if (!pen) return sums;
   const style = getComputedStyle(canvas);
+  const most = Number(style.getPropertyValue("--shade")); // opacity for a weight of 1, with which a name keeps a contrast of 4.5
   for (const [h, head] of heads.entries()) {
     pen.fillStyle = style.getPropertyValue(headColour(head)).trim();
     for (let j = 0; j < m; j++) {
-      pen.globalAlpha = SHADE * Math.min(1, sums[j * heads.length + h]) ** GAIN;
+      pen.globalAlpha = most * Math.min(1, sums[j * heads.length + h]) ** GAIN;
       pen.fillRect(h, j, 1, 1);
     }
   }

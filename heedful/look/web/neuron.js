@@ -107,7 +107,7 @@ function against(context, table, attention, keys, row) {
   /** @type {HTMLElement[]} */
   const marks = []; // around the dimension that is pointed at, one in each field
   const point = (/** @type {number} */ j, /** @type {number | null} */ i) => {
-    const sum = `q · k = ${short(dots[j])}, score ${short(line[j])}, weight ${percent(weights[j])}`;
+    const sum = `q\u00a0·\u00a0k = ${short(dots[j])}, score ${short(line[j])}, weight ${percent(weights[j])}`;
     status.textContent = i === null
       ? `${plain(keys[j])}: ${sum}`
       : `${plain(keys[j])}, dimension ${i}: ${short(query[i])} × ${short(k.values[j * d + i])} = ${short(products[j * d + i])}; all ${d}: ${sum}`;
