@@ -34,6 +34,7 @@ from tests.look.test_inspection import TEXT, WORDS, ending
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import make_classic
 from tests.support.model_folders import make_model_dir
+from tests.support.page_checks import set_window
 from tests.support.tiny_models import save_tiny
 
 PAIR = ("The cat sat on the mat.", "A dog ran to the mat in Paris.")
@@ -268,6 +269,102 @@ def test_head_view_filters_and_merges_tokens(chrome: Browser, local: LocalServer
     rows_of = keys_of / keys_of.sum(0)
     assert answer[0] == [3, 3] and answer[2] == ["the", "playing", "."]
     assert np.abs(np.reshape(answer[1], (3, 3)) - rows_of.T @ matrix @ keys_of).max() < 1e-6
+
+
+SHADES = """
+const shares = document.querySelector(".shares");
+const [box, list] = [shares, document.querySelector(".right > .tokens")].map((e) => e.getBoundingClientRect());
+const data = shares.getContext("2d").getImageData(0, 0, shares.width, shares.height).data;
+return { alpha: [...data].filter((_, i) => i % 4 === 3), size: [shares.height, shares.width],
+  apart: Math.max(...["left", "top", "right", "bottom"].map((side) => Math.abs(box[side] - list[side]))) };
+"""
+LEAST_CONTRAST = """
+const root = document.querySelector(".heedful");
+const style = getComputedStyle(root);
+const rgb = (name) => style.getPropertyValue(name).trim().slice(1).match(/../g).map((v) => parseInt(v, 16));
+const linear = (v) => v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.05 + 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const most = Number(style.getPropertyValue("--shade"));
+return Math.min(...[...Array(8).keys()].map((head) => {
+  const shaded = rgb("--ground").map((v, i) => (1 - most) * v + most * rgb(`--head-${head}`)[i]);
+  const [a, b] = [light(rgb("--ink")), light(shaded)];
+  return Math.max(a, b) / Math.min(a, b);
+}));
+"""
+
+
+def test_keys_of_a_chosen_token_are_shaded_behind_their_names(
+    chrome: Browser, local: LocalServer, asks: PageAPI
+) -> None:
+    """One column for each head, by weight to the power of 0.6; names can be read on a weight of 1 in both themes."""
+    chrome.open(f"{local.url}#view=head&layer=1&heads=0,2")
+    chrome.focus('.tokens .token[data-place="3"]')
+    chrome.keys("\ue007")
+    shades = chrome.js(SHADES)
+    expected = np.stack([weights(asks, 1, head)[3] for head in (0, 2)], 1)
+    assert tuple(shades["size"]) == expected.shape and shades["apart"] < 1
+    most = chrome.js("return Number(getComputedStyle(document.querySelector('.shares')).getPropertyValue('--shade'))")
+    assert np.abs(np.reshape(shades["alpha"], expected.shape) / 255 - most * expected**0.6).max() < 0.01
+    for dark in (False, True):
+        chrome.dark(dark)
+        assert chrome.js(LEAST_CONTRAST) >= 4.5, dark
+    chrome.dark(False)
+
+
+COLUMNS = """
+return [...document.querySelectorAll(".valued")].map((column) => {
+  const canvas = column.querySelector("canvas");
+  const data = canvas.getContext("2d").getImageData(0, 0, 1, canvas.height).data;
+  return { colours: [...Array(canvas.height).keys()].map((i) => [...data.slice(4 * i, 4 * i + 3)]),
+    numbers: [...column.querySelectorAll(".cell")].map((e) => parseFloat(e.textContent.replace("−", "-"))),
+    lines: column.parentElement.querySelector(".links path").getAttribute("d").split("M").length - 1 };
+});
+"""
+
+
+def test_sums_scores_and_weights_of_the_neuron_view_are_colours_too(chrome: Browser, local: LocalServer) -> None:
+    """Positive numbers are orange, negative ones blue, large weights dark; lines join the rows, a frame marks one."""
+    chrome.open(f"{local.url}#view=neuron&layer=1&head=2&row=3")
+    sums, scores, shares = chrome.js(COLUMNS)
+    for column in (sums, scores):
+        numbers = np.array(column["numbers"])
+        red, _, blue = np.array(column["colours"]).T
+        clear = np.abs(numbers) > 0.1 * np.abs(numbers).max()
+        assert clear.sum() > 3 and ((red > blue) == (numbers > 0))[clear].all()
+    brightness = np.array(shares["colours"]).sum(1)
+    assert (np.diff(brightness[np.argsort(shares["numbers"])]) <= 0).all()
+    assert {column["lines"] for column in (sums, scores, shares)} == {len(shares["numbers"])}
+    chrome.focus('[aria-label="keys"]')
+    chrome.keys("\ue015", "\ue015")  # row 2
+    top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+    assert chrome.js(top, ".columns-of > .cursor") == pytest.approx(chrome.js(top, ".names .cell:nth-child(3)"), abs=1)
+    assert f"weight {shares['numbers'][2]:.1f} %" in chrome.text(".told")
+
+
+MODEL_VIEW = """
+const size = (where) => document.querySelector(where).getBoundingClientRect();
+const [thumb, map] = [".thumb", ".large .heat"].map(size);
+const page = document.documentElement.scrollHeight;
+return { page, thumb: [thumb.width, thumb.height], map: [map.width, map.height] };
+"""
+
+
+def test_six_layers_of_twelve_heads_fit_into_a_window(chrome: Browser) -> None:
+    """With a large map of 13 tokens, in 1280 x 860 pixels."""
+    words = word_tokenizer(WORDS)
+    embedding = EmbeddingConfig(vocabulary=words.size, width=96, positions=Learned(count=64))
+    stack = StackConfig(width=96, layers=6, heads=12, head_width=8, inner_width=96)
+    config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
+    loaded = create(config, words, seed=1).eval()
+    loaded.tokenizer = ending(words)
+    set_window(chrome, 1280, 860)
+    with serve_in_background(PageAPI([Inspection(loaded, " ".join(WORDS[:11]))])) as server:
+        chrome.open(f"{server.url}#view=model&layer=1&head=3")
+        sizes = chrome.js(MODEL_VIEW)
+    chrome.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert sizes["page"] <= 860
+    assert sizes["thumb"][0] >= 64 and sizes["thumb"][1] >= 79
+    assert min(sizes["map"]) >= 300
 
 
 def test_keyboard_and_numbers(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:

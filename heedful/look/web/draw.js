@@ -109,6 +109,8 @@ export function strip(where, values, limit = reach(values) || 1) {
  */
 
 const FITS = 13; // pixels that a label needs
+const [CELL, MAX_CELL] = [26, 44]; // maximum side of a cell, and of one in a small map, in pixels
+const SMALL_MAP = 308; // maximum side of a map with cells larger than CELL, in pixels
 const ZOOMS = [1, 2, 4, 8]; // factors of the size of a cell
 
 /**
@@ -122,7 +124,9 @@ export function heatmap(where, values, map) {
   const [n, m] = [map.rows.length, map.columns.length];
   const room = Math.min(900, (where.clientWidth || 900) - 160); // pixels; long texts take what there is
   const size = Math.max(map.size ?? 560, Math.max(n, m) > 64 ? room : 0);
-  const fitting = Math.max(1, Math.min(Math.max(n, m) < 8 ? 44 : 26, Math.floor(size / Math.max(n, m, 1)))) || 1;
+  const count = Math.max(n, m, 1);
+  const largest = Math.max(CELL, Math.min(MAX_CELL, Math.floor(SMALL_MAP / count)));
+  const fitting = Math.max(1, Math.min(largest, Math.floor(size / count)));
   const canvas = /** @type {HTMLCanvasElement} */ (
     make("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": `${map.name}: ${n} rows, ${m} columns` })
   );

@@ -4,14 +4,15 @@
 import { arrows, choice, make, note, percent, plain, svg, toggle } from "./parts.js";
 import { savable } from "./save.js";
 import { merged, rowOf, segmentsOf, unpack, wordsOf } from "./numbers.js";
-import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./tokens.js";
+import { GAIN } from "./draw.js";
+import { headColour, headName, isDashed, namesOf, rowHeight, tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 
 const TALL = 1_000; // maximum height of a list of tokens, in pixels; for longer lists tokens are closer and not all are named
 const LABEL = 13; // pixels that a name needs
-const SHARES = [8, 24]; // width of a head's bars beside the tokens on the right, in pixels: for many heads, and for few
+const SHADE_WIDTH = 10; // minimum width of a head's shade behind the tokens on the right, in pixels
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // maximum lines that are drawn, the strongest ones
 const DRAWN = 3_000; // maximum lines that are SVG elements; more are painted on a canvas
@@ -48,7 +49,8 @@ export async function headView(context) {
   view.append(
     note(
       "Each token on the left attends to tokens on the right; the stronger a line, the larger the weight. Weights below 3 % are not drawn. " +
-        "Choose tokens on the left to see only their lines; point at one on the right to see which tokens attend to it." +
+        "Choose tokens on the left to see only their lines; the tokens that they attend to are shaded in the colours of the heads. " +
+        "Point at one on the right to see which tokens attend to it." +
         (part.part === "cross" ? " The left side is what the decoder reads: a token's lines lead to what helps to write the next one." : ""),
     ),
   );
@@ -110,14 +112,6 @@ function unnamed({ look, part }) {
  */
 function parted(segments, groups) {
   return groups ? groups.map((group) => segments[group[0]]) : segments;
-}
-
-/**
- * Height of a token, in pixels.
- * @param {HTMLElement} root
- */
-function rowHeight(root) {
-  return parseFloat(getComputedStyle(root).getPropertyValue("--row"));
 }
 
 /**
@@ -220,20 +214,21 @@ function picture(context, heads, weights, sides) {
   const { lecture } = context.state;
   const { clientWidth } = context.root;
   const most = lecture ? 900 : Math.max(380, Math.min(640, 0.3 * clientWidth));
-  const gap = Math.max(70, Math.min(most, clientWidth - (lecture ? 420 : 260) - shareWidth(heads) * heads.length));
+  const gap = Math.max(70, Math.min(most, clientWidth - (lecture ? 420 : 260)));
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
     const draw = drawn.length > DRAWN ? painted : stroked;
     draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step });
-    const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, { m, step });
+    const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, m);
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) status.textContent = strongest(sides, focus, sums, heads.length);
     else if (key !== null) status.textContent = `tokens that attend to ${plain(sides.right[key])}`;
     else if (!drawn.length) status.textContent = `No weight reaches ${100 * FAINT} %, so no line is drawn: the view "Model" shows small weights too.`;
     else status.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
-  const grid = make("div", { class: "head-grid" }, left, between, make("div", { class: "right" }, right, shares));
+  const grid = make("div", { class: "head-grid" }, left, between, make("div", { class: "right" }, shares, right));
+  right.style.minWidth = `${SHADE_WIDTH * heads.length}px`;
   grid.style.setProperty("--row", `${step}px`);
   if (!fits) {
     grid.classList.add("tight");
@@ -314,14 +309,6 @@ function dashes(heads, head) {
 }
 
 /**
- * Width of a head's bars beside the tokens on the right, in pixels.
- * @param {number[]} heads
- */
-function shareWidth(heads) {
-  return SHARES[Number(heads.length <= TOLD_APART)];
-}
-
-/**
  * Opacity of the line of a weight, from 0 to 1.
  * @param {number} weight
  */
@@ -363,22 +350,19 @@ function painted(between, drawn, heads, { gap, step, height }) {
 }
 
 /**
- * Paint the mean attention of some rows to each token on the right, one column for each head.
+ * Shade the names of the tokens on the right by the mean attention of some rows, one column for each head.
  * @param {HTMLCanvasElement} canvas
  * @param {Numbers[]} weights of each head
  * @param {number[]} heads
  * @param {number[] | null} rows null: paint nothing
  * @param {(row: number, key: number) => boolean} passes whether the texts of a pair are selected
- * @param {{m: number, step: number}} size number of keys, and pixels of a token
+ * @param {number} m number of keys
  * @returns {Float64Array} the means, [keys, heads]
  */
-function shade(canvas, weights, heads, rows, passes, { m, step }) {
+function shade(canvas, weights, heads, rows, passes, m) {
   const sums = new Float64Array(m * heads.length);
-  const share = shareWidth(heads);
-  canvas.width = share * heads.length;
+  canvas.width = heads.length;
   canvas.height = m;
-  canvas.style.width = `${share * heads.length}px`;
-  canvas.style.height = `${m * step}px`;
   if (!rows) return sums;
   for (const [h, matrix] of weights.entries()) {
     for (const i of rows) {
@@ -389,11 +373,12 @@ function shade(canvas, weights, heads, rows, passes, { m, step }) {
   const pen = canvas.getContext("2d");
   if (!pen) return sums;
   const style = getComputedStyle(canvas);
+  const most = Number(style.getPropertyValue("--shade")); // opacity for a weight of 1, with which a name keeps a contrast of 4.5
   for (const [h, head] of heads.entries()) {
     pen.fillStyle = style.getPropertyValue(headColour(head)).trim();
     for (let j = 0; j < m; j++) {
-      pen.globalAlpha = Math.min(1, sums[j * heads.length + h]);
-      pen.fillRect(h * share, j, share - 1, 1);
+      pen.globalAlpha = most * Math.min(1, sums[j * heads.length + h]) ** GAIN;
+      pen.fillRect(h, j, 1, 1);
     }
   }
   return sums;

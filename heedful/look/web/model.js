@@ -10,10 +10,13 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 const MAX_THUMB = 80; // maximum width of a thumbnail, in pixels
-const GAP = 4; // pixels between two thumbnails
-const MAX_ASPECT = 4 / 3; // maximum ratio of the longer to the shorter side of a thumbnail
-const LABELS = 135; // pixels beside the thumbnails: labels, borders and a scroll bar
-const BESIDE = 210; // pixels beside the thumbnails and the large map, with the labels of the map
+const GAP = 2; // pixels between two thumbnails, as in look.css
+const MAX_ASPECT = 1.4; // maximum ratio of the longer to the shorter side of a thumbnail
+const LABELS = 100; // pixels beside the thumbnails: labels and borders
+const BESIDE = 160; // pixels beside the thumbnails and the large map: labels of both, borders
+const BELOW = 134; // pixels of the page above and below the thumbnails, without header and controls
+const SPELLED = 56; // width and height of a thumbnail that has room for "layer 10" and "head 10", in pixels
+const TILED = 48; // tokens above which a thumbnail shows tiles, as in inspection.py
 
 /**
  * The model view.
@@ -23,12 +26,15 @@ const BESIDE = 210; // pixels beside the thumbnails and the large map, with the 
 export async function modelView(context) {
   const { part, state } = context;
   const grid = make("div", { class: "thumbs", role: "group", "aria-label": "Layers and heads" });
-  const [wide, tall] = thumbSize(context);
+  const { beside, spelled, least, wide, tall } = thumbSize(context);
   grid.style.setProperty("--thumb", `${wide}px`);
   grid.style.setProperty("--thumb-height", `${tall}px`);
-  grid.style.gridTemplateColumns = `auto repeat(${part.heads}, ${part.names.length ? "5rem" : "var(--thumb)"})`;
-  grid.append(make("span", { class: "axis" }, "layer"));
-  for (let head = 0; head < part.heads; head++) grid.append(make("span", { class: "across" }, part.names[head] ?? String(head)));
+  grid.style.gridTemplateColumns = `auto repeat(${part.heads}, ${part.names.length ? "5rem" : `minmax(${least}px, var(--thumb))`})`;
+  grid.append(make("span"));
+  for (let head = 0; head < part.heads; head++) {
+    const name = part.names[head] ?? (spelled ? `head ${head}` : String(head));
+    grid.append(make("span", { class: "across", title: name }, name));
+  }
   const large = make("div", { class: "large" });
   const watch = new IntersectionObserver((seen) => {
     for (const entry of seen) {
@@ -39,7 +45,7 @@ export async function modelView(context) {
   });
   const layers = [...Array(part.layers).keys()].filter((layer) => context.source.keeps("thumbnails", { side: state.side, part: part.part, layer }));
   for (const layer of layers) {
-    const name = make("span", { class: "down", "data-layer": layer }, String(layer));
+    const name = make("span", { class: spelled ? "down spelled" : "down", "data-layer": layer }, spelled ? `layer ${layer}` : String(layer));
     grid.append(name);
     for (let head = 0; head < part.heads; head++) {
       const thumb = make(
@@ -62,12 +68,21 @@ export async function modelView(context) {
   }
   arrows(grid, ".thumb", part.heads);
   await enlarge(context, large);
+  const axes = spelled ? [] : [make("p", { class: "axis" }, part.names.length ? "Rows: layers." : "Rows: layers. Columns: heads.")];
   return make(
     "section",
-    { class: "model-view" },
-    savable(make("div", { class: "panel" }, make("p", { class: "axis" }, part.names.length ? "" : "head"), grid, note("Each picture is one head: its rows are the tokens that attend, its columns the tokens that they attend to. A picture of many tokens shows the largest weight of each tile. The colours are those of the large map.")), "all layers and heads"),
+    { class: beside ? "model-view" : "model-view stacked" },
+    savable(make("div", { class: "panel" }, ...axes, grid), "all layers and heads"),
     large,
   );
+}
+
+/**
+ * The number of tokens that attend or that are attended to, whichever is larger.
+ * @param {Context} context
+ */
+function tokenCount(context) {
+  return Math.max(tokensOf(context, context.part.rows).length, tokensOf(context, context.part.keys).length);
 }
 
 /**
@@ -75,24 +90,30 @@ export async function modelView(context) {
  * @param {Context} context
  */
 function mapSize(context) {
-  const { root, part } = context;
-  const tokens = Math.max(tokensOf(context, part.rows).length, tokensOf(context, part.keys).length);
-  const cell = root.clientWidth < 1_500 ? 18 : 26;
-  return Math.max(240, Math.min(tokens * cell, Math.max(440, Math.min(680, 0.33 * root.clientWidth))));
+  const { clientWidth } = context.root;
+  const cell = clientWidth < 1_500 ? 18 : 26;
+  return Math.max(Math.min(320, clientWidth - 130), Math.min(tokenCount(context) * cell, Math.max(440, Math.min(680, 0.33 * clientWidth))));
 }
 
 /**
- * Width and height of a thumbnail, in pixels. All thumbnails fit beside the large map, or in a narrow window above it.
+ * The size of a thumbnail, in pixels, for which all fit into the window, beside the large map or in a narrow window above it.
+ * `least` is the smallest width, `wide` the largest: the style sheet chooses between them by the width of the map's labels.
+ * `spelled`: whether there is room for "layer" and "head" in each label.
  * @param {Context} context
+ * @returns {{beside: boolean, spelled: boolean, least: number, wide: number, tall: number}}
  */
 function thumbSize(context) {
-  const { root, part } = context;
+  const { root, part, state } = context;
   const least = parseFloat(getComputedStyle(root).getPropertyValue("--thumb"));
-  const beside = BESIDE + mapSize(context);
-  const width = root.clientWidth - (part.heads * (least + GAP) + beside > root.clientWidth ? LABELS : beside);
-  const tall = Math.floor((0.58 * window.innerHeight) / part.layers) - GAP;
-  const wide = Math.max(least, Math.min(MAX_THUMB, Math.floor(width / part.heads) - GAP, MAX_ASPECT * tall));
-  return [wide, Math.max(least, Math.min(tall, MAX_ASPECT * wide))].map(Math.floor);
+  const map = BESIDE + mapSize(context);
+  const beside = part.heads * (least + GAP) + map <= root.clientWidth;
+  const width = (root.clientWidth - (beside ? map : LABELS)) / part.heads - GAP;
+  const top = (root.querySelector(".body")?.getBoundingClientRect().top ?? 0) - root.getBoundingClientRect().top;
+  const height = Math.floor((window.innerHeight - top - BELOW) / part.layers) - GAP;
+  const tall = Math.floor(Math.max(least, Math.min(height, MAX_ASPECT * Math.min(MAX_THUMB, Math.max(least, width)))));
+  const wide = Math.floor(Math.max(least, Math.min(MAX_THUMB, MAX_ASPECT * tall)));
+  const spelled = !part.names.length && Math.min(width, wide, tall) >= SPELLED * (state.lecture ? 1.6 : 1);
+  return { beside, spelled, least, wide, tall };
 }
 
 /**
@@ -133,6 +154,7 @@ async function enlarge(context, large) {
         say: (i, j, value) => `${plain(rows[i])} attends to ${plain(keys[j])}: ${percent(value)}`,
         scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },
       }),
+      note(`In every picture, rows attend to columns. The colours are those of the large map.${tokenCount(context) > TILED ? " A small picture shows the largest weight of each tile." : ""}`),
       part.part === "cross" ? note("Rows are what the decoder reads: each row's weights help to write the token after it.") : "",
       make(
         "p",

@@ -1,11 +1,11 @@
 // @ts-check
 // Neuron view: one query against all keys, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
 
-import { arrows, make, note, percent, plain, short, shown } from "./parts.js";
+import { arrows, make, note, percent, plain, short, shown, svg } from "./parts.js";
 import { savable } from "./save.js";
 import { reach, rowOf, softmax, unpack } from "./numbers.js";
-import { colours, paint, SIGNED } from "./draw.js";
-import { tokenList, tokensOf } from "./tokens.js";
+import { colours, HEAT, paint, SIGNED } from "./draw.js";
+import { rowHeight, tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
@@ -53,7 +53,8 @@ export async function neuronView(context) {
       table,
       note(
         `score = (q · k) × ${short(attention.scale)}${bias}; the weight is the softmax of the scores. Orange is positive, ` +
-          "blue negative. Where q and k agree in sign, the product is positive and the token gets more attention.",
+          "blue negative; q and k have one scale of colours, and each further column has its own. " +
+          "Where q and k agree in sign, the product is positive and the token gets more attention.",
       ),
     ), "queries and keys"),
   );
@@ -75,7 +76,7 @@ function largest({ q, k }) {
  * @param {number} d numbers of a vector
  */
 function size(canvas, context, count, d) {
-  const room = (context.root.clientWidth - 660) / 3; // beside tokens and figures
+  const room = (context.root.clientWidth - 690) / 3; // beside tokens and figures
   canvas.style.width = `${Math.max(120, Math.min(320, d * 8, room))}px`;
   canvas.style.height = `calc(var(--row) * ${count})`;
 }
@@ -102,25 +103,38 @@ function against(context, table, attention, keys, row) {
   const limit = largest(attention);
   const status = make("p", { class: "told", role: "status" }, `${d} dimensions; point at one.`);
   const lut = colours(context.root, SIGNED);
+  const frame = make("div", { class: "cursor", hidden: true }); // around the row that is pointed at
+  /** @type {HTMLElement[]} */
+  const marks = []; // around the dimension that is pointed at, one in each field
+  const point = (/** @type {number} */ j, /** @type {number | null} */ i) => {
+    const sum = `q\u00a0·\u00a0k = ${short(dots[j])}, score ${short(line[j])}, weight ${percent(weights[j])}`;
+    status.textContent = i === null
+      ? `${plain(keys[j])}: ${sum}`
+      : `${plain(keys[j])}, dimension ${i}: ${short(query[i])} × ${short(k.values[j * d + i])} = ${short(products[j * d + i])}; all ${d}: ${sum}`;
+    frame.hidden = false;
+    frame.style.cssText = `top: calc(${j + 2} * var(--row) + .5rem); width: 100%; height: var(--row);`;
+    for (const mark of marks) {
+      mark.hidden = i === null;
+      mark.style.cssText = `left: ${(100 * (i ?? 0)) / d}%; width: ${100 / d}%; height: 100%;`;
+    }
+  };
   const field = (/** @type {string} */ name, /** @type {Float32Array} */ values, /** @type {number} */ most, /** @type {number} */ count) => {
     const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", role: "img", "aria-label": name, tabindex: 0 }));
     paint(canvas, values, count, d, { signed: most || 1, lut });
     size(canvas, context, count, d);
     let [j, i] = [0, 0];
-    const point = () => {
+    const pointHere = () => {
       i = Math.max(0, Math.min(d - 1, i));
       j = Math.max(0, Math.min(m - 1, j));
-      status.textContent =
-        `${plain(keys[j])}, dimension ${i}: ${short(query[i])} × ${short(k.values[j * d + i])} = ${short(products[j * d + i])}; ` +
-        `all ${d}: ${short(dots[j])}`;
+      point(j, i);
     };
     canvas.addEventListener("pointermove", (event) => {
       const box = canvas.getBoundingClientRect();
       i = Math.floor(((event.clientX - box.left) / box.width) * d);
       j = count === 1 ? j : Math.floor(((event.clientY - box.top) / box.height) * m);
-      point();
+      pointHere();
     });
-    canvas.addEventListener("focus", point);
+    canvas.addEventListener("focus", pointHere);
     canvas.addEventListener("keydown", (event) => {
       const step = /** @type {Record<string, [number, number]>} */ ({
         ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1],
@@ -128,31 +142,64 @@ function against(context, table, attention, keys, row) {
       if (!step) return;
       event.preventDefault();
       [j, i] = [j + step[0], i + step[1]];
-      point();
+      pointHere();
     });
-    return canvas;
+    const mark = make("div", { class: "cursor", hidden: true });
+    marks.push(mark);
+    return make("div", { class: "field-of" }, canvas, mark);
   };
-  const column = (/** @type {string} */ title, /** @type {Node} */ top, /** @type {Node} */ body, kind = "") =>
-    make("div", { class: `column ${kind}` }, make("h3", {}, title), make("div", { class: "top" }, top), body);
+  const column = (/** @type {string} */ title, /** @type {string | Node} */ top, /** @type {Node[]} */ body, kind = "") =>
+    make("div", { class: `column ${kind}` }, make("h3", {}, title), make("div", { class: "top" }, top), ...body);
   const cells = (/** @type {(j: number) => Node | string} */ cell) => {
     const box = make("div", { class: "cells" });
-    for (let j = 0; j < m; j++) box.append(make("div", { class: "cell" }, cell(j)));
+    for (let j = 0; j < m; j++) box.append(make("div", { class: "cell", onpointerenter: () => point(j, null) }, cell(j)));
     return box;
   };
-  const bar = (/** @type {number} */ j) => {
-    const inner = make("i", { class: "bar" });
-    inner.style.width = `${100 * weights[j]}%`;
-    return make("span", { class: "weight" }, make("span", { class: "track" }, inner), make("span", { class: "number" }, percent(weights[j])));
-  };
+  const coloured = (/** @type {HTMLCanvasElement} */ strip, /** @type {(j: number) => Node | string} */ cell) =>
+    [links(m, rowHeight(context.root)), make("div", { class: "valued" }, strip, cells(cell))];
+  const signed = (/** @type {ArrayLike<number>} */ values) => upright(values, { signed: reach(values) || 1, lut });
+  const visible = Float32Array.from(line, (score) => (Number.isFinite(score) ? score : 0)); // no colour for a token that is masked
   const columns = [
-    column("token", make("span", {}, "q →"), cells((j) => shown(keys[j])), "names"),
-    column("key k", field("query", query, limit, 1), field("keys", k.values, limit, m)),
-    column("q × k", make("span", {}, ""), field("products", products, reach(products), m)),
-    column("q · k", make("span", {}, "sum"), cells((j) => short(dots[j])), "figures"),
-    column("score", make("span", {}, biased ? "scaled, + bias" : "scaled"), cells((j) => short(line[j])), "figures"),
-    column("softmax", make("span", {}, "weight"), cells(bar), "last"),
+    column("token", "q →", [cells((j) => shown(keys[j]))], "names"),
+    column("key k", field("query", query, limit, 1), [field("keys", k.values, limit, m)]),
+    column("q × k", "", [field("products", products, reach(products), m)]),
+    column("q · k", "sum", coloured(signed(dots), (j) => short(dots[j])), "linked figures"),
+    column("score", biased ? "scaled, + bias" : "scaled", coloured(signed(visible), (j) => short(line[j])), "linked figures"),
+    column("softmax", "weight", coloured(upright(weights, { lut: colours(context.root, HEAT) }), (j) => weightBar(weights[j])), "linked"),
   ];
   const plainScores = [...dots].every((dot, j) => !Number.isFinite(line[j]) || Math.abs(scale * dot - line[j]) < attention.coarse * Math.max(1, Math.abs(line[j])));
   table.dataset.exact = String(biased || plainScores);
-  table.replaceChildren(status, make("div", { class: "columns-of" }, ...columns));
+  table.replaceChildren(status, make("div", { class: "columns-of" }, ...columns, frame));
+}
+
+/**
+ * Numbers as colours, one above the other.
+ * @param {ArrayLike<number>} values
+ * @param {{signed?: number, lut: Uint8ClampedArray}} how as for `paint`
+ */
+function upright(values, how) {
+  const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", "aria-hidden": "true" }));
+  paint(canvas, values, values.length, 1, how);
+  canvas.style.height = `calc(var(--row) * ${values.length})`;
+  return canvas;
+}
+
+/**
+ * A weight as a bar and in percent.
+ * @param {number} weight
+ */
+function weightBar(weight) {
+  const bar = make("i", { class: "bar" });
+  bar.style.width = `${100 * weight}%`;
+  return make("span", { class: "weight" }, make("span", { class: "track" }, bar), make("span", { class: "number" }, percent(weight)));
+}
+
+/**
+ * Lines from the rows of a column to the same rows of the next one, which is computed from it. The style sheet sets their length.
+ * @param {number} count number of rows
+ * @param {number} height of a row, in pixels
+ */
+function links(count, height) {
+  const path = [...Array(count).keys()].map((j) => `M0 ${(j + 0.5) * height - 0.5}H99`).join("");
+  return svg("svg", { class: "links", "aria-hidden": "true", height: count * height }, svg("path", { d: path }));
 }

@@ -57,6 +57,14 @@ export function namesOf(side, groups) {
 }
 
 /**
+ * Height of a token, in pixels.
+ * @param {HTMLElement} root
+ */
+export function rowHeight(root) {
+  return parseFloat(getComputedStyle(root).getPropertyValue("--row"));
+}
+
+/**
  * A list of tokens as buttons.
  * @param {string[]} names
  * @param {{label: string, chosen?: (place: number) => boolean, pick?: (place: number, event: Event) => void,
