@@ -53,12 +53,12 @@ def main() -> dict[str, torch.Tensor]:
     for matrix in scores.values():  # the score depends on j - i alone: every diagonal is constant
         assert torch.allclose(matrix[1:, 1:], matrix[:-1, :-1], atol=1e-5)
     batch, scale = Packed.of([[0] * LENGTH]), WIDTH**-0.5
-    prepared = library.prepare(batch, q, keep=False)
+    prepared = library.prepare(batch, q, cache_bias=False)
     bias = library.bias(q[:, None], k[:, None], prepared, scale, lambda rows: (rows, rows, rows))
     mixed = attend(q[:, None], k[:, None], v[:, None], Layout.of([0, LENGTH]), scale=scale, bias=bias)
     assert torch.allclose(mixed[:, 0], scores["Shaw"].softmax(-1) @ v, atol=1e-5)
     rotary = RotaryPosition(10_000.0, WIDTH)
-    turned, _ = rotary.rotate(q[:, None], k[:, None], rotary.prepare(batch, q, keep=False))
+    turned, _ = rotary.rotate(q[:, None], k[:, None], rotary.prepare(batch, q, cache_bias=False))
     assert torch.allclose(turned[:, 0], rotated(q), atol=1e-5)
     return scores
 

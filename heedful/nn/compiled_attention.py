@@ -46,7 +46,7 @@ def operator_bounds(layout: Layout, x: Float[Tensor, "rows width"], head_width: 
         return None
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    q = x.new_empty(1, 1, head_width, dtype=dtype, requires_grad=True).expand(len(x), -1, -1)
+    q = x.new_empty(1, 1, head_width, dtype=dtype).expand(len(x), -1, -1).requires_grad_()
     if cannot_use_flash(q, q, q, AttentionArgs(layout=layout, scale=1.0)):
         return None
     longest = max(stop - start for start, stop in layout.queries)

@@ -108,7 +108,7 @@ class SearchState:
         return cls(**record | {"rungs": rungs, "trials": trials})
 
 
-def read_state(path: Path) -> SearchState:
+def read_search_state(path: Path) -> SearchState:
     """Read tune.json. Raise a RunError if it is damaged or was written by another version of Heedful."""
     try:
         return SearchState.from_json(read_run_json(path))

@@ -32,7 +32,7 @@ from heedful.runs.trials import (
     format_configuration,
     plot_trials,
     ranked_trials,
-    read_state,
+    read_search_state,
     rungs_within,
     trials_csv,
 )
@@ -235,7 +235,7 @@ class _Search:
         path = self.folder / TUNE_FILE
         settings, data = to_mapping(self.base.settings), _hash_examples(self.base)
         if path.exists():
-            self.state = read_state(path)
+            self.state = read_search_state(path)
             self._check_same_search(settings, data, minutes)
             self.state.minutes = minutes
             self.earlier_seconds = self.state.seconds

@@ -102,8 +102,8 @@ def test_engine_options_apply_to_every_stage(folder: Path) -> None:
 def test_prediction_sets_use_the_calibration_of_the_cascade(folder: Path, tmp_path: Path) -> None:
     bundle = load(folder / "cascade")
     bundle.calibration = tuple(number / 200 for number in range(101))
-    save(bundle, tmp_path / "calibrated")
-    answers = Engine(tmp_path / "calibrated", prediction_set=0.9)(TEXTS)
+    save(bundle, tmp_path / "with-sets")
+    answers = Engine(tmp_path / "with-sets", prediction_set=0.9)(TEXTS)
     minimum = least_probability(bundle.calibration, 0.9)
     for answer in answers:
         probabilities = answer["probabilities"]

@@ -656,9 +656,11 @@ def test_vectors_that_are_not_finite_are_computed_again(
     engine = Engine(with_head(load(folders["bare"]), "embedding"))
     expected, score, calls = engine.encode(["ada", "dog"]), engine.score, []
 
-    def fail_once(chunks: Any) -> Any:
+    def fail_once(chunks: Any, **options: Any) -> Any:
         calls.append(len(chunks))
-        return [np.full_like(row, np.nan) if len(calls) == 1 else row for row in map(np.asarray, score(chunks))]
+        return [
+            np.full_like(row, np.nan) if len(calls) == 1 else row for row in map(np.asarray, score(chunks, **options))
+        ]
 
     monkeypatch.setattr(engine, "score", fail_once)
     assert np.array_equal(engine.encode(["ada", "dog"]), expected) and len(calls) == 2

@@ -35,7 +35,7 @@ def test_the_time_of_each_format_is_measured(benchmark: Any) -> None:
     assert [row["format"] for row in rows] == ["float32", "int8", "binary"] and all(
         row["median ms"] > 0 for row in rows
     )
-    assert "| int8 | 300 |" in benchmark.tables([], rows)[0]
+    assert "| int8 | 300 |" in benchmark.tables([], rows, [])[0]
 
 
 @pytest.mark.slow

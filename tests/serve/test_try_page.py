@@ -110,8 +110,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture
 def browser(chromium: Browser) -> Browser:
     """The browser with an empty page and an empty log."""
-    chromium.ask("/url", url="about:blank")
-    chromium.ask("/se/log", type="browser")
+    chromium.command("/url", url="about:blank")
+    chromium.command("/se/log", type="browser")
     return chromium
 
 

@@ -287,13 +287,13 @@ def test_each_term_is_divided_by_its_own_count(model_dir: Callable[[str], Path])
         assert student.head is not None and teacher.head is not None
         s = student.head(student_rows, batch.packed)[batch.rows].numpy()  # type: ignore[misc]
         t = teacher.head(teacher_rows, batch.packed)[batch.rows].numpy()  # type: ignore[misc]
-    soft_loss = TEMPERATURE**2 * divergence(t, s, TEMPERATURE).mean()
+    kd_loss = TEMPERATURE**2 * divergence(t, s, TEMPERATURE).mean()
     x, y = student_states["states.1"].detach().numpy(), teacher_states["states.2"].numpy()
     cosine_loss = 1 - ((x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)).mean()
     labels = np.array([0, 3, 0, 3])
     label_loss = -np.log(softmax(s[[0, 1, 4, 5]])[range(4), labels]).mean()
     loss = distillation.loss(student, batch)
-    expected = soft_loss + 2 * cosine_loss + 0.5 * label_loss
+    expected = kd_loss + 2 * cosine_loss + 0.5 * label_loss
     assert math.isclose(float(loss.sum.detach()) / loss.count, expected, rel_tol=1e-4)
 
 
