@@ -74,7 +74,7 @@ class SpanCorruption(SelfSupervised):
         targets = pack_samples([target for _, target in pairs])
         return Batch(
             packed=pack_samples([source for source, _ in pairs]),
-            decoder_input=targets.shift_right(self.start) if len(targets.tokens) else targets,
+            decoder_input=targets.shift_right(self.start),
             targets=targets.tokens,
             weights=torch.ones(len(targets.tokens)),
         )
