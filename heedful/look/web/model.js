@@ -68,11 +68,11 @@ export async function modelView(context) {
   }
   arrows(grid, ".thumb", part.heads);
   await enlarge(context, large);
-  const axes = spelled ? [] : [make("p", { class: "axis" }, part.names.length ? "Rows: layers." : "Rows: layers. Columns: heads.")];
+  const axes = spelled ? "" : [part.layers > 1 ? "Rows: layers." : "", part.names.length ? "" : "Columns: heads."].join(" ");
   return make(
     "section",
     { class: beside ? "model-view" : "model-view stacked" },
-    savable(make("div", { class: "panel" }, ...axes, grid), "all layers and heads"),
+    savable(make("div", { class: "panel" }, axes.trim() ? make("p", { class: "axis" }, axes) : "", grid), "all layers and heads"),
     large,
   );
 }
