@@ -65,7 +65,7 @@ def create_app(
 
     Args:
         service: The models.
-        keys: API keys. If there are none, requests need no key.
+        keys: API keys. If empty, requests need no key.
         hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
         wait: Whether the application loads all models at startup. If False, the caller loads them.
     """

@@ -146,7 +146,7 @@ class AccessMiddleware:
         Args:
             app: The application.
             settings: Settings of the server.
-            keys: API keys. If there are none, requests need no key.
+            keys: API keys. If empty, requests need no key.
             hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
             on_response: Called after each request with its method, its log entry and its duration in seconds.
         """

@@ -42,7 +42,7 @@ def run(
         runs: Folders of the models by name.
         settings: Settings of the server.
         sockets: Listening sockets.
-        keys: API keys. If there are none, requests need no key.
+        keys: API keys. If empty, requests need no key.
         hosts: Allowed Host headers, without ports. If None, any Host header is allowed.
         log: Called with messages for the person who started the server.
         supervisor_connection: Connection to the supervisor process, see `supervisor.supervise`. The server ends when
@@ -149,7 +149,7 @@ def background(
     Args:
         runs: Folders of the models by name.
         settings: Settings of the server. If None, the defaults.
-        keys: API keys. If there are none, requests need no key.
+        keys: API keys. If empty, requests need no key.
         loader: Function that returns the engine of a folder. If None, `load_models`.
 
     Raises:

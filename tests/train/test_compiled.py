@@ -72,7 +72,7 @@ def check_compiled_blocks(folder: Path, device: str) -> None:
     save_tiny(folder, "bert", "BertForMaskedLM")
     command = [sys.executable, "-c", SCRIPT, str(folder), device]
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
-    assert process.stdout == "process\n", process.stderr
+    assert process.stdout == "done\n", process.stderr
 
 
 IN_GRAPH = """

@@ -152,7 +152,7 @@ class TokenizerPool:
         self._changed.notify()
 
     def _pop(self) -> _Task | None:
-        """Remove and return the next task that may run now; None if there is none. The caller holds the lock."""
+        """Remove and return the next task that may run now; None if no task may run. The caller holds the lock."""
         heaps = [self._divisible]
         if self._running_indivisible < self._max_indivisible:
             heaps.append(self._indivisible)
