@@ -103,14 +103,14 @@ export function strip(where, values, limit = reach(values) || 1) {
 /**
  * @typedef {{
  *   rows: string[], columns: string[], signed?: boolean, limit?: number, name: string, size?: number, gain?: number,
- *   unit?: (value: number) => string, scale?: {chosen: boolean | null, change: (relative: boolean) => void},
+ *   unit?: (value: number) => string, scale?: {chosen: boolean | null, change: (relative: boolean) => void}, large?: boolean,
  *   say?: (row: number, column: number, value: number) => string, pick?: (row: number, column: number) => void,
- * }} Map
+ * }} Map `large`: whether cells may be large however many there are
  */
 
 const FITS = 13; // pixels that a label needs
-const [CELL, MAX_CELL] = [26, 44]; // maximum side of a cell, and of one in a small map, in pixels
-const SMALL_MAP = 308; // maximum side of a map with cells larger than CELL, in pixels
+const [CELL, LARGE_CELL] = [26, 44]; // maximum side of a cell, and of one in a map of few cells, in pixels
+const FEW_CELLS = 8; // rows and columns below which cells are large
 const ZOOMS = [1, 2, 4, 8]; // factors of the size of a cell
 
 /**
@@ -125,8 +125,7 @@ export function heatmap(where, values, map) {
   const room = Math.min(900, (where.clientWidth || 900) - 160); // pixels; long texts take what there is
   const size = Math.max(map.size ?? 560, Math.max(n, m) > 64 ? room : 0);
   const count = Math.max(n, m, 1);
-  const largest = Math.max(CELL, Math.min(MAX_CELL, Math.floor(SMALL_MAP / count)));
-  const fitting = Math.max(1, Math.min(largest, Math.floor(size / count)));
+  const fitting = Math.max(1, Math.min(map.large || count < FEW_CELLS ? LARGE_CELL : CELL, Math.floor(size / count)));
   const canvas = /** @type {HTMLCanvasElement} */ (
     make("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": `${map.name}: ${n} rows, ${m} columns` })
   );

@@ -150,7 +150,7 @@ async function enlarge(context, large) {
     const [rows, keys] = [namesOf(tokensOf(context, part.rows)), namesOf(tokensOf(context, part.keys))];
     large.replaceChildren(
       heatmap(context.root, weights.values, {
-        rows, columns: keys, size: mapSize(context), name: `Layer ${state.layer}, ${headName(context, state.head)}`,
+        rows, columns: keys, size: mapSize(context), large: true, name: `Layer ${state.layer}, ${headName(context, state.head)}`,
         say: (i, j, value) => `${plain(rows[i])} attends to ${plain(keys[j])}: ${percent(value)}`,
         scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },
       }),
