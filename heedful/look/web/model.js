@@ -105,14 +105,15 @@ function mapSize(context) {
 function thumbSize(context) {
   const { root, part, state } = context;
   const least = parseFloat(getComputedStyle(root).getPropertyValue("--thumb"));
-  const map = BESIDE + mapSize(context);
+  const scale = state.lecture ? 1.6 : 1; // of letters, as in look.css
+  const map = scale * BESIDE + mapSize(context);
   const beside = part.heads * (least + GAP) + map <= root.clientWidth;
-  const width = (root.clientWidth - (beside ? map : LABELS)) / part.heads - GAP;
+  const width = (root.clientWidth - (beside ? map : scale * LABELS)) / part.heads - GAP;
   const top = (root.querySelector(".body")?.getBoundingClientRect().top ?? 0) - root.getBoundingClientRect().top;
   const height = Math.floor((window.innerHeight - top - BELOW) / part.layers) - GAP;
   const tall = Math.floor(Math.max(least, Math.min(height, MAX_ASPECT * Math.min(MAX_THUMB, Math.max(least, width)))));
   const wide = Math.floor(Math.max(least, Math.min(MAX_THUMB, MAX_ASPECT * tall)));
-  const spelled = !part.names.length && Math.min(width, wide, tall) >= SPELLED * (state.lecture ? 1.6 : 1);
+  const spelled = !part.names.length && Math.min(width, wide, tall) >= scale * SPELLED;
   return { beside, spelled, least, wide, tall };
 }
 
