@@ -6,7 +6,7 @@ BEFORE is a checkout with an environment in .venv. Each arm runs in processes of
 
 * `forward`: an `Engine` in float32 on 512 texts of 2 to 200 words.
 * `text`: the same engine on one text of twelve words, 20 times.
-* `training`: `heedful finetune classify` on the sample data, 60 steps; the seconds that training took.
+* `training`: `heedful finetune classify` from the same model on the sample data, 60 steps; the seconds of the training.
 * `first`: a new process from its start to the first answer.
 
 Ratios are of speed, this checkout over the other one, in each round. The interval of the median is that of the sign
@@ -80,9 +80,10 @@ def prepare(name: str, model: str, data: str, old: bool) -> Prepared:
         shutil.rmtree(folder / "run", ignore_errors=True)
         output = str(folder / "run")
         if old:
-            options = ["--set", "train.length.kind=steps", "--set", f"train.length.count={STEPS}", "--out", output]
+            options = ["--set", "train.length.kind=steps", "--set", f"train.length.count={STEPS}"]
+            options += ["--set", f"start.model={model}", "--out", output]
         else:
-            options = ["--max-steps", str(STEPS), "--output", output, "--eval_baseline=false"]
+            options = ["--max-steps", str(STEPS), "--model", model, "--output", output, "--eval_baseline=false"]
         heedful = str(Path(sys.executable).parent / "heedful")
         command = [heedful, "finetune", "classify", data, *options, "--json"]
         subprocess.run(command, check=True, capture_output=True)
