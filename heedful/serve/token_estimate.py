@@ -23,7 +23,7 @@ def check_token_estimate(
 ) -> Iterator[None]:
     """Refuse texts with far more than `max_tokens` tokens; yield after each group of parts, so that others can run.
 
-    The texts are tokenized in parts, of which only the numbers of tokens are stored, since a token takes some hundred
+    The texts are tokenized in parts. Only the number of tokens of each part is stored, since a token takes some hundred
     bytes in Python. The scheduler later refuses texts by their exact numbers of tokens.
 
     Args:

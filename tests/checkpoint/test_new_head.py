@@ -410,7 +410,7 @@ def test_a_rescaled_head_outputs_scaled_scores(start: Start, family: str, tmp_pa
     save(new_model, tmp_path / "out")
     with torch.no_grad():
         assert torch.equal(load(tmp_path / "out")(batch), scaled)
-        shifted = rescaled(loaded, 1.0, 7.0)(batch)  # adds a bias if there is none
+        shifted = rescaled(loaded, 1.0, 7.0)(batch)  # adds a bias to a layer without one
     assert torch.allclose(shifted, first + 7, rtol=1e-5, atol=1e-5)
 
 
@@ -467,7 +467,7 @@ def test_a_folder_has_whether_the_classifier_was_trained_on_pairs(
 def test_max_length_is_the_smallest_limit(start: Start) -> None:
     assert heedful_model().max_length == 40
     _, loaded = start("roberta", "Model")
-    assert loaded.max_length == 40  # 42 position embeddings, of which two are not used
+    assert loaded.max_length == 40  # 42 position embeddings; two are not used
     assert (
         heedful.checkpoint.ModelBundle(
             BundleConfig(family="heedful", model=heedful_model().config.model, head=SentenceEmbedding(max_length=7))

@@ -192,7 +192,7 @@ def test_bfloat16_is_as_near_as_transformers_is(both: Both, tmp_path: Path, fami
     with torch.no_grad():
         truth = exact.model(random_batch(family))
         actual = ours.model(random_batch(family)).float()
-        inputs = [hf_inputs(family, *each) for each in zip(ids, types, strict=True)]
+        inputs = [hf_inputs(family, *sequence) for sequence in zip(ids, types, strict=True)]
         rounding = copy.deepcopy(theirs).bfloat16()
         rounded = torch.cat([rounding.base_model(**each).last_hidden_state[0].float() for each in inputs])
     assert (actual - truth).square().mean() <= 1.5**2 * (rounded - truth).square().mean()

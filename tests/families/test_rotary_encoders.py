@@ -105,7 +105,7 @@ def check_outputs_and_round_trip(theirs: Any, family: str, folder: Path, tmp_pat
     ours = heedful.load(folder)
     ids, types = random_sequences(family)
     with torch.no_grad():
-        expected = torch.cat([hf_hidden_states(theirs, family, *each) for each in zip(ids, types, strict=True)])
+        expected = torch.cat([hf_hidden_states(theirs, family, *sequence) for sequence in zip(ids, types, strict=True)])
         assert (our_hidden_states(ours, random_batch(family)) - expected).abs().max() <= 2e-6 * max(
             1.0, expected.abs().max()
         )
@@ -248,7 +248,7 @@ def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, par
     )  # longer ones later: transformers keeps the base of the longest
     batch = random_batch(family, (3, 9, 11, 30))
     with transformers_in_float64():
-        expected = torch.cat([hf_hidden_states(theirs, family, *each) for each in zip(ids, types, strict=True)])
+        expected = torch.cat([hf_hidden_states(theirs, family, *sequence) for sequence in zip(ids, types, strict=True)])
         assert (our_hidden_states(ours, batch) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
     values = FAMILIES[family].write(ours.config.model) | {"model_type": family}
     assert read_config(values, "config.json").model == ours.config.model

@@ -1,4 +1,4 @@
-"""CUDA graphs, as far as a CPU can test them: equal hidden states, and no copies between CPU and GPU."""
+"""Inference by CUDA graphs, on a CPU: hidden states are equal, and nothing is copied between CPU and GPU."""
 
 from __future__ import annotations
 

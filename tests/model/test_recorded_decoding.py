@@ -1,4 +1,4 @@
-"""Recorded steps of decoding, as far as a CPU can check them: equal tokens, and no copies between host and GPU."""
+"""Decoding by recorded steps, on a CPU: the tokens are equal, and nothing is copied between host and GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flash attention as one operator, as far as a CPU can check it: its arguments, its shapes, its bounds."""
+"""Arguments, shapes and sequence bounds of flash attention as one operator, checked on a CPU."""
 
 from __future__ import annotations
 

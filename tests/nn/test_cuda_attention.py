@@ -1,4 +1,4 @@
-"""CUDA attention kernels, as far as a CPU can check them: plans, masks and arguments against the reference."""
+"""Plans, masks and arguments of the CUDA attention kernels, compared with the reference on a CPU."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_the_order_of_labels_in_another_file_is_nothing(single: Path, tmp_path: 
     rows = classification_rows(30, 7)
     some = [row for row in rows if row["label"] == "good"]
     orders = {"a.csv": rows, "b.csv": rows[::-1], "c.csv": some}
-    metrics = [evaluate(single / "run", write_csv(tmp_path / name, each)).numbers for name, each in orders.items()]
+    metrics = [evaluate(single / "run", write_csv(tmp_path / name, rows)).numbers for name, rows in orders.items()]
     assert metrics[0] == metrics[1]
     good = metrics[0]["classes"]["good"]
     assert metrics[2]["classes"]["good"]["recall"] == good["recall"] and metrics[2]["count"] == good["count"]

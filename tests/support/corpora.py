@@ -19,7 +19,7 @@ Document = list[str]  # sentences
 
 
 def make_documents(count: int, seed: int = 0, sentences: tuple[int, int] = (1, 9)) -> list[Document]:
-    """Return documents of random sentences, few of which are equal.
+    """Return documents of random sentences, with few repetitions.
 
     Args:
         count: Number of documents.

@@ -31,7 +31,7 @@ SMALL = {  # settings of a run that takes about a second
     "train.epochs": 2,
     "train.precision": "float32",
 }
-DURATION = {"train.epochs", "train.max_steps", "train.time_budget"}  # settings of which one may be set
+DURATION = {"train.epochs", "train.max_steps", "train.time_budget"}  # at most one of these settings may be set
 SCRATCH = ("init.kind", "init.layers", "init.width", "init.tokenizer.vocab_size")  # settings of new models only
 Row = dict[str, Any]
 
@@ -57,7 +57,7 @@ def assignments(settings: Row | None = None, named: bool = False) -> tuple[str, 
 
 
 def sentence(rng: random.Random, length: int = 6) -> list[str]:
-    """Return random words, none of which is an entity."""
+    """Return random words without entities."""
     return rng.choices(WORDS, k=length)
 
 
@@ -129,7 +129,7 @@ def squad_json(count: int, seed: int = 0, impossible: bool = False) -> dict[str,
 
 
 def multiple_choice_rows(count: int, seed: int = 0, candidates: int = 2) -> list[Row]:
-    """Return prompts with candidates, of which the one with an entity is correct."""
+    """Return prompts with candidates; the candidate with an entity is correct."""
     rng, rows = random.Random(seed), []
     for number in range(count):
         choices = [" ".join(sentence(rng, 3)) for _ in range(candidates)]

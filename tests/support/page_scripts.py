@@ -48,7 +48,7 @@ def run_scripts(folder: Path, about: dict[str, Any], calls: list[Any], function:
 
 
 def page_answers(folder: Path, bundle: ModelBundle, inputs: list[Any], precision: str = "float32") -> list[Any]:
-    """Return the answers of a page to inputs, each of which is a dict of the fields of its form."""
+    """Return the answers of a page to inputs; an input is a dict of the fields of the page's form."""
     model = serialize_model(bundle, precision)
     (folder / "model.bin").write_bytes(model.data)
     return run_scripts(

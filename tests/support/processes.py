@@ -1,4 +1,4 @@
-"""Processes that train a tiny model: one process or several ranks, some of which fail at a given step.
+"""Processes that train a tiny model: one process, or several ranks that can fail at a given step.
 
 Run as a program with a job as argument (a JSON object, see `Job`), this module runs the job, in each rank under
 torchrun. With module names as arguments it is a fork server: it imports these modules once, reads jobs from stdin, and

@@ -155,7 +155,7 @@ TASKS: dict[str, Callable[[float], tuple[ModelBundle, Any, list[Sample]]]] = {
 
 TRAIN: dict[str, Any] = {
     "max_steps": 12,
-    "batch_size": 5,  # of 16 samples: three epochs of four steps, the last of which takes one sample
+    "batch_size": 5,  # with 16 samples: three epochs of four steps; the last step of an epoch takes one sample
     "max_tokens_per_microbatch": 30,
     "optimizer": {"kind": "adamw", "lr": 2e-3},
     "precision": "float32",

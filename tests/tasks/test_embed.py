@@ -142,7 +142,7 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
                 expected -= np.log(own / (own + sum(rivals)))
         loss = backward_all(embed_task, ours, pairs)
         assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
-    alone = backward_all(task(), model(), [replace(each, positive="x") for each in PAIRS])
+    alone = backward_all(task(), model(), [replace(pair, positive="x") for pair in PAIRS])
     assert float(alone.sum) == 0, "there is nothing to tell apart"
 
 
@@ -205,7 +205,7 @@ def test_unscored_pairs_are_found_among_all() -> None:
 
 
 def test_pairs_with_the_same_second_text_are_no_rivals() -> None:
-    pairs = [replace(each, positive="x") for each in PAIRS]
+    pairs = [replace(pair, positive="x") for pair in PAIRS]
     metrics = task().compute_metrics(evaluate_task(task(), Engine(model()), pairs))
     assert (metrics["accuracy"], metrics["mrr"]) == (1, 1), "there is one answer"
 

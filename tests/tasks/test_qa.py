@@ -58,7 +58,7 @@ def task(**more: Any) -> QuestionAnswering:
 
 def test_targets_are_the_tokens_of_the_first_answer() -> None:
     read = task().encode_split(EXAMPLES)
-    answers = [sequence_text(each).split()[each.target[0] : each.target[1] + 1] for each in read.samples]
+    answers = [sequence_text(sample).split()[sample.target[0] : sample.target[1] + 1] for sample in read.samples]
     assert answers == [["ada"], ["paris"], ["dog", "ran"]]
     assert sequence_text(read.samples[2]) == "[CLS] w ##h ##a ##t ? [SEP] the dog ran [SEP]"
     assert read.samples[2].target == (8, 9) and read.samples[2].types.tolist() == [0] * 7 + [1] * 4

@@ -83,7 +83,7 @@ def test_an_evaluation_agrees_with_scipy() -> None:
     examples = [ScoredExample(text=f"the {a} {b}", score=float(ord(a) * ord(b) % 7)) for a in "abcdefgh" for b in "xyz"]
     measure = evaluate_task(task(), Engine(load_both("regression").model), examples)
     with torch.no_grad():
-        batch = load_both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
+        batch = load_both("regression").tokenizer([example.text for example in examples], return_tensors="pt")
         predicted = load_both("regression").reference(**batch).logits[:, 0].numpy()
     gold = np.array([each.score for each in examples])
     metrics = task().compute_metrics(measure)

@@ -28,7 +28,7 @@ def make_masked_lm(layers: int = 12, width: int = 768, vocabulary: int = 30_522)
 
 
 def max_tokens(monkeypatch: pytest.MonkeyPatch, free: int, loaded: Any = None, **settings: Any) -> int:
-    """Return the maximum tokens of a micro-batch with `free` bytes of memory, 1 GiB of which PyTorch has cached."""
+    """Return the maximum tokens of a micro-batch with `free` bytes of memory; PyTorch has cached 1 GiB."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free - GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GIB)

@@ -126,7 +126,7 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
         assignments=wishes, reporter=again,
     )  # fmt: skip
     assert same.results == done.results
-    assert not any("measuring" in each for each in again.messages)
+    assert not any("measuring" in message for message in again.messages)
 
 
 STOPPED = pytest.param({"stop_step": 2}, marks=pytest.mark.slow)
@@ -164,7 +164,7 @@ def test_a_run_goes_on_alone_and_to_its_verdict(
         distil(teacher, labelled, tmp_path / "cut", reporter=RecordingReporter(**when), **more)
     recorder = RecordingReporter()
     cut = distil(teacher, labelled, tmp_path / "cut", reporter=recorder, **more)
-    assert any("is finished already" in each for each in recorder.messages), "the student had ended"
+    assert any("is finished already" in message for message in recorder.messages), "the student had ended"
     for name in ("model", "baseline/model"):
         mine, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("cut", "whole"))
         assert all(torch.equal(each, theirs[n]) for n, each in mine.items())

@@ -47,14 +47,17 @@ def test_the_search_takes_the_fastest_that_keeps_enough(tmp_path: Path, teacher:
         teacher, labelled, tmp_path / "run", min_quality=0.01, max_latency=1e4, reporter=recorder, **arguments
     )
     assert again.results == done.results
-    assert not any(each.startswith(("trying", "timing")) for each in recorder.messages)
+    assert not any(message.startswith(("trying", "timing")) for message in recorder.messages)
     with pytest.raises(HeedfulError, match=r"no student answers in 1e-06 ms:\n  .*ms, not trained"):
         search(teacher, labelled, tmp_path / "none", max_latency=1e-6, **arguments)
     other = search(teacher, labelled, tmp_path / "run", reporter=recorder, **arguments).results["search"]
     assert (other["min_quality"], other["max_latency"]) == (None, None) and all(
         "quality" in each for each in other["tried"]
     )
-    assert any(each.startswith("trying") for each in recorder.messages) and "timing 2 shapes" not in recorder.messages
+    assert (
+        any(message.startswith("trying") for message in recorder.messages)
+        and "timing 2 shapes" not in recorder.messages
+    )
     other = search(
         teacher, labelled, tmp_path / "run", max_latency=max(each["p50"] for each in other["tried"]), **arguments
     ).results["search"]
@@ -186,7 +189,7 @@ def test_shapes_share_what_the_teacher_says(tmp_path: Path, teacher: Path, label
         )
     recorder = RecordingReporter()
     cut = search(teacher, labelled, tmp_path / "cut", reporter=recorder, **arguments)
-    assert not any(each.startswith("the teacher reads") for each in recorder.messages)
+    assert not any(message.startswith("the teacher reads") for message in recorder.messages)
     assert len(list(tmp_path.glob("cut/outputs/*/about.json"))) == 1 and not list(tmp_path.glob("cut/*/outputs"))
     whole = search(teacher, labelled, tmp_path / "whole", **arguments)
     for name in ("bag", "layers=1"):

@@ -72,7 +72,7 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
-    texts = [each["text"] for each in classification_rows(24)]
+    texts = [row["text"] for row in classification_rows(24)]
     (tmp_path / "vectors.txt").write_text("cat 1 2\nzebra 3 4\nlove 5 6\nyak 7 8\n")
     messages: list[str] = []
     start = ClassicInit(
