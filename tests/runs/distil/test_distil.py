@@ -84,7 +84,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
 
     monkeypatch.setattr(distil_verdict, "evaluate_task", evaluate_and_record)
     for long in ("truncate", "stride"):
-        distil_verdict._served_metrics(str(teacher), "float32", source=source, split="train", long_inputs=long)
+        distil_verdict._served_metrics(str(teacher), "float32", source, "train", long)
     assert [each != TruncationStats() for each in cut] == [True, False]
 
 
