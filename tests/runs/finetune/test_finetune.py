@@ -1026,6 +1026,12 @@ def test_a_dev_split_whose_scores_are_equal_cannot_choose_a_step(tmp_path: Path)
     assert not last_step.settings.fit.load_best_at_end
 
 
+def test_a_tiny_generated_dev_split_is_not_refused_for_equal_scores(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", [{"text": f"word {number}", "score": number} for number in range(40)])
+    plan = plan_finetune("regress", data, assignments=["data.dev_fraction=0.001", "data.seed=3"])
+    assert "dev" not in set(plan.stats.non_empty_splits) & set(plan.stats.constant_score_splits)
+
+
 def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path) -> None:
     """The next seed is not started. The same command resumes the run."""
 
