@@ -110,7 +110,7 @@ def plan_finetune(
     data_settings = preview.data
     opened = opened or OpenedData(task, data, on_bad_row)
     dataset, stats = opened.open(data_settings)
-    if dev_problem := dev_split_problem(dataset, stats):
+    if dev_problem := dev_split_problem(dataset, stats):  # no dev split can be made, so all examples are for training
         data_settings = replace(data_settings, dev_fraction=0.0)
         dataset, stats = opened.open(data_settings)
     method = _choose_method(overrides, preview, dataset, stats)

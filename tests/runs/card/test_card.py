@@ -569,9 +569,9 @@ def test_the_code_and_the_command_of_the_card_run(
 
 def test_equal_runs_have_equal_cards(tmp_path: Path) -> None:
     results, predictions = classifier_results()
-    one = card_of(tmp_path / "one", results, dev=predictions)
-    assert card_of(tmp_path / "two", results, dev=predictions) == one
-    assert card_of(tmp_path / "one", results, dev=predictions) == one, "a card that replaces an earlier one"
+    card = card_of(tmp_path / "first", results, dev=predictions)
+    assert card_of(tmp_path / "second", results, dev=predictions) == card
+    assert card_of(tmp_path / "first", results, dev=predictions) == card, "a card that replaces an earlier one"
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -179,8 +179,8 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
     assert "cascade" not in distil(teacher, labelled, run, student="bag", assignments=QUICK).results
     weights = (run / "model" / "model.safetensors").read_bytes()
     verdict = (run / "verdict.json").read_bytes()
-    other = make_model_dir(tmp_path / "other", "single")
-    assignments = (*QUICK, f'cascade.stages=["{other}"]')
+    middle_stage = make_model_dir(tmp_path / "middle", "single")
+    assignments = (*QUICK, f'cascade.stages=["{middle_stage}"]')
     for message in ("fitting the thresholds", "measuring the cascade"):  # an interrupted cascade is built again
         killer = RecordingReporter(after_message=message)
         with pytest.raises(KeyError, match="the power failed"):
@@ -189,7 +189,7 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
     recorder = RecordingReporter()
     result = distil(teacher, labelled, run, student="bag", cascade=True, reporter=recorder, assignments=assignments)
     report = result.results["cascade"]
-    assert [stage["name"] for stage in report["stages"]] == ["student", "other", "teacher"]
+    assert [stage["name"] for stage in report["stages"]] == ["student", "middle", "teacher"]
     assert sum(stage["share"] for stage in report["stages"]) == pytest.approx(1)
     assert report["max_loss"] == 0.5, "the default"
     assert any("one row is more than the allowed loss of 0.5 points" in text for text in recorder.messages)
@@ -200,8 +200,8 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
 
 def test_other_settings_of_the_cascade_replace_it(teacher: Path, labelled: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    other = make_model_dir(tmp_path / "other", "single")
-    first = (*QUICK, f'cascade.stages=["{other}"]')
+    middle_stage = make_model_dir(tmp_path / "middle", "single")
+    first = (*QUICK, f'cascade.stages=["{middle_stage}"]')
     distil(teacher, labelled, run, student="bag", cascade=True, assignments=first)
     second = (*QUICK, "cascade.max_loss=90")
     report = distil(teacher, labelled, run, student="bag", cascade=True, assignments=second).results["cascade"]

@@ -180,7 +180,7 @@ def pairs_with_and_without_a_common_word() -> list[LabelledExample]:
     for number in range(600):
         has_common_word = number % 2 == 1
         word = rng.choice(words)
-        second_word = word if has_common_word else rng.choice([other for other in words if other != word])
+        second_word = word if has_common_word else rng.choice([candidate for candidate in words if candidate != word])
         label = "yes" if has_common_word else "no"
         examples.append(LabelledExample(text=f"{word} {rng.choice(words)}", text_pair=second_word, label=label))
     return examples
