@@ -240,7 +240,9 @@ def _copied_tensors(
 
 def _teacher_name(name: str, stack_name: str, blocks: Sequence[int], stack: StackConfig) -> str:
     """Return the teacher's name for a tensor of the student; `blocks` are the copied blocks of the teacher."""
-    lists_of_layers = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
+    lists_of_layers = ["blocks"]
+    if isinstance(stack.relation, Shaw | TransformerXl):
+        lists_of_layers.append("relations")
     components = name.split(".")
     if components[0] == stack_name and components[1] in lists_of_layers:
         components[2] = str(blocks[int(components[2])])

@@ -385,9 +385,10 @@ def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Fi
     for shape in frontier:
         axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")
         points.append((shape["p50"], shape["quality"], shape["name"], GREY))
-    if points[0][:2] != points[1][:2]:
+    teacher_point, student_point = points[0][:2], points[1][:2]
+    if teacher_point != student_point:
         arrow = {"arrowstyle": "-|>", "color": INK, "lw": 0.8, "shrinkA": 8, "shrinkB": 8, "alpha": 0.6}
-        axes.annotate("", points[1][:2], points[0][:2], arrowprops=arrow, zorder=2)
+        axes.annotate("", student_point, teacher_point, arrowprops=arrow, zorder=2)
     latencies = [latency for latency, *_ in points]
     axes.set_xscale("log")
     axes.set_xlim(min(latencies) / 2.5, max(latencies) * 2.5)  # with space for names

@@ -94,14 +94,14 @@ def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) ->
         weight, bias = _fit_softmax(features, targets, sample_weights, len(task.labels))
     else:
         positive_weights = getattr(task, "weights", ()) or (1.0,) * len(task.labels)
-        label_weights, label_biases = [], []
+        weight_rows, bias_values = [], []
         for has_label, positive_weight in zip(targets.T, positive_weights, strict=True):
             label_sample_weights = sample_weights * np.where(has_label > 0, positive_weight, 1.0)
             # a softmax over two classes: 0 for an absent label, 1 for a present one
-            class_weights, class_biases = _fit_softmax(features, has_label.astype(int), label_sample_weights, 2)
-            label_weights.append(class_weights[1] - class_weights[0])
-            label_biases.append(class_biases[1] - class_biases[0])
-        weight, bias = np.array(label_weights), np.array(label_biases)
+            binary_weight, binary_bias = _fit_softmax(features, has_label.astype(int), label_sample_weights, 2)
+            weight_rows.append(binary_weight[1] - binary_weight[0])
+            bias_values.append(binary_bias[1] - binary_bias[0])
+        weight, bias = np.array(weight_rows), np.array(bias_values)
     with torch.no_grad():
         head.out.weight.copy_(torch.from_numpy(weight / root_mean_square))
         head.out.bias.copy_(torch.from_numpy(bias))

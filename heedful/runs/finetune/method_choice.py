@@ -246,7 +246,8 @@ def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Ex
     model.to(resolve_device(settings.train.device))
     samples = task.encode_split(examples).samples
     if settings.method != "linear":
-        deque(Trainer(model, body_objective(settings, task), samples, settings.train), maxlen=0)
+        trainer = Trainer(model, body_objective(settings, task), samples, settings.train)
+        deque(trainer, maxlen=0)  # makes all training steps
     model.eval()
     if settings.method != "finetune":
         fit_last_layer(model, samples, task)

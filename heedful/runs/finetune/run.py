@@ -484,7 +484,7 @@ class FinetuneTraining:
         folder, best = finished[0]
         metric = best["metric"]
         if "dev" in self.splits:
-            folder, best = max(finished, key=lambda seed: float(seed[1]["splits"]["dev"]["numbers"][metric]))
+            folder, best = max(finished, key=lambda entry: float(entry[1]["splits"]["dev"]["numbers"][metric]))
         if folder != run.folder:  # a run of several seeds has the files of the best one
             for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.splits)):
                 with atomic_path(run.folder / name) as temporary, (folder / name).open("rb") as file:
