@@ -45,9 +45,9 @@ class PrecisionBench:
     """Benchmark of a model in one precision on this machine. Its fields are keys of bench.json."""
 
     trial: Measurement  # speed and scores on the sample texts, by which precision "auto" is chosen
-    # "p50" and "p99" in milliseconds by tokens of a text, without tokenizing; {} if the precision was timed briefly
+    # "p50" and "p99" in milliseconds, by the number of tokens in a text, without tokenizing; {} if `trial.brief`
     latency: dict[str, dict[str, float]]
-    # tokens per second without tokenizing, for texts of 64 tokens, or for the sample texts if it was timed briefly
+    # tokens per second without tokenizing, for texts of 64 tokens; for the sample texts if `trial.brief`
     throughput: int
     resident_bytes: int  # resident memory of a process after one prediction, including PyTorch
 
@@ -120,23 +120,28 @@ def bench(
         measure_metric=None if data is None else measure_metric,
         ignore_cache=True,
     )
-    results = []
+    precision_benches = []
     for trial in trials:
         log(f"timing {trial.precision}")
         engine = open_in_precision(run, trial.precision, revision=revision, head=head, device=resolved_device)
-        times: JsonObject = {"latency": {}, "throughput": round(trial.speed)}
-        if not trial.brief:
-            times = measure_latency(engine.loaded)
-        memory = _resident_memory(run, trial.precision, revision, head, device)
-        results.append(
-            PrecisionBench(trial=trial, latency=times["latency"], throughput=times["throughput"], resident_bytes=memory)
+        if trial.brief:  # far slower than float32, so that its latency is not measured
+            speed: JsonObject = {"latency": {}, "throughput": round(trial.speed)}
+        else:
+            speed = measure_latency(engine.loaded)
+        precision_benches.append(
+            PrecisionBench(
+                trial=trial,
+                latency=speed["latency"],
+                throughput=speed["throughput"],
+                resident_bytes=_resident_memory(run, trial.precision, revision, head, device),
+            )
         )
     report = Bench(
         model=engine.loaded.source,
         machine=tuning_cache.machine_facts(resolved_device),
         metric=evaluated.get("metric"),
         split=evaluated.get("split"),
-        results=tuple(results),
+        results=tuple(precision_benches),
         auto_precision=fastest_accepted(trials),
     )
     with _warn_if_unwritable(run, log):

@@ -1,4 +1,7 @@
-"""Data settings of a run for other data, so that evaluation and prediction read files as the run read its data."""
+"""Data settings of a finished run, reused for other files.
+
+Evaluation, prediction and text selection read their files with them: as the run read its training data.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,21 @@ def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ..
 def input_settings_for(
     run: str | Path, kind: str, files: Sequence[Path], chosen: DataSettings, *, exclude: Path | None = None
 ) -> DataSettings:
-    """Return the run's data settings that apply to files of unlabelled inputs; see `settings_for_inputs`."""
+    """Return the run's data settings that apply to files of unlabelled inputs.
+
+    Args:
+        run: A run folder. For any other model, the settings are the defaults.
+        kind: Kind of the model's head.
+        files: The input files.
+        chosen: Settings that the user sets for the input files. Columns of the run that cannot be combined with the
+            chosen columns are left out.
+        exclude: A folder whose files are not read. If None, all files are read.
+    """
     from heedful.runs.run_folder import label_layout  # imports torch
 
-    run_settings, names = run_settings_and_files(run)
+    run_settings, file_names = run_settings_and_files(run)
     run_settings = replace(run_settings, format=run_settings.format or label_layout(run))
-    return settings_for_inputs(run_settings, kind, files, chosen, exclude=exclude, names=names)
+    return settings_for_inputs(run_settings, kind, files, chosen, exclude=exclude, names=file_names)
 
 
 def data_settings_for(
@@ -46,8 +58,10 @@ def data_settings_for(
     Args:
         run: A run folder. For any other model, the settings are the defaults.
         data: The data to read.
-        chosen: Settings that the user sets for `data`, which decide what applies.
+        chosen: Settings that the user sets for `data`, such as its format. They decide which of the run's settings
+            apply, and are not merged into the result.
     """
-    run_settings, names = run_settings_and_files(run)
-    settings = inherit_settings(run_settings, names, list_data_files(data), chosen or DataSettings())
-    return settings, run_data_settings(run)[1]
+    run_settings, file_names = run_settings_and_files(run)
+    settings = inherit_settings(run_settings, file_names, list_data_files(data), chosen or DataSettings())
+    _, long_inputs = run_data_settings(run)
+    return settings, long_inputs

@@ -1,4 +1,8 @@
-"""`heedful evaluate`: a model or a run on a split of data, rankings by relevance judgments, runs on the GLUE suite."""
+"""`heedful evaluate`: scores of a model on a split of data, of rankings against relevance judgments, or on GLUE.
+
+Its entry points are `evaluate` and `evaluate_glue`. Other commands (`bench`, `prune`, `distil`, `look`) use the
+functions that open data for a model and build the task that evaluates it.
+"""
 
 from __future__ import annotations
 
@@ -150,25 +154,26 @@ def evaluate(
         run_settings, run_long_inputs = DataSettings(dev_fraction=0.0), DEFAULT_LONG_INPUTS
     else:
         run_settings, run_long_inputs = data_settings_for(run, data)
-    source = open_for_model(loaded, data, settings or run_settings, on_bad_row or Raise())
+    dataset = open_for_model(loaded, data, settings or run_settings, on_bad_row or Raise())
     if predictions is not None and predictions.exists():
-        _refuse_overwriting_data(predictions, source)
-    chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
+        _refuse_overwriting_data(predictions, dataset)
+    split = split or next((name for name in ("test", "dev") if name in dataset.splits), dataset.splits[0])
     generation = generation or (DEFAULT_GENERATION if isinstance(run, ModelBundle) else run_generation(run))
-    task, loaded = build_eval_task(loaded, source, chosen, long_inputs or run_long_inputs, generation)
-    examples = source.examples(chosen)
+    task, loaded = build_eval_task(loaded, dataset, split, long_inputs or run_long_inputs, generation)
+    examples = dataset.examples(split)
     try:
         metrics = measure_split(task, loaded, examples, predictions=predictions)
     except OSError as error:
         raise HeedfulError(f"{predictions or data} cannot be written or read: {error.strerror or error}") from error
+    split_files = dataset.names_by_split.get(split, ())
     return Evaluated(
-        split=chosen,
+        split=split,
         metric=task.metric,
         numbers=task.report(metrics),
         intervals=metrics.intervals(),
-        stated=source.stated,
-        bad_rows=dict(source.row_errors.bad),
-        trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, source.names_by_split.get(chosen, ())),
+        stated=dataset.stated,
+        bad_rows=dict(dataset.row_errors.bad),
+        trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, split_files),
         precision=loaded_precision,
     )
 
@@ -213,11 +218,12 @@ def _evaluate_index(index: SearchIndex, data: object, split: str | None, predict
     default_method, *other_methods = METHODS
     if predictions is not None:
         save_rankings(predictions, rankings[default_method], str(index.folder))
-    results = {method: _evaluate_rankings(ranking, relevance) for method, ranking in rankings.items()}
-    missing = len({document for judged in relevance.judgments.values() for document in judged if document not in index})
-    default = results[default_method]
-    other_numbers = _with_method_names({method: results[method].numbers for method in other_methods})
-    other_intervals = _with_method_names({method: results[method].intervals for method in other_methods})
+    evaluated = {method: _evaluate_rankings(ranking, relevance) for method, ranking in rankings.items()}
+    default = evaluated[default_method]
+    other_numbers = _with_method_names({method: evaluated[method].numbers for method in other_methods})
+    other_intervals = _with_method_names({method: evaluated[method].intervals for method in other_methods})
+    judged_documents = {document for judged in relevance.judgments.values() for document in judged}
+    missing = sum(document not in index for document in judged_documents)
     notes = [f"judged documents that the index does not have: {missing:,}"] if missing else []
     return replace(
         default,
@@ -228,7 +234,10 @@ def _evaluate_index(index: SearchIndex, data: object, split: str | None, predict
 
 
 def _with_method_names(tables: Mapping[str, JsonObject]) -> JsonObject:
-    """Merge the metrics of several methods into one table, with names METHOD_NAME, and without their equal counts."""
+    """Merge the metrics of several methods into one dict with the keys METHOD_NAME.
+
+    "count" is left out, since it is the same for all methods.
+    """
     return {
         f"{method}_{name}": value
         for method, table in tables.items()
@@ -256,26 +265,26 @@ def _evaluate_rankings(
 def load_in_precision(
     run: str | Path, precision: PrecisionOrAuto | None, revision: str | None = None, device: str = "auto"
 ) -> tuple[ModelBundle, Precision]:
-    """Load a model with the weights of an engine in a precision. None and "auto" mean the same as for an `Engine`.
+    """Load a model with its weights in a precision, as an `Engine` does. None and "auto" mean the same as there.
 
     Returns:
         The model, and the precision, which is not "auto".
     """
     resolved_device = resolve_device(device)
-    precision = precision or precision_for(run, revision=revision, device=resolved_device)
-    check_precision(precision)
-    if precision == "auto":
-        chosen = fastest_accepted(measure_precisions(run, revision=revision, device=resolved_device))
+    requested = precision or precision_for(run, revision=revision, device=resolved_device)
+    check_precision(requested)
+    if requested == "auto":
+        resolved = fastest_accepted(measure_precisions(run, revision=revision, device=resolved_device))
     else:
-        chosen = precision
-    if chosen == "float32":
-        return load(run, revision=revision, device=resolved_device), chosen
-    return open_in_precision(run, chosen, revision=revision, device=resolved_device).loaded, chosen
+        resolved = requested
+    if resolved == "float32":
+        return load(run, revision=revision, device=resolved_device), resolved
+    return open_in_precision(run, resolved, revision=revision, device=resolved_device).loaded, resolved
 
 
-def _refuse_overwriting_data(predictions: Path, source: Dataset[Example]) -> None:
+def _refuse_overwriting_data(predictions: Path, dataset: Dataset[Example]) -> None:
     """Raise a HeedfulError if the file of predictions is a file of the data."""
-    for paths in source.names_by_split.values():
+    for paths in dataset.names_by_split.values():
         if any(Path(path).exists() and predictions.samefile(path) for path in paths):
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
@@ -291,19 +300,20 @@ def open_for_model(
     Raises:
         HeedfulError: If the model knows none of the labels, or if it lacks some of them and `on_bad_row` is `Raise`.
     """
-    source = _read_for_head(loaded, data, settings, on_bad_row)
+    dataset = _read_for_head(loaded, data, settings, on_bad_row)
     head = loaded.config.head
-    known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
-    unknown = unknown_labels(source.labels, known, tags=source.kind is TaggedExample)
-    if unknown and (isinstance(on_bad_row, Raise) or len(unknown) == len(source.labels)):
-        skip_advice = ", or skip the rows that have them: --on-bad-row skip"
+    known = head.labels if isinstance(head, Classes | TokenClasses) else dataset.labels
+    unknown = unknown_labels(dataset.labels, known, tags=dataset.kind is TaggedExample)
+    all_unknown = len(unknown) == len(dataset.labels)
+    if unknown and (isinstance(on_bad_row, Raise) or all_unknown):
+        skip_advice = "" if all_unknown else ", or skip the rows that have them: --on-bad-row skip"
         raise HeedfulError(
-            f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
+            f"the data has the labels {', '.join(dataset.labels[:10])}, but {loaded.source} knows "
             f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be correct. Rename them in the data"
-            f"{skip_advice if len(unknown) < len(source.labels) else ''}"
+            f"{skip_advice}"
         )
-    source.known_labels = known
-    return source
+    dataset.known_labels = known
+    return dataset
 
 
 def _read_for_head(
@@ -341,9 +351,9 @@ def run_generation(run: str | Path) -> Seq2SeqSettings:
     If the run ranked models by BLEU, and sacrebleu is not installed here, a warning says that F1 replaces BLEU.
     """
     path, settings = Path(run) / SETTINGS, DEFAULT_GENERATION
-    table = load_mapping(path).get("task") if path.is_file() else None
-    if isinstance(table, dict) and table.get("kind") == settings.kind:
-        settings = overlay(settings, table, source=f"{path}: task")
+    task_table = load_mapping(path).get("task") if path.is_file() else None
+    if isinstance(task_table, dict) and task_table.get("kind") == settings.kind:
+        settings = overlay(settings, task_table, source=f"{path}: task")
     if settings.metric == "bleu" and not has_bleu():
         message = (
             f"{run} ranked models by BLEU, but sacrebleu is not installed: F1 is the metric here; for BLEU pip install "
@@ -356,14 +366,14 @@ def run_generation(run: str | Path) -> Seq2SeqSettings:
 
 def build_eval_task(
     loaded: ModelBundle,
-    source: Dataset[Example],
+    dataset: Dataset[Example],
     split: str,
     long_inputs: LongInputs = DEFAULT_LONG_INPUTS,
     generation: Seq2SeqSettings = DEFAULT_GENERATION,
 ) -> tuple[Task, ModelBundle]:
     """Return the task and the model for evaluating a split. A seq2seq model uses the settings `generation`."""
-    task_class = next(spec.task for spec in task_specs_of(loaded) if spec.example is source.kind)
-    split_stats = cache(lambda: compute_stats(source, [split]))
+    task_class = next(spec.task for spec in task_specs_of(loaded) if spec.example is dataset.kind)
+    split_stats = cache(lambda: compute_stats(dataset, [split]))
     fields = {"long_inputs": long_inputs, **task_class.evaluation_fields(loaded, split_stats, generation)}
     task = task_class(tokenizer=require_tokenizer(loaded), limit=loaded.max_length, **fields)
     return task.for_split(loaded, split_stats, split)
@@ -396,19 +406,21 @@ def evaluate_glue(
         except UnfinishedError as unfinished:
             warnings.warn(f"{folder} is left out: {unfinished}", HeedfulWarning, stacklevel=2)
             continue
+        _, long_inputs = run_data_settings(model_folder)
         for entry, split in split_by_entry.items():
-            evaluated = evaluate(loaded, data_folder, split=split, long_inputs=run_data_settings(model_folder)[1])
-            results[entry] = GLUE[entry].scores(_glue_numbers(entry, evaluated.numbers)) | {
+            evaluated = evaluate(loaded, data_folder, split=split, long_inputs=long_inputs)
+            official_scores = GLUE[entry].scores(_glue_numbers(entry, evaluated.numbers))
+            results[entry] = official_scores | {
                 "split": split,
                 "count": evaluated.numbers["count"],
                 "model": str(model_folder),
                 "precision": loaded_precision,
             }
     if not results:
-        with_data = [name for name in GLUE_FOLDERS if (Path(data) / name).is_dir()]
+        data_folders = ", ".join(name for name in GLUE_FOLDERS if (Path(data) / name).is_dir())
         raise HeedfulError(
-            f"nothing to evaluate: of {', '.join(GLUE_FOLDERS)}, {data} has {', '.join(with_data) or 'none'}, and "
-            f"{run} is neither a run on one of them nor a folder with runs of those names"
+            f"nothing to evaluate: of {', '.join(GLUE_FOLDERS)}, {data} has {data_folders or 'none'}, and {run} is "
+            "neither a run on one of them nor a folder with runs of those names"
         )
     return results
 

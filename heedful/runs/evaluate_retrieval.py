@@ -47,24 +47,28 @@ def rank_by_vectors(
             "model with an embedding head, such as one of heedful finetune embed"
         )
     query_vectors = normalized_rows(engine.encode_query(list(queries.values())))
-    starts = range(0, len(query_vectors), QUERY_CHUNK)
-    top_rows = [TopRows(len(query_vectors[start : start + QUERY_CHUNK]), depth) for start in starts]
-    ids: list[str] = []
-    for chunk in _document_chunks(documents):
-        table = VectorTable.of(normalized_rows(engine.encode_document([document.content for document in chunk])))
-        for top, start in zip(top_rows, starts, strict=True):
-            top.add(table.scores(query_vectors[start : start + QUERY_CHUNK], 0, len(chunk)), len(ids))
-        ids += [document.id for document in chunk]
-    if not ids:
+    query_chunks = [query_vectors[start : start + QUERY_CHUNK] for start in range(0, len(query_vectors), QUERY_CHUNK)]
+    nearest_of_chunks = [TopRows(len(chunk), depth) for chunk in query_chunks]
+    document_ids: list[str] = []
+    for document_chunk in _document_chunks(documents):
+        contents = [document.content for document in document_chunk]
+        table = VectorTable.of(normalized_rows(engine.encode_document(contents)))
+        for nearest, query_chunk in zip(nearest_of_chunks, query_chunks, strict=True):
+            nearest.add(table.scores(query_chunk, 0, len(document_chunk)), len(document_ids))
+        document_ids += [document.id for document in document_chunk]
+    if not document_ids:
         raise DataError("there are no documents to rank: the corpus is empty")
-    results = [row for top in top_rows for row in zip(*top.result(), strict=True)]
-    return {
-        query: {ids[index]: float(score) for score, index in zip(scores, indices, strict=True)}
-        for query, (scores, indices) in zip(queries, results, strict=True)
-    }
+    rankings: list[dict[str, float]] = []
+    for nearest in nearest_of_chunks:
+        for cosines, indices in zip(*nearest.result(), strict=True):
+            rankings.append(
+                {document_ids[index]: float(cosine) for cosine, index in zip(cosines, indices, strict=True)}
+            )
+    return dict(zip(queries, rankings, strict=True))
 
 
 def _document_chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield lists of DOCUMENT_CHUNK documents, the last one shorter."""
     remaining = iter(documents)
     while chunk := list(islice(remaining, DOCUMENT_CHUNK)):
         yield chunk

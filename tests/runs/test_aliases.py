@@ -1,4 +1,4 @@
-"""Names of other libraries: each is accepted, or answered with what it is called here."""
+"""Names of settings in other libraries: accepted if the value means the same, else refused with Heedful's name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from heedful.runs.aliases import ALIASES, task_aliases
 from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
 from heedful.runs.finetune.settings import FinetuneSettings, check_task, finetune_defaults
 from heedful.runs.overrides import Overrides
-from heedful.runs.pretrain.settings import PretrainSettings
-from heedful.runs.pretrain.settings import pretrain_defaults as pretraining
+from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.runs.settings_schema import setting_paths
 from heedful.tasks.specs import task_names
 from heedful.tokenizer.settings import TokenizerSettings
 
-CLASSIFY = finetune_defaults("classify", 600, random_init=False)[0]
-PRETRAIN = pretraining("mlm", 256, continued=False)
-ACCEPTED = [  # library, name, a value, full path here
+CLASSIFY, _ = finetune_defaults("classify", 600, random_init=False)
+PRETRAIN = pretrain_defaults("mlm", 256, continued=False)
+ACCEPTED = [  # (library, its name of a setting, a value, full path in Heedful's settings of fine-tuning)
     ("transformers", "learning_rate", 0.5, "train.optimizer.lr"),
     ("transformers", "weight_decay", 0.5, "train.optimizer.weight_decay"),
     ("transformers", "adam_epsilon", 0.5, "train.optimizer.eps"),
@@ -62,7 +61,7 @@ ACCEPTED = [  # library, name, a value, full path here
     ("timm", "layer_decay", 0.5, "train.optimizer.layer_decay"),
     ("modernbert", "llrd", 0.5, "train.optimizer.layer_decay"),
 ]
-PRETRAINING = [
+ACCEPTED_IN_PRETRAINING = [  # the same, with full paths in Heedful's settings of pre-training
     ("transformers", "mlm_probability", 0.5, "objective.mask_prob"),
     ("bert", "masked_lm_prob", 0.5, "objective.mask_prob"),
     ("XLM", "mlm_prob", 0.5, "objective.mask_prob"),
@@ -76,7 +75,7 @@ PRETRAINING = [
     ("transformers", "model_name_or_path", "m", "model.init_from"),
     ("scikit-learn", "validation_fraction", 0.5, "eval_fraction"),
 ]
-ANSWERED = [  # library, name, what is named in the answer
+REFUSED = [  # (library, its name of a setting, Heedful's setting, flag, argument or command that the error names)
     ("transformers", "per_device_train_batch_size", "train.batch_size"),
     ("transformers", "per_device_eval_batch_size", "train.max_tokens_per_microbatch"),
     ("transformers", "data_seed", "train.seed"),
@@ -144,35 +143,39 @@ ANSWERED = [  # library, name, what is named in the answer
 
 
 def test_the_table_has_at_least_80_names_of_seven_libraries() -> None:
-    rows = [row[:2] for table in (ACCEPTED, PRETRAINING, ANSWERED) for row in table]
-    libraries = {library for library, _ in rows}
-    assert len({name for _, name in rows}) >= 80
+    tested = [(library, name) for table in (ACCEPTED, ACCEPTED_IN_PRETRAINING, REFUSED) for library, name, *_ in table]
+    libraries = {library for library, _ in tested}
+    assert len({name for _, name in tested}) >= 80
     assert libraries >= {
         *("transformers", "sentence-transformers", "setfit", "spaCy", "ultralytics", "Lightning", "scikit-learn")
     }
 
 
 @pytest.mark.parametrize(
-    ("usual", "name", "value", "path"),
-    [(CLASSIFY, *row[1:]) for row in ACCEPTED] + [(PRETRAIN, *row[1:]) for row in PRETRAINING],
+    ("defaults", "name", "value", "path"),
+    [
+        *((CLASSIFY, name, value, path) for _, name, value, path in ACCEPTED),
+        *((PRETRAIN, name, value, path) for _, name, value, path in ACCEPTED_IN_PRETRAINING),
+    ],
 )
-def test_a_foreign_name_of_the_same_meaning_is_accepted(usual: Any, name: str, value: Any, path: str) -> None:
+def test_a_foreign_name_of_the_same_meaning_is_accepted(defaults: Any, name: str, value: Any, path: str) -> None:
     overrides = Overrides(values={name: value})
-    settings = overrides.resolve(usual)
-    assert list(settings.sources) == [path]
-    expected = {} if path.rpartition(".")[2] == name else {name: path}
-    assert settings.renamed == overrides.renamed == expected
+    resolved = overrides.resolve(defaults)
+    assert list(resolved.sources) == [path]
+    own_name = path.rpartition(".")[2]
+    assert resolved.renamed == overrides.renamed == ({} if own_name == name else {name: path})
 
 
-@pytest.mark.parametrize(("name", "meant"), [row[1:] for row in ANSWERED])
+@pytest.mark.parametrize(("name", "meant"), [(name, meant) for _, name, meant in REFUSED])
 @pytest.mark.parametrize("prefix", ["", "train."])
-def test_another_foreign_name_is_answered_with_the_right_one(prefix: str, name: str, meant: str) -> None:
+def test_another_foreign_name_is_refused_with_the_right_one(prefix: str, name: str, meant: str) -> None:
     with pytest.raises(SettingError, match="did you mean") as caught:
         Overrides(values={prefix + name: 1}).resolve(CLASSIFY)
-    assert caught.value.code == "unknown" and f'"{meant}"' in str(caught.value)
+    assert caught.value.code == "unknown"
+    assert f'"{meant}"' in str(caught.value)
 
 
-def test_advice_says_how_to_convert_the_value() -> None:
+def test_the_error_says_how_to_convert_the_value() -> None:
     with pytest.raises(SettingError, match="divided by all steps"):
         Overrides(values={"warmup_steps": 100}).resolve(CLASSIFY)
     with pytest.raises(SettingError, match="over all devices"):
@@ -185,26 +188,27 @@ def test_advice_says_how_to_convert_the_value() -> None:
         Overrides(values={"generation_max_length": 64}).resolve(CLASSIFY)
 
 
-def test_a_name_of_another_command_is_answered_with_its_setting() -> None:
+def test_the_error_for_a_setting_of_another_command_names_that_setting() -> None:
     with pytest.raises(SettingError, match=r"other commands have objective\.mask_prob"):
         Overrides(values={"mlm_probability": 0.2}).resolve(CLASSIFY)
 
 
-def test_everything_that_a_foreign_name_means_exists() -> None:
-    known = {
-        path
-        for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings, TokenizerSettings)
-        for path in setting_paths(cls)
-    }
-    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    for foreign in ALIASES.values():
-        for meant in foreign.meant:
+def test_the_setting_or_command_that_a_foreign_name_means_exists() -> None:
+    settings_classes = (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings, TokenizerSettings)
+    known_paths = {path for settings_class in settings_classes for path in setting_paths(settings_class)}
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    for foreign_name in ALIASES.values():
+        for meant in foreign_name.meant:
             if meant.startswith("heedful "):
-                assert meant.removeprefix("heedful ") in verbs
-            elif foreign.is_setting:
-                assert meant in known, f"{foreign.name}: {meant} is not a setting"
-    short = {path.rpartition(".")[2] for path in setting_paths(FinetuneSettings)}
-    assert not short & {name for name in ALIASES if ALIASES[name].advice}, "a setting's own name needs no advice"
+                assert meant.removeprefix("heedful ") in commands
+            elif foreign_name.is_setting:
+                assert meant in known_paths, f"{foreign_name.name}: {meant} is not a setting"
+
+
+def test_no_setting_of_heedful_is_refused_as_a_foreign_name() -> None:
+    own_names = {path.rpartition(".")[2] for path in setting_paths(FinetuneSettings)}
+    refused_names = {name for name, foreign_name in ALIASES.items() if foreign_name.advice}
+    assert not own_names & refused_names
 
 
 @pytest.mark.parametrize(
@@ -229,16 +233,16 @@ def test_a_task_may_be_given_by_the_name_of_a_pipeline(name: str, task: str) -> 
     assert check_task(name) == task
 
 
-def test_every_alias_of_a_task_leads_to_one() -> None:
-    assert {check_task(name) for name in task_aliases()} == set(task_names())
+def test_aliases_of_tasks_mean_tasks_and_each_task_has_one() -> None:
+    assert {check_task(alias) for alias in task_aliases()} == set(task_names())
 
 
 @pytest.mark.parametrize("name", ["fill-mask", "text-generation", "zero-shot-classification"])
-def test_what_is_no_fine_tuning_task_is_answered_with_the_command(name: str) -> None:
+def test_the_error_for_a_pipeline_that_is_no_task_of_finetune_names_the_command(name: str) -> None:
     with pytest.raises(HeedfulError, match="use heedful"):
         check_task(name)
 
 
-def test_a_misspelt_pipeline_is_answered() -> None:
+def test_the_error_for_a_misspelt_pipeline_names_the_right_one() -> None:
     with pytest.raises(HeedfulError, match='did you mean "token-classification"'):
         check_task("token-clasification")

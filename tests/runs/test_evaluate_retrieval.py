@@ -1,4 +1,4 @@
-"""Evaluation of retrieval: the ranking of a plain computation, its metrics, and the command."""
+"""Evaluation of retrieval: rankings against a brute-force computation, their metrics, and the command."""
 
 from __future__ import annotations
 
@@ -20,88 +20,117 @@ from tests.data.retrieval.test_retrieval_files import write_beir
 
 TEXTS = ["The ship left the harbour.", "Bread is baked in an oven.", "A boat came home.", "Snow fell on the hills."]
 QUERIES = {"q1": "boats at sea", "q2": "the baker", "q3": "winter weather"}
-JUDGED = {"q1": {"d0": 2, "d2": 1}, "q2": {"d1": 1}, "q3": {"d3": 1}}
+JUDGMENTS = {"q1": {"d0": 2, "d2": 1}, "q2": {"d1": 1}, "q3": {"d3": 1}}  # relevance by query and document
 
 
-def run(*words: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert not ended.value.code
+def run_command(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert not exit_info.value.code
 
 
-def folder_of(path: Path) -> Path:
-    (path / "qrels").mkdir(parents=True)
-    rows = [{"_id": f"d{number}", "text": text, "title": ""} for number, text in enumerate(TEXTS)]
-    (path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [{"_id": name, "text": text} for name, text in QUERIES.items()]
-    (path / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [f"{query}\t{name}\t{value}" for query, judged in JUDGED.items() for name, value in judged.items()]
-    (path / "qrels/test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
-    return path
+def write_dataset(folder: Path) -> Path:
+    """Write TEXTS, QUERIES and JUDGMENTS in BEIR's layout."""
+    (folder / "qrels").mkdir(parents=True)
+    documents = [{"_id": f"d{number}", "text": text, "title": ""} for number, text in enumerate(TEXTS)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    queries = [{"_id": id, "text": text} for id, text in QUERIES.items()]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    lines = ["query-id\tcorpus-id\tscore"]
+    for query, judged in JUDGMENTS.items():
+        lines += [f"{query}\t{document}\t{relevance}" for document, relevance in judged.items()]
+    (folder / "qrels/test.tsv").write_text("\n".join(lines) + "\n")
+    return folder
 
 
-@pytest.mark.parametrize("at_once", [4096, 3])
-def test_the_ranking_is_that_of_plain_cosines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(evaluate_retrieval, "DOCUMENT_CHUNK", at_once)
+@pytest.mark.parametrize("documents_per_chunk", [4096, 3])
+def test_documents_are_ranked_by_cosines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents_per_chunk: int
+) -> None:
+    monkeypatch.setattr(evaluate_retrieval, "DOCUMENT_CHUNK", documents_per_chunk)
     monkeypatch.setattr(evaluate_retrieval, "QUERY_CHUNK", 2)
-    evaluation = heedful.evaluate(BUNDLED_ENCODER, folder_of(tmp_path / "d"), predictions=tmp_path / "run.trec")
+    data, rankings_file = write_dataset(tmp_path / "d"), tmp_path / "run.trec"
+    evaluation = heedful.evaluate(BUNDLED_ENCODER, data, predictions=rankings_file)
     engine = heedful.Engine(BUNDLED_ENCODER)
-    a, b = engine.encode(list(QUERIES.values())), engine.encode(TEXTS)
-    cosines = (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
-    rankings = read_rankings(tmp_path / "run.trec")
-    for row, query in zip(cosines, QUERIES, strict=True):
-        assert [rankings[query][f"d{number}"] for number in range(len(TEXTS))] == pytest.approx(row.tolist(), abs=1e-5)
-    assert evaluation.metric == "ndcg@10" and evaluation.split == "test" and evaluation.numbers["count"] == 3
-    expected = evaluate_retrieval.score_rankings(rankings, JUDGED)
-    assert evaluation.numbers == expected.compute() and evaluation.intervals == expected.intervals(0)
-    again = heedful.evaluate(str(tmp_path / "run.trec"), tmp_path / "d")
-    assert again.numbers == evaluation.numbers
+    queries, documents = engine.encode(list(QUERIES.values())), engine.encode(TEXTS)
+    query_norms, document_norms = np.linalg.norm(queries, axis=1), np.linalg.norm(documents, axis=1)
+    cosines = (queries @ documents.T) / query_norms[:, None] / document_norms
+    rankings = read_rankings(rankings_file)
+    for query, expected_scores in zip(QUERIES, cosines.tolist(), strict=True):
+        scores = [rankings[query][f"d{number}"] for number in range(len(TEXTS))]
+        assert scores == pytest.approx(expected_scores, abs=1e-5)
+    assert evaluation.metric == "ndcg@10"
+    assert evaluation.split == "test"
+    assert evaluation.numbers["count"] == 3
+    expected = evaluate_retrieval.score_rankings(rankings, JUDGMENTS)
+    assert evaluation.numbers == expected.compute()
+    assert evaluation.intervals == expected.intervals(0)
+    of_rankings_file = heedful.evaluate(str(rankings_file), data)
+    assert of_rankings_file.numbers == evaluation.numbers
 
 
 def test_the_command_prints_metrics_with_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder_of(tmp_path / "d")
+    write_dataset(tmp_path / "d")
     (tmp_path / "bm25.trec").write_text("q1 Q0 d0 1 2.5 x\nq2 Q0 d0 1 1.0 x\nq9 Q0 d1 1 1.0 x\n")
     (tmp_path / "qrels.txt").write_text("q1 0 d0 1\nq2 0 d1 1\nq3 0 d3 1\nq4 0 d3 0\n")
-    run("evaluate", "bm25.trec", "--data", "qrels.txt")
+    run_command("evaluate", "bm25.trec", "--data", "qrels.txt")
     printed = capsys.readouterr()
-    assert "qrels.txt, 3 examples" in printed.out and "ndcg@10" in printed.out and "33.3 %" in printed.out
+    assert "qrels.txt, 3 examples" in printed.out
+    assert "ndcg@10" in printed.out
+    assert "33.3 %" in printed.out
     assert "queries without a relevant document, which are left out: 1" in printed.err
     assert "queries without a ranking, which count 0: 1" in printed.err
     assert "rankings of queries without judgments, which are not used: 1" in printed.err
-    run("evaluate", BUNDLED_ENCODER, "--data", "d", "--json")
+    run_command("evaluate", BUNDLED_ENCODER, "--data", "d", "--json")
     numbers = json.loads(capsys.readouterr().out)["numbers"]
-    assert numbers["count"] == 3 and 0 < numbers["ndcg@10"] <= 1
-    for wrong, message in (
-        (["bm25.trec", "--data", "qrels.txt", "--split", "test"], "qrels.txt is a file of judgments without splits"),
-        (["bm25.trec", "--data", "."], "has no relevance judgments: give a qrels file"),
-        (
-            ["bm25.trec", "--data", "d", "--predictions", "x"],
-            "predictions is .*, which has no effect on the evaluation",
-        ),
-        ([BUNDLED_ENCODER, "--data", "d", "--split", "dev"], 'has no split "dev"; expected one of test'),
-        ([BUNDLED_ENCODER, "--data", "d", "--on-bad-row", "skip"], "--on-bad-row has no effect on the evaluation"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["evaluate", *wrong])
-        assert re.search(message, capsys.readouterr().err), wrong
+    assert numbers["count"] == 3
+    assert 0 < numbers["ndcg@10"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("bm25.trec --data qrels.txt --split test", "qrels.txt is a file of judgments without splits"),
+        ("bm25.trec --data .", "has no relevance judgments: give a qrels file"),
+        ("bm25.trec --data d --predictions x", "predictions is .*, which has no effect on the evaluation"),
+        (f"{BUNDLED_ENCODER} --data d --split dev", 'has no split "dev"; expected one of test'),
+        (f"{BUNDLED_ENCODER} --data d --on-bad-row skip", "--on-bad-row has no effect on the evaluation"),
+    ],
+)
+def test_options_without_effect_on_retrieval_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_dataset(tmp_path / "d")
+    (tmp_path / "bm25.trec").write_text("q1 Q0 d0 1 2.5 x\n")
+    (tmp_path / "qrels.txt").write_text("q1 0 d0 1\n")
+    with pytest.raises(SystemExit):
+        main(["evaluate", *arguments.split()])
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_an_index_is_evaluated_by_each_method(tmp_path: Path) -> None:
     index = heedful.SearchIndex.create(tmp_path / "index", vectors="float32")
     index.add([Document(id=f"d{number}", text=text) for number, text in enumerate(TEXTS) if number != 1])
-    data = folder_of(tmp_path / "d")
+    data = write_dataset(tmp_path / "d")
     evaluation = heedful.evaluate(tmp_path / "index", data, predictions=tmp_path / "run.trec")
-    expected = evaluate_retrieval.score_rankings(read_rankings(tmp_path / "run.trec"), JUDGED)
-    assert evaluation.metric == "ndcg@10" and evaluation.numbers["ndcg@10"] == expected.compute()["ndcg@10"]
-    words = {
+    expected = evaluate_retrieval.score_rankings(read_rankings(tmp_path / "run.trec"), JUDGMENTS)
+    assert evaluation.metric == "ndcg@10"
+    assert evaluation.numbers["ndcg@10"] == expected.compute()["ndcg@10"]
+    word_rankings = {
         query: {hit.id: hit.score for hit in index.search(text, method="words")} for query, text in QUERIES.items()
     }
-    by_words = evaluate_retrieval.score_rankings(words, JUDGED)
+    by_words = evaluate_retrieval.score_rankings(word_rankings, JUDGMENTS)
     assert evaluation.numbers["words_map"] == by_words.compute()["map"]
-    assert evaluation.intervals["words_map"] == by_words.intervals(0)["map"] and "vectors_mrr" in evaluation.numbers
+    assert evaluation.intervals["words_map"] == by_words.intervals(0)["map"]
+    assert "vectors_mrr" in evaluation.numbers
     assert "judged documents that the index does not have: 1" in evaluation.stated
     with pytest.raises(HeedfulError, match="has no queries with relevance judgments, on which an index is evaluated"):
         heedful.evaluate(tmp_path / "index", tmp_path)
@@ -109,10 +138,10 @@ def test_an_index_is_evaluated_by_each_method(tmp_path: Path) -> None:
         heedful.evaluate(tmp_path / "index", data, precision="int8")
 
 
-def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_embeddings_and_data_without_relevant_documents_are_refused(tmp_path: Path) -> None:
     bundle = heedful.load(BUNDLED_ENCODER, head="masked_lm")
     with pytest.raises(HeedfulError, match="has a masked_lm head, and documents are ranked by sentence embeddings"):
-        heedful.evaluate(bundle, folder_of(tmp_path / "d"))
+        heedful.evaluate(bundle, write_dataset(tmp_path / "d"))
     data = write_beir(tmp_path / "e")
     (data / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t0\n")
     with pytest.raises(HeedfulError, match="none of the 1 judged queries has a relevant document"):

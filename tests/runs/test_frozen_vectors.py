@@ -1,4 +1,4 @@
-"""Features of linear models, and probabilities of examples that a model did not see."""
+"""Features from frozen sentence vectors, and out-of-fold probabilities of linear models over them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def test_features_of_texts_and_pairs(engine: Engine) -> None:
     vectors = engine.encode([text for (text,) in TEXTS])
     np.testing.assert_allclose(features, vectors / np.sqrt((vectors**2).mean()), rtol=1e-5)
     pairs = [(text, "it is an animal") for (text,) in TEXTS]
-    of_pairs = sentence_features(pairs, engine)
-    assert of_pairs.shape == (12, 4 * vectors.shape[1])
-    np.testing.assert_allclose((of_pairs.reshape(12, 4, -1) ** 2).mean(axis=(0, 2)), 1, rtol=1e-5)
+    pair_features = sentence_features(pairs, engine)
+    assert pair_features.shape == (12, 4 * vectors.shape[1])
+    blocks = pair_features.reshape(12, 4, -1)  # [examples, blocks, dimension]
+    np.testing.assert_allclose((blocks**2).mean(axis=(0, 2)), 1, rtol=1e-5)
 
 
 def test_no_model_sees_the_examples_of_its_fold(engine: Engine) -> None:
@@ -37,16 +38,19 @@ def test_no_model_sees_the_examples_of_its_fold(engine: Engine) -> None:
     assert (again == probabilities).all()
 
 
-def test_near_duplicates_in_one_group_do_not_help_each_other(engine: Engine) -> None:
+def test_duplicates_in_one_group_do_not_predict_each_other(engine: Engine) -> None:
     noise = np.array([0, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 0])  # depends on neither words nor meaning
-    texts, targets = TEXTS * 2, np.tile(noise, 2)
-    apart = out_of_fold_probabilities(texts, targets, np.arange(24), model=engine)
-    grouped = out_of_fold_probabilities(texts, targets, np.tile(np.arange(12), 2), model=engine)
-    accuracy = [(probabilities.argmax(axis=1) == targets).mean() for probabilities in (apart, grouped)]
-    assert accuracy[0] > accuracy[1]
+    texts, targets = TEXTS * 2, np.tile(noise, 2)  # each text twice, with the same target
+
+    def accuracy(groups: np.ndarray) -> float:
+        probabilities = out_of_fold_probabilities(texts, targets, groups, model=engine)
+        return float((probabilities.argmax(axis=1) == targets).mean())
+
+    group_per_example, group_per_text = np.arange(24), np.tile(np.arange(12), 2)
+    assert accuracy(group_per_example) > accuracy(group_per_text)
 
 
-def test_what_cannot_be_fitted_is_refused(engine: Engine) -> None:
+def test_data_to_which_no_model_can_be_fitted_is_refused(engine: Engine) -> None:
     with pytest.raises(DataError, match="has 1 label;"):
         out_of_fold_probabilities(TEXTS, TARGETS * 0, np.arange(12), model=engine)
     with pytest.raises(DataError, match="folds is 1"):

@@ -50,7 +50,7 @@ def _format_score(metric: str, numbers: JsonObject) -> str:
 
 
 def _cost_in_parentheses(baseline: JsonObject, scored_rows: int, all_rows: int | None) -> str:
-    """Format seconds and rows of a bag of words in parentheses, or return "" for the model before training."""
+    """Return the seconds and the row counts of a bag of words in parentheses, or "" for the model before training."""
     if "seconds" not in baseline:
         return ""
     parts = [f"in {baseline['seconds']:.1f} s" if baseline["seconds"] >= 0.05 else "in less than 0.1 s"]
@@ -69,14 +69,16 @@ def baseline_warning(results: JsonObject) -> str:
     """
     baseline = results.get("baseline")
     headline = headline_split(results)
-    if baseline is None or headline is None or "difference" not in baseline["splits"].get(headline[0], {}):
+    if baseline is None or headline is None:
         return ""
-    difference = baseline["splits"][headline[0]]["difference"]
+    split, _ = headline
+    difference = baseline["splits"].get(split, {}).get("difference")
+    if difference is None:
+        return ""
     low = as_float(difference["low"])
     high = as_float(difference["high"])
     if low > 0:
         return ""
-    split = headline[0]
     name = baseline["name"]
     if low == high == 0:
         return f"On {split} the model and {name} score the same: the split is too small or too easy to compare them"

@@ -13,22 +13,26 @@ CASCADE = "cascade.json"
 
 
 def cascade_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """Return the header of a table and its rows, for each stage and the cascade, from the contents of cascade.json."""
+    """Return header and rows of a table. It has a row for each stage, and a last row for the cascade.
+
+    Args:
+        report: Contents of cascade.json.
+    """
     metric = report["metric"]
     header = ["", "answers", "from probability", f"{metric} alone", "95 % interval", "served in", "texts/s"]
     rows = []
-    for model in (*report["stages"], report["cascade"] | {"name": "cascade", "precision": ""}):
-        share = model.get("share")
-        interval = model["interval"]
+    for entry in (*report["stages"], report["cascade"] | {"name": "cascade", "precision": ""}):
+        share = entry.get("share")
+        interval = entry["interval"]
         rows.append(
             [
-                model["name"],
+                entry["name"],
                 "" if share is None else f"{100 * share:.1f} %",
-                _format_threshold(model.get("threshold")),
-                format_metric(metric, model["accuracy"]),
-                " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")),
-                model["precision"],
-                f"{model['texts_per_second']:,.0f}",
+                _format_threshold(entry.get("threshold")),
+                format_metric(metric, entry["accuracy"]),
+                f"{format_metric(metric, interval['low'])} to {format_metric(metric, interval['high'])}",
+                entry["precision"],
+                f"{entry['texts_per_second']:,.0f}",
             ]
         )
     return header, rows
@@ -43,14 +47,17 @@ def _format_threshold(threshold: float | None) -> str:
 
 def cascade_sentence(report: JsonObject) -> str:
     """Return a summary of cascade.json in two sentences."""
-    metric, delta, stages = report["metric"], report["delta_vs_teacher"], report["stages"]
+    metric, delta = report["metric"], report["delta_vs_teacher"]
+    cascade, stages = report["cascade"], report["stages"]
+    teacher = stages[-1]
     shares = [f"the {stage['name']} answers {100 * stage['share']:.1f} %" for stage in stages]
-    ratio = report["cascade"]["texts_per_second"] / stages[-1]["texts_per_second"]
-    accuracies = [format_metric(metric, model["accuracy"]) for model in (report["cascade"], stages[-1])]
+    speed_ratio = cascade["texts_per_second"] / teacher["texts_per_second"]
     return (
-        f"In the cascade {', '.join(shares)} of the texts: {accuracies[0]} {metric} on {report['reported_on']} beside "
-        f"the teacher's {accuracies[1]} ({format_difference(metric, delta['difference'])}, 95 % interval "
-        f"{format_difference(metric, delta['low'], delta['high'])}), with {ratio:.1f} times as many texts a second. "
+        f"In the cascade {', '.join(shares)} of the texts: {format_metric(metric, cascade['accuracy'])} {metric} on "
+        f"{report['reported_on']} beside the teacher's {format_metric(metric, teacher['accuracy'])} "
+        f"({format_difference(metric, delta['difference'])}, 95 % interval "
+        f"{format_difference(metric, delta['low'], delta['high'])}), with {speed_ratio:.1f} times as many texts a "
+        "second. "
         f"Thresholds were fitted on {report['fitted_on']} ({report['fitted_rows']:,} rows) for a loss of at most "
         f"{report['max_loss']:g} percentage points: {loss_verdict(delta, report['max_loss'] / 100)}."
     )

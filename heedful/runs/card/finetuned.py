@@ -50,7 +50,8 @@ KEY_METRICS = (
     *("matthews", "ece", "loss", "mse"),
 )
 MIN_CLASS_EXAMPLES = 30  # minimum examples of a class for scores that the card does not call rough
-PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # name of a row by key of the metrics
+# key of scores by class in the metrics of a task -> what the card calls a class
+PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}
 
 
 def write_finetuned_card(folder: Path) -> Path:
@@ -63,10 +64,11 @@ def write_finetuned_card(folder: Path) -> Path:
     if not (folder / "model" / "config.json").is_file():
         raise RunError(f"{folder} has no model/config.json: save the model before its card is written")
     for name in PLOTS:
-        if (folder / "plots" / f"{name}.png").is_file():
-            make_folder(folder / "model" / "plots")
-            with atomic_path(folder / "model" / "plots" / f"{name}.png") as temporary:
-                write_synced(temporary, [(folder / "plots" / f"{name}.png").read_bytes()])
+        plot, copied_plot = (parent / "plots" / f"{name}.png" for parent in (folder, folder / "model"))
+        if plot.is_file():
+            make_folder(copied_plot.parent)
+            with atomic_path(copied_plot) as temporary:
+                write_synced(temporary, [plot.read_bytes()])
     text = "\n\n".join(["\n".join(lines) for lines in _card_parts(folder, results) if lines]) + "\n"
     path = folder / "model" / "README.md"
     with atomic_path(path) as temporary:
@@ -111,13 +113,13 @@ def _front_matter(results: JsonObject, heedful_only: bool) -> list[str]:
     task = SPECS[results["task"]].card
     headline = headline_split(results)
     numbers = headline[1] if headline else {}
-    metrics = list(dict.fromkeys(name for key, name in METRICS.items() if key in numbers))
+    hub_metrics = list(dict.fromkeys(hub_name for name, hub_name in METRICS.items() if name in numbers))
     library = "heedful" if heedful_only else task.library
     lines = ["---", f"library_name: {library}", f"pipeline_tag: {task.pipeline}", "tags:", "- heedful"]
     if base := re.fullmatch(r"((?:[\w.-]+/)?[\w.-]+)@[0-9a-f]{7,40}", results.get("base", "")):
         lines.append(f"base_model: {json.dumps(base[1])}")
-    if metrics:
-        lines += ["metrics:", *(f"- {name}" for name in metrics)]
+    if hub_metrics:
+        lines += ["metrics:", *(f"- {hub_name}" for hub_name in hub_metrics)]
     if headline:
         lines += _model_index(task.name, task.pipeline, *headline)
     return [*lines, "---"]
@@ -128,13 +130,16 @@ def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> l
 
     The data set is called "local data", since its name may be private.
     """
-    scores: dict[str, float] = {}
-    for key, metric in METRICS.items():
-        value = as_float(numbers.get(key))
-        if math.isfinite(value) and metric not in scores:
-            scores[metric] = round(value, 6)
-    if not scores:
+    hub_scores: dict[str, float] = {}
+    for metric, hub_name in METRICS.items():
+        value = as_float(numbers.get(metric))
+        if math.isfinite(value) and hub_name not in hub_scores:
+            hub_scores[hub_name] = round(value, 6)
+    if not hub_scores:
         return []
+    metric_lines: list[str] = []
+    for hub_name, value in hub_scores.items():
+        metric_lines += [f"    - type: {hub_name}", f"      value: {value}"]
     split_name = split if split in ("dev", "test") else "other"
     return [
         "model-index:",
@@ -147,7 +152,7 @@ def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> l
         "      type: local",
         f"      split: {split_name}",
         "    metrics:",
-        *(line for metric, value in scores.items() for line in (f"    - type: {metric}", f"      value: {value}")),
+        *metric_lines,
     ]
 
 
@@ -172,20 +177,21 @@ def _summary(results: JsonObject) -> list[str]:
 
 
 def _quality(results: JsonObject) -> Iterator[list[str]]:
-    """Yield the metrics of all splits as a table, with less important ones folded, and the use of dev."""
+    """Yield a table with the metrics of all splits, a sentence on the use of dev, and a folded table of the rest."""
     yield ["## Quality"]
-    splits, metric = results["splits"], results["metric"]
+    splits, main_metric = results["splits"], results["metric"]
     if not splits:
         yield ["Nothing was measured: the data had neither dev nor test."]
         return
     names = list(dict.fromkeys(name for split in splits.values() for name in split["numbers"]))
-    scores = [name for name in names if any(_is_score(split["numbers"].get(name)) for split in splits.values())]
-    by_importance = [name for name in dict.fromkeys((metric, *KEY_METRICS, *scores)) if name in scores]
+    metrics = [name for name in names if any(_is_score(split["numbers"].get(name)) for split in splits.values())]
+    by_importance = [name for name in dict.fromkeys((main_metric, *KEY_METRICS, *metrics)) if name in metrics]
     key_metrics = by_importance[:KEY_METRIC_COUNT]
+    further_metrics = [name for name in metrics if name not in key_metrics]
 
-    def row(name: str) -> list[str]:
-        shown_name = f"**{escape_markdown(name)}**" if name == metric else escape_markdown(name)
-        return [shown_name, *(_with_interval(split, name) for split in splits.values())]
+    def row(metric: str) -> list[str]:
+        shown_name = f"**{escape_markdown(metric)}**" if metric == main_metric else escape_markdown(metric)
+        return [shown_name, *(_with_interval(split, metric) for split in splits.values())]
 
     counts = ["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())]
     header = ["", *map(escape_markdown, splits)]
@@ -197,8 +203,8 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
         replicates = intervals[0]["replicates"]
         sentences.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
     yield [" ".join([*sentences, *_use_of_dev(results)])]
-    if further := [name for name in scores if name not in key_metrics]:
-        yield details(markdown_table(header, map(row, further)), "Further metrics")
+    if further_metrics:
+        yield details(markdown_table(header, map(row, further_metrics)), "Further metrics")
 
 
 def _methods(results: JsonObject) -> Iterator[list[str]]:
@@ -227,15 +233,16 @@ def _baseline(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _use_of_dev(results: JsonObject) -> list[str]:
-    """Return a sentence about the weights and thresholds that were chosen on dev, as a list, or [] without dev."""
-    seed = next((entry for entry in results.get("seeds", []) if entry["seed"] == results.get("seed")), None)
-    if seed is None or "dev" not in results["splits"]:
+    """Return a list of one sentence, on the weights and thresholds that were chosen on dev, or [] without dev."""
+    chosen_run = next((run for run in results.get("seeds", []) if run["seed"] == results.get("seed")), None)
+    if chosen_run is None or "dev" not in results["splits"]:
         return []
     loads_best = _fit_settings(results).get("load_best_at_end", True)
     tunes_thresholds = _has_tuned_thresholds(results)
-    sentence = f"The weights are those after {seed['steps']:,} steps"
+    steps = chosen_run["steps"]
+    sentence = f"The weights are those after {steps:,} steps"
     if loads_best:
-        sentence = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
+        sentence = f"The weights are those of step {chosen_run['best_step']:,} of {steps:,}, the best on dev"
     if tunes_thresholds:
         sentence += ", and thresholds were fitted on dev"
     if loads_best or tunes_thresholds:
@@ -278,28 +285,24 @@ def _format(metric: str, value: object) -> str:
 
 def _seeds(results: JsonObject) -> Iterator[list[str]]:
     """Yield a table with the metric of each seed, mean and standard deviation, or nothing for a single seed."""
-    seeds = results.get("seeds", [])
+    runs = results.get("seeds", [])  # "seed", and the metric by split in "splits"
     metric = results["metric"]
-    if len(seeds) < 2:
+    if len(runs) < 2:
         return
-    scores_by_seed = [seed["splits"] for seed in seeds]
-    splits = list(scores_by_seed[0])
+    splits = list(runs[0]["splits"])
     if not splits:
         return
     yield ["### Over seeds"]
-    rows = [
-        [str(seed["seed"]), *(_format(metric, scores[name]) for name in splits)]
-        for seed, scores in zip(seeds, scores_by_seed, strict=True)
-    ]
+    rows = [[str(run["seed"]), *(_format(metric, run["splits"][split]) for split in splits)] for run in runs]
     last_row = ["mean ± deviation"]
-    for name in splits:
-        values = [as_float(scores[name]) for scores in scores_by_seed]
+    for split in splits:
+        values = [as_float(run["splits"][split]) for run in runs]
         mean = statistics.fmean(values)
         deviation = _standard_deviation(values)
         last_row.append(f"{_format(metric, mean)} ± {_format(metric, deviation)}")
-    header = ["seed", *(f"{escape_markdown(metric)} on {escape_markdown(name)}" for name in splits)]
+    header = ["seed", *(f"{escape_markdown(metric)} on {escape_markdown(split)}" for split in splits)]
     yield markdown_table(header, [*rows, last_row])
-    choice = f"the best of {len(seeds)} on dev" if "dev" in splits else f"the first of {len(seeds)}"
+    choice = f"the best of {len(runs)} on dev" if "dev" in splits else f"the first of {len(runs)}"
     yield [f"The model here is that of seed {results['seed']}, {choice}; from a run with another seed expect the mean."]
 
 
@@ -311,34 +314,34 @@ def _standard_deviation(values: list[float]) -> float:
 
 def _classes(results: JsonObject) -> Iterator[list[str]]:
     """Yield a table with precision, recall and F1 of each class, which is folded if it is long."""
-    for split, row_kind, scores in _scores_by_class(results):
-        yield [f"### Each {row_kind}, on {escape_markdown(split)}"]
+    for split, class_word, scores_by_class in _scores_by_class(results):
+        yield [f"### Each {class_word}, on {escape_markdown(split)}"]
         rows = [
             [
-                escape_markdown(label, 60),
-                *(_format(name, row[name]) for name in ("precision", "recall", "f1")),
-                f"{_example_count(row):,}",
+                escape_markdown(name, 60),
+                *(_format(metric, scores[metric]) for metric in ("precision", "recall", "f1")),
+                f"{_example_count(scores):,}",
             ]
-            for label, row in scores.items()
+            for name, scores in scores_by_class.items()
         ]
-        table = markdown_table([row_kind, "precision", "recall", "F1", "examples"], rows)
+        table = markdown_table([class_word, "precision", "recall", "F1", "examples"], rows)
         yield details(table, f"{len(rows)} rows") if len(rows) > MAX_UNFOLDED_ROWS else table
 
 
 def _scores_by_class(results: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
-    """Yield (split, name of a row, scores by class). The name is "class", "label" or "type of entity"."""
+    """Yield (split, word for a class, scores by class). The word is "class", "label" or "type of entity"."""
     headline = headline_split(results)
     if headline is None:
         return
     split, numbers = headline
-    for key, row_kind in PER_CLASS.items():
-        if scores := numbers.get(key):
-            yield split, row_kind, scores
+    for key, class_word in PER_CLASS.items():
+        if scores_by_class := numbers.get(key):
+            yield split, class_word, scores_by_class
 
 
-def _example_count(row: JsonObject) -> int:
-    """Return how many examples a class has, or how many entities a type has."""
-    return int(row["count"] if "count" in row else row["gold"])
+def _example_count(scores: JsonObject) -> int:
+    """Return how many examples a class has, or how many entities a type has, from the scores of the class or type."""
+    return int(scores["count"] if "count" in scores else scores["gold"])
 
 
 def _plot(folder: Path, name: str, caption: str) -> Iterator[list[str]]:
@@ -355,12 +358,12 @@ def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     split, numbers = headline
     rows = [
         [
-            f"{100 * as_float(row['low']):.0f} % to {100 * as_float(row['high']):.0f} %",
-            f"{row['count']:,}",
-            _format("probability", row["confidence"]),
-            _format("accuracy", row["accuracy"]),
+            f"{100 * as_float(bucket['low']):.0f} % to {100 * as_float(bucket['high']):.0f} %",
+            f"{bucket['count']:,}",
+            _format("probability", bucket["confidence"]),
+            _format("accuracy", bucket["accuracy"]),
         ]
-        for row in numbers["calibration"]
+        for bucket in numbers["calibration"]
     ]
     yield ["## Calibration"]
     yield [
@@ -379,12 +382,12 @@ def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     split, numbers = headline
     rows = [
         [
-            f"{row['min_confidence']:.4g}",
-            f"{100 * row['coverage']:.1f} %",
-            f"{row['count']:,}",
-            format_number(row["accuracy"]),
+            f"{point['min_confidence']:.4g}",
+            f"{100 * point['coverage']:.1f} %",
+            f"{point['count']:,}",
+            format_number(point["accuracy"]),
         ]
-        for row in numbers["coverage"]
+        for point in numbers["coverage"]
     ]
     yield ["## Accuracy over coverage"]
     yield [
@@ -407,31 +410,43 @@ def _plot_and_table(folder: Path, name: str, caption: str, table: list[str]) -> 
 
 def _mistakes(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     """Yield a table of the worst mistakes on dev, which are the first ones in the file of predictions."""
-    lines = read_predictions(folder, "dev") if "dev" in results["splits"] else iter(())
-    wrong = (
-        line for line in lines if line["correct"] is False or (line["correct"] is None and line["label"] is not None)
+    predictions = read_predictions(folder, "dev") if "dev" in results["splits"] else iter(())
+    mistakes = (
+        prediction
+        for prediction in predictions
+        # "correct" is None if the label is a number
+        if prediction["correct"] is False or (prediction["correct"] is None and prediction["label"] is not None)
     )
-    rows = [_mistake_row(line, results) for line in islice(wrong, MAX_MISTAKES)]
+    rows = [_mistake_row(prediction, results) for prediction in islice(mistakes, MAX_MISTAKES)]
     if rows:
         yield [MISTAKES_HEADING]
         yield markdown_table(["text", "label", "prediction"], rows)
         yield ["They are quoted from the data. `heedful push` leaves them out unless --with-examples is given."]
 
 
-def _mistake_row(line: JsonObject, results: JsonObject) -> list[str]:
-    """Return text, label and prediction of a line of predictions, with the probability of the prediction, if any."""
+def _mistake_row(prediction: JsonObject, results: JsonObject) -> list[str]:
+    """Return the input text, the correct label, and the predicted label with its probability, if there is one.
+
+    Args:
+        prediction: A line of predictions-SPLIT.jsonl.
+        results: Contents of results.json.
+    """
     task = SPECS[results["task"]].card
-    label, prediction = (escape_markdown(text, 80) for text in task.describe_mistake(line, results, format_number))
-    probability = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
+    described = task.describe_mistake(prediction, results, format_number)
+    label, predicted = (escape_markdown(text, 80) for text in described)
+    answer = prediction.get("answer")
+    probability = answer.get("probability") if isinstance(answer, dict) else None
     if probability:
-        prediction += f" ({_format('probability', probability)})"
-    return [escape_markdown(task.input_text(line["input"]), MAX_QUOTED_CHARS), label, prediction]
+        predicted += f" ({_format('probability', probability)})"
+    return [escape_markdown(task.input_text(prediction["input"]), MAX_QUOTED_CHARS), label, predicted]
 
 
 def learned_pairs(folder: Path, results: JsonObject) -> bool:
-    """Whether the inputs of a run are pairs of texts, by the first prediction in the run folder."""
-    first_lines = (line for split in results["splits"] for line in islice(read_predictions(folder, split), 1))
-    first = next(first_lines, {"input": ""})
+    """Whether the inputs of a run are pairs of texts, judged by the first prediction in the run folder."""
+    first_predictions = (
+        prediction for split in results["splits"] for prediction in islice(read_predictions(folder, split), 1)
+    )
+    first = next(first_predictions, {"input": ""})
     return isinstance(first["input"], list) and SPECS[results["task"]].card.takes_pairs
 
 
@@ -439,7 +454,7 @@ def learned_pairs(folder: Path, results: JsonObject) -> bool:
 
 
 def _limits(results: JsonObject) -> Iterator[str]:
-    """Yield sentences about data and properties that were not tested, and about optimistic or rough scores."""
+    """Yield sentences on what was not tested, and on scores that are optimistic or rough."""
     splits = results["splits"]
     if splits:
         names = " and ".join(map(escape_markdown, splits))
@@ -450,24 +465,10 @@ def _limits(results: JsonObject) -> Iterator[str]:
     else:
         yield "Not measured at all."
     if splits and "test" not in splits:
-        fit = _fit_settings(results)
-        has_several_seeds = len(results.get("seeds", [])) > 1
-        uses_of_dev = []
-        if fit.get("load_best_at_end", True) or fit.get("patience") or has_several_seeds:
-            uses_of_dev.append("by which the model was chosen")
-        if _has_tuned_thresholds(results):
-            uses_of_dev.append("on which its thresholds were fitted")
-        uses = f", {' and '.join(uses_of_dev)}" if uses_of_dev else ""
-        yield f"There is no test split: what is known comes from dev{uses}."
+        yield _no_test_split(results)
     if len(results.get("seeds", [])) < 2:
         yield "Trained with one seed: how much its numbers depend on the seed is not known."
-    for split_name, row_kind, rows in _scores_by_class(results):
-        rare = [label for label, row in rows.items() if _example_count(row) < MIN_CLASS_EXAMPLES]
-        if rare:
-            labels = ", ".join(escape_markdown(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
-            where = f"on {escape_markdown(split_name)}"
-            counts = f"{where} {len(rare)} of {len(rows)} have fewer than {MIN_CLASS_EXAMPLES} examples"
-            yield f"Scores of each {row_kind} are rough where examples are few: {counts} ({labels})."
+    yield from _rare_classes(results)
     splits_by_note: dict[str, list[str]] = {}
     for name, split in splits.items():
         for note in split["numbers"].get("notes", []):
@@ -476,6 +477,30 @@ def _limits(results: JsonObject) -> Iterator[str]:
         yield f"On {' and '.join(split_names)}: {escape_markdown(note, 400)}."
     for note in results.get("notes", []):
         yield f"{escape_markdown(note, 400)}."
+
+
+def _no_test_split(results: JsonObject) -> str:
+    """Return a sentence that says that scores are on dev only, and what else dev was used for."""
+    fit = _fit_settings(results)
+    has_several_seeds = len(results.get("seeds", [])) > 1
+    uses_of_dev = []
+    if fit.get("load_best_at_end", True) or fit.get("patience") or has_several_seeds:
+        uses_of_dev.append("by which the model was chosen")
+    if _has_tuned_thresholds(results):
+        uses_of_dev.append("on which its thresholds were fitted")
+    uses = f", {' and '.join(uses_of_dev)}" if uses_of_dev else ""
+    return f"There is no test split: what is known comes from dev{uses}."
+
+
+def _rare_classes(results: JsonObject) -> Iterator[str]:
+    """Yield a sentence that names the classes with fewer than MIN_CLASS_EXAMPLES examples, if there are any."""
+    for split, class_word, scores_by_class in _scores_by_class(results):
+        rare = [name for name, scores in scores_by_class.items() if _example_count(scores) < MIN_CLASS_EXAMPLES]
+        if rare:
+            names = ", ".join(escape_markdown(name, 60) for name in rare[:10]) + (" and more" if rare[10:] else "")
+            shares = f"on {escape_markdown(split)} {len(rare)} of {len(scores_by_class)}"
+            counts = f"{shares} have fewer than {MIN_CLASS_EXAMPLES} examples"
+            yield f"Scores of each {class_word} are rough where examples are few: {counts} ({names})."
 
 
 def _data(results: JsonObject) -> Iterator[list[str]]:
@@ -515,11 +540,11 @@ def _speed(results: JsonObject) -> Iterator[list[str]]:
 def _settings(results: JsonObject) -> Iterator[list[str]]:
     """Yield steps and seconds of the training, versions of libraries, and all settings, folded."""
     yield ["## How it was made"]
-    seeds = results.get("seeds", [])
-    if seeds:
-        steps = sum(seed["steps"] for seed in seeds)
-        seconds = sum(seed["seconds"] for seed in seeds)
-        yield [f"{steps:,} steps in {seconds:,.0f} s" + (f", over {len(seeds)} seeds." if seeds[1:] else ".")]
+    runs = results.get("seeds", [])
+    if runs:
+        steps = sum(run["steps"] for run in runs)
+        seconds = sum(run["seconds"] for run in runs)
+        yield [f"{steps:,} steps in {seconds:,.0f} s" + (f", over {len(runs)} seeds." if len(runs) > 1 else ".")]
     if versions := results.get("versions"):
         yield [
             ", ".join(f"{escape_markdown(name)} {escape_markdown(version)}" for name, version in versions.items()) + "."

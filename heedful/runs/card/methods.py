@@ -23,6 +23,8 @@ def method_table(results: JsonObject) -> tuple[list[str], list[list[str]]]:
     for method, result in comparison["methods"].items():
         metric = result["metric"]
         interval = result["intervals"].get(metric)
-        ends = " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")) if interval else ""
-        rows.append([method, format_metric(metric, result["metric_value"]), ends, f"{result['seconds']:.1f}"])
+        interval_text = ""
+        if interval:
+            interval_text = f"{format_metric(metric, interval['low'])} to {format_metric(metric, interval['high'])}"
+        rows.append([method, format_metric(metric, result["metric_value"]), interval_text, f"{result['seconds']:.1f}"])
     return ["method", f"{results['metric']} on {comparison['measured_on']}", "95 % interval", "seconds"], rows

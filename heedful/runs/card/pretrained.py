@@ -17,7 +17,8 @@ from heedful.runs.results import JsonObject, read_results
 MAX_FILES = 20  # maximum files in the card
 MAX_NOTES = 20  # maximum sentences about how files were read, in the card and in the log
 MIN_UNKNOWN_SHARE = 0.001  # minimum share of unknown tokens that the card mentions
-CORPUS_KEYS = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # keys copied to results.json
+# keys of a corpus's manifest that are copied to results.json
+CORPUS_KEYS = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")
 DROP_REASONS = {  # reason by key of "left_out" in the manifest of a corpus
     "exact": "repeated",
     "near": "nearly repeated",
@@ -46,8 +47,8 @@ def corpus_notes(corpus: Mapping[str, Any]) -> list[str]:
     if reading_notes[MAX_NOTES:]:
         num_omitted = len(reading_notes) - MAX_NOTES
         notes.append(f"and {num_omitted:,} more such sentences, which the corpus's manifest.json has")
-    dropped = corpus.get("left_out", {})
-    if drop_counts := [f"{dropped[key]:,} {reason}" for key, reason in DROP_REASONS.items() if dropped.get(key)]:
+    left_out = corpus.get("left_out", {})  # counts of documents by a key of DROP_REASONS
+    if drop_counts := [f"{left_out[key]:,} {reason}" for key, reason in DROP_REASONS.items() if left_out.get(key)]:
         notes.append(f"documents that are left out: {', '.join(drop_counts)}")
     if corpus.get("cut"):
         notes.append(f"documents that were split because of their size: {corpus['cut']:,}")
@@ -134,7 +135,7 @@ def _corpus_section(corpus: JsonObject) -> list[list[str]]:
     """Return the section with the size of the corpus, its first files with hashes, and `corpus_notes`."""
     counts = corpus["counts"]
     notes = corpus_notes(corpus)
-    files = [
+    file_rows = [
         [escape_markdown(file["name"]), f"{file['bytes']:,}", file["sha256"][:16]]
         for file in corpus["files"][:MAX_FILES]
     ]
@@ -142,7 +143,7 @@ def _corpus_section(corpus: JsonObject) -> list[list[str]]:
         notes = [f"and {len(corpus['files']) - MAX_FILES} more files, in the corpus's manifest.json", *notes]
     return [
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
-        markdown_table(["file", "bytes", "SHA-256 begins"], files),
+        markdown_table(["file", "bytes", "SHA-256 begins"], file_rows),
         *([[f"- {escape_markdown(sentence, 400)}" for sentence in notes]] if notes else []),
     ]
 

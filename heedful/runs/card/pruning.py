@@ -12,7 +12,11 @@ HEADING = "## Token pruning"
 
 
 def pruning_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """Return the header of a table and its rows, one for each evaluated trial, from the contents of pruning.json."""
+    """Return header and rows of a table, with one row for each trial: a layer and a share of tokens to keep after it.
+
+    Args:
+        report: Contents of pruning.json.
+    """
     metric = report["metric"]
     header = [
         "layer",
@@ -45,14 +49,15 @@ def pruning_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
 def pruning_sentence(report: JsonObject) -> str:
     """Return a summary of pruning.json in two sentences."""
     metric, chosen = report["metric"], report["chosen"]
-    values = [format_metric(metric, report[name]["value"]) for name in ("pruned", "all_tokens")]
+    pruned_value = format_metric(metric, report["pruned"]["value"])
+    unpruned_value = format_metric(metric, report["all_tokens"]["value"])
     interval, verdict = "", ""
     if chosen["low"] is not None:
         interval = f", 95 % interval {format_difference(metric, chosen['low'], chosen['high'])}"
         verdict = f": {loss_verdict(chosen, report['max_loss'] / 100)}"
     return (
-        f"After layer {chosen['layer']}, {100 * chosen['tokens_left']:.0f} % of the tokens are left: {values[0]} "
-        f"{metric} on {report['reported_on']} beside {values[1]} with all tokens "
+        f"After layer {chosen['layer']}, {100 * chosen['tokens_left']:.0f} % of the tokens are left: {pruned_value} "
+        f"{metric} on {report['reported_on']} beside {unpruned_value} with all tokens "
         f"({format_difference(metric, chosen['difference'])}{interval}), with {chosen['speedup']:.2f} times as many "
         f"texts a second in {report['precision']}. The pruning was chosen on {report['fitted_on']} "
         f"({report['fitted_rows']:,} rows) for a loss of at most {report['max_loss']:g} percentage points{verdict}."

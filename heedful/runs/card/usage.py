@@ -21,13 +21,13 @@ METRICS = {  # name of the metric on the Hugging Face hub, by name in results.js
     "exact": "exact_match",
     "bleu": "sacrebleu",
 }
-
-
 WINDOWS = "Heedful reads texts that are longer than the model in windows and merges the answers; {} does not."
 
 
 def usage(task: str, *, heedful_only: bool, pairs: bool, has_encoder: bool = True) -> Iterator[list[str]]:
-    """Yield the parts of the section, each a list of lines: a command, and code for Heedful and for another library.
+    """Yield the paragraphs and code blocks of the section, each as a list of lines.
+
+    They show a command, and Python code for Heedful and for another library.
 
     Args:
         task: Name of the model's task.

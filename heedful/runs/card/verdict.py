@@ -10,11 +10,15 @@ from heedful.runs.run_folder import read_run_json
 from heedful.tasks.metrics import format_metric
 
 VERDICT = "verdict.json"
-NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"}
+NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"}  # shown names, by role
 
 
 def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """Return the header of a table and its rows: teacher, student, baseline."""
+    """Return header and rows of a table, with one row each for teacher, student and baseline.
+
+    Args:
+        verdict: Contents of verdict.json.
+    """
     metric = verdict["metric"]
     further_metrics = list(verdict["models"]["teacher"]["quality"].get("metrics", ()))
     header = ["", f"{metric} on {verdict['split']}", "kept", *further_metrics]

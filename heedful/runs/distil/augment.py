@@ -65,8 +65,8 @@ def augmented_examples(
             write_synced(temporary, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
     ranks.barrier()
     with path.open(encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    return list(SPECS[task].example.from_inputs(rows, label))
+        inputs = [json.loads(line) for line in file]
+    return list(SPECS[task].example.from_inputs(inputs, label))
 
 
 def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:
@@ -81,22 +81,22 @@ def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:
 
 
 def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
-    """Load the model that the settings name, or the model `name`, with its masked head.
+    """Load the model that the settings name, or else the model `name`, with its masked head.
 
     Raises:
         ModelError: If the model has no masked head, or no mask token.
     """
-    source = settings.model or name
+    model_name = settings.model or name
     try:
-        model = load(source, head="masked_lm")
+        model = load(model_name, head="masked_lm")
     except HeedfulError as error:
         raise ModelError(
-            f"words are replaced by a masked language model, and {source} has no such head ({error}): set "
+            f"words are replaced by a masked language model, and {model_name} has no such head ({error}): set "
             "augment.model to a folder that has one, such as the model that the teacher was fine-tuned from, or leave "
             "augment out"
         ) from None
     if model.tokenizer is None or model.tokenizer.special.mask is None:
-        raise ModelError(f"{source} has no tokenizer with a mask token: set augment.model to a model that has one")
+        raise ModelError(f"{model_name} has no tokenizer with a mask token: set augment.model to a model that has one")
     return model
 
 
@@ -124,7 +124,7 @@ def augmented_inputs(
 
 
 def _texts(example: Example) -> Sequence[Text]:
-    """Return the texts of an example: one, or several such as the two of a pair, or the words of a tagged example."""
+    """Return the texts of an example. The words of a tagged example are one pre-tokenized text."""
     if isinstance(example, TaggedExample):
         return [PreTokenized(list(example.words))]
     return list(example.texts)
@@ -168,14 +168,17 @@ class WordReplacer:
         ]
 
     def _sample_positions(self, encoding: Encoding, key: int) -> list[int]:
-        """Sample token positions of words to replace: words of a single token, a share of all words, at least one."""
-        tokens_of_word = Counter(word for word in encoding.words if word is not None)
+        """Sample the token positions of the words to replace, sorted.
+
+        Only words of a single token are replaced: a share `replace_prob` of all words, but at least one.
+        """
+        token_counts = Counter(word_index for word_index in encoding.words if word_index is not None)
         replaceable = [
             position
-            for position, word in enumerate(encoding.words)
-            if word is not None and tokens_of_word[word] == 1 and bool(self._is_word[encoding.ids[position]])
+            for position, word_index in enumerate(encoding.words)
+            if word_index is not None and token_counts[word_index] == 1 and bool(self._is_word[encoding.ids[position]])
         ]
-        count = min(len(replaceable), max(1, round(self.settings.replace_prob * len(tokens_of_word))))
+        count = min(len(replaceable), max(1, round(self.settings.replace_prob * len(token_counts))))
         order = np.argsort(uniform(key, max(1, len(replaceable)))[: len(replaceable)], kind="stable")
         return sorted(replaceable[index] for index in order[:count])
 
@@ -202,18 +205,17 @@ class WordReplacer:
         scores = head(self.model.hidden_states(batch, output_rows=torch.tensor(masked_rows)), batch)
         scores = scores[:, : len(self._is_word)].float().masked_fill(~self._is_word, -torch.inf)
         top_scores, top_ids = scores.topk(min(self.settings.top_k, int(self._is_word.sum())), -1)
-        cumulative = top_scores.softmax(-1).double().cumsum(-1)
+        cumulative_probabilities = top_scores.softmax(-1).double().cumsum(-1)  # [masked positions, top_k]
+        candidates = zip(cumulative_probabilities, top_ids, strict=True)  # for each masked position of all texts
         words_by_text: list[list[str]] = []
-        row = 0
         for positions, key in zip(masked_positions, keys, strict=True):
-            random_numbers = uniform(derive_seed(key, 1), max(1, len(positions)))
+            random_numbers = uniform(derive_seed(key, 1), max(1, len(positions)))[: len(positions)]
             words = []
-            for random_number in random_numbers[: len(positions)]:
-                threshold = float(random_number) * float(cumulative[row][-1])
-                rank = int(torch.searchsorted(cumulative[row], threshold))
-                token = int(top_ids[row][min(rank, top_ids.shape[1] - 1)])
-                words.append(self.tokenizer.decode([token], skip_special=False).strip())
-                row += 1
+            for random_number in random_numbers:
+                cumulative, candidate_ids = next(candidates)
+                threshold = float(random_number) * float(cumulative[-1])
+                rank = min(int(torch.searchsorted(cumulative, threshold)), len(candidate_ids) - 1)
+                words.append(self.tokenizer.decode([int(candidate_ids[rank])], skip_special=False).strip())
             words_by_text.append(words)
         return words_by_text
 
@@ -223,9 +225,9 @@ def _with_replaced_words(text: Text, encoding: Encoding, new_words: dict[int, st
     if isinstance(text, PreTokenized):
         words = list(text.words)
         for position, new_word in new_words.items():
-            word = encoding.words[position]
-            assert word is not None
-            words[word] = new_word
+            word_index = encoding.words[position]
+            assert word_index is not None
+            words[word_index] = new_word
         return words
     for position in sorted(new_words, reverse=True):  # last word first, so that offsets of earlier ones stay valid
         start, stop = strip_span(text, *encoding.offsets[position])  # some tokenizers include the space before a word

@@ -65,7 +65,7 @@ def check_cascade(settings: CascadeSettings, teacher: ModelBundle) -> None:
 
 def build_cascade(
     folder: Path,
-    source: Dataset[Example],
+    dataset: Dataset[Example],
     splits: Sequence[str],
     settings: DistilSettings,
     precision: Precision,
@@ -75,7 +75,7 @@ def build_cascade(
 
     Args:
         folder: The run folder, with the student's model.
-        source: The labelled data.
+        dataset: The labelled data.
         splits: Names of its non-empty splits.
         settings: The settings of the distillation, with those of the cascade.
         precision: Precision of the teacher. An earlier stage uses float32 instead, if that is faster for it or the
@@ -90,7 +90,8 @@ def build_cascade(
     """
     cascade_settings = settings.cascade
     assert cascade_settings is not None
-    fitted, reported, rows = split_rows(source, splits, settings.train.seed)
+    fitted, reported, description = split_rows(dataset, splits, settings.train.seed)
+    split = description["split"]
     if cascade_settings.max_loss * len(fitted) < 100:
         reporter.message(
             f"thresholds of the cascade are fitted on {len(fitted)} rows, and one row is more than the allowed loss of "
@@ -102,25 +103,25 @@ def build_cascade(
     engines = [
         open_in_precision(model, stage_precision) for model, stage_precision in zip(models, precisions, strict=True)
     ]
-    reporter.message(f"fitting the thresholds of the cascade on {rows['fitted_on']}")
-    scores = [_score(engine, fitted, source, rows, settings) for engine in engines]
+    reporter.message(f"fitting the thresholds of the cascade on {description['fitted_on']}")
+    stage_scores = [_score(engine, fitted, dataset, split, settings) for engine in engines]
     thresholds = fit_thresholds(
-        np.stack([stage.confidences for stage in scores[:-1]]),
-        np.stack([stage.correct for stage in scores]),
+        np.stack([scores.confidences for scores in stage_scores[:-1]]),
+        np.stack([scores.correct for scores in stage_scores]),
         cascade_settings.max_loss / 100,
     )
-    stage_gold = np.stack([stage.gold_probabilities for stage in scores])  # [stages, rows]
-    cascade_gold = stage_gold[_answering_stages(scores, thresholds), np.arange(len(fitted))]
-    _save_cascade(folder, models, thresholds, cascade_gold)
-    reporter.message(f"measuring the cascade on {rows['reported_on']} in {precision}")
+    gold_probabilities = np.stack([scores.gold_probabilities for scores in stage_scores])  # [stages, rows]
+    cascade_gold_probabilities = gold_probabilities[_answering_stages(stage_scores, thresholds), np.arange(len(fitted))]
+    _save_cascade(folder, models, thresholds, cascade_gold_probabilities)
+    reporter.message(f"measuring the cascade on {description['reported_on']} in {precision}")
     names = ["student", *(Path(model).name for model in cascade_settings.stages), "teacher"]
     cascade = open_in_precision(folder / CASCADE_MODEL, precision)
-    report = rows | {"metric": "accuracy", "max_loss": cascade_settings.max_loss, "precision": precision}
-    report |= _measure([*engines, cascade], reported, source, rows, settings)
-    for stage, name, model, threshold, stage_precision in zip(
+    report = description | {"metric": "accuracy", "max_loss": cascade_settings.max_loss, "precision": precision}
+    report |= _measure([*engines, cascade], reported, dataset, split, settings)
+    for stage_report, name, model, threshold, stage_precision in zip(
         report["stages"], names, models, [*thresholds, 0.0], precisions, strict=True
     ):
-        stage |= {"name": name, "model": model, "threshold": threshold, "precision": stage_precision}
+        stage_report |= {"name": name, "model": model, "threshold": threshold, "precision": stage_precision}
     report["sentence"] = cascade_sentence(report)
     write_file(folder / CASCADE, report)
     return report
@@ -138,7 +139,8 @@ def _save_cascade(
         folder: The run folder.
         models: Model folders of all stages. The teacher's is the last.
         thresholds: A threshold for each early stage.
-        gold_probabilities: Probability that the answering stage gives the correct label, for conformal prediction.
+        gold_probabilities: For each row, the probability of the correct label by the stage that answers the row. They
+            calibrate conformal prediction.
     """
     last = load(models[-1])
     early = [load(model) for model in models[:-1]]
@@ -155,7 +157,7 @@ def _save_cascade(
 
 
 def split_rows(
-    source: Dataset[Example], splits: Sequence[str], seed: int
+    dataset: Dataset[Example], splits: Sequence[str], seed: int
 ) -> tuple[list[Example], list[Example], JsonObject]:
     """Return rows to fit thresholds on, other rows to report accuracy on, and a description of both for cascade.json.
 
@@ -163,11 +165,11 @@ def split_rows(
         DataError: If there is only one split with labels to evaluate on, and it has a single row.
     """
     if "dev" in splits and "test" in splits:
-        fitted, reported = list(source.examples("dev")), list(source.examples("test"))
+        fitted, reported = list(dataset.examples("dev")), list(dataset.examples("test"))
         split, fitted_on, reported_on = "test", "dev", "test"
     else:
         split = next((name for name in ("test", "dev") if name in splits), splits[0])
-        examples = list(source.examples(split))
+        examples = list(dataset.examples(split))
         if len(examples) < 2:
             raise DataError(
                 f"{split} has {len(examples)} rows: some are needed to choose by, and others to report on; give a dev "
@@ -175,7 +177,8 @@ def split_rows(
             )
         order = np.random.default_rng(seed).permutation(len(examples))
         middle = len(order) // 2
-        fitted, reported = ([examples[row] for row in sorted(half)] for half in (order[:middle], order[middle:]))
+        fitted = [examples[index] for index in sorted(order[:middle])]
+        reported = [examples[index] for index in sorted(order[middle:])]
         fitted_on, reported_on = f"half of {split}", f"the other half of {split}"
     description = {"split": split, "fitted_on": fitted_on, "reported_on": reported_on}
     return fitted, reported, description | {"fitted_rows": len(fitted), "reported_rows": len(reported)}
@@ -186,9 +189,10 @@ def fit_thresholds(
 ) -> tuple[float, ...]:
     """Return a threshold for each early stage, so that the cascade loses at most `max_loss` of accuracy.
 
-    Early stages are added in turn, from the last one to the first. The k-th of n answers rows by decreasing confidence,
-    while the cascade loses at most k / n of `max_loss`. It stops before the first group of equally confident rows that
-    would exceed this limit, although with more rows the loss may be within the limit again by chance.
+    All stages but the last are early stages. They are added to the cascade in turn, from the last early stage to the
+    first. The k-th added of n takes over rows in the order of decreasing confidence, as long as the cascade loses at
+    most k / n of `max_loss`. It stops before the first group of equally confident rows that would exceed this limit,
+    although with more rows the loss may be within the limit again by chance.
 
     Args:
         confidences: Probability of the most probable label for each row, by each early stage.
@@ -199,49 +203,49 @@ def fit_thresholds(
     >>> fit_thresholds(confidence, correct, 0.0), fit_thresholds(confidence, correct, 0.5)
     ((0.7,), (0.0,))
     """
-    early, rows = confidences.shape
-    cascade_correct = correct[-1].astype(np.int64)  # correct answers of the cascade of the stages added so far
+    num_early, num_rows = confidences.shape
+    cascade_correct = correct[-1].astype(np.int64)  # 1 if the cascade of the stages added so far is correct, else 0
     thresholds: list[float] = []
-    for added in range(1, early + 1):
-        confidence, stage_correct = confidences[early - added], correct[early - added].astype(np.int64)
+    for added in range(1, num_early + 1):
+        confidence, stage_correct = confidences[num_early - added], correct[num_early - added].astype(np.int64)
         order = np.argsort(-confidence, kind="stable")
         decreasing = confidence[order]
-        # lost[i]: rows that the cascade loses compared with the last stage, if the new stage answers rows 0 to i
+        # lost[i]: correct answers of the last stage, minus those of the cascade if the added stage answers the i + 1
+        # most confident rows
         lost = correct[-1].sum() - cascade_correct.sum() + np.cumsum(cascade_correct[order] - stage_correct[order])
+        allowed = max_loss * added / num_early * num_rows + 1e-9
         is_group_end = np.append(decreasing[1:] != decreasing[:-1], True)  # rows of equal confidence are a group
-        too_many = np.flatnonzero(is_group_end & (lost > max_loss * added / early * rows + 1e-9))
         group_ends = np.flatnonzero(is_group_end)
-        answered = int(group_ends[group_ends < too_many[0]].max(initial=-1)) + 1 if len(too_many) else rows
-        thresholds.insert(0, _threshold_after(decreasing, answered))
+        exceeding_ends = np.flatnonzero(is_group_end & (lost > allowed))
+        num_answered = num_rows
+        if len(exceeding_ends):
+            num_answered = int(group_ends[group_ends < exceeding_ends[0]].max(initial=-1)) + 1
+        thresholds.insert(0, _threshold_after(decreasing, num_answered))
         cascade_correct = np.where(confidence >= thresholds[0], stage_correct, cascade_correct)
     return tuple(thresholds)
 
 
 def _threshold_after(decreasing: Float64[np.ndarray, " rows"], count: int) -> float:
-    """Return a threshold that the first `count` of these confidences reach, and none after them."""
+    """Return a threshold that exactly the first `count` of some decreasing confidences reach."""
     if count == len(decreasing):
         return 0.0
     return UNREACHABLE if count == 0 else float(decreasing[count - 1] + decreasing[count]) / 2
 
 
-def _answering_stages(scores: Sequence[StageScores], thresholds: Sequence[float]) -> list[int]:
+def _answering_stages(stage_scores: Sequence[StageScores], thresholds: Sequence[float]) -> list[int]:
     """Return the index of the stage, from 0, that answers each row: the first that reaches its threshold."""
     is_confident = np.stack(
-        [stage.confidences >= threshold for stage, threshold in zip(scores, [*thresholds, 0.0], strict=True)]
+        [scores.confidences >= threshold for scores, threshold in zip(stage_scores, [*thresholds, 0.0], strict=True)]
     )
     first: list[int] = is_confident.argmax(0).tolist()
     return first
 
 
 def _score(
-    engine: BundleEngine,
-    examples: Sequence[Example],
-    source: Dataset[Example],
-    rows: JsonObject,
-    settings: DistilSettings,
+    engine: BundleEngine, examples: Sequence[Example], dataset: Dataset[Example], split: str, settings: DistilSettings
 ) -> StageScores:
-    """Score an engine on rows. Long texts are treated as in the run."""
-    task, engine.loaded = build_eval_task(engine.loaded, source, rows["split"], settings.long_inputs)
+    """Score an engine on examples of a split. Long texts are treated as in the run."""
+    task, engine.loaded = build_eval_task(engine.loaded, dataset, split, settings.long_inputs)
     engine.max_length = task.truncation_length
     answers: list[Answer] = []
     scored_answers: list[ScoredAnswer] = []
@@ -251,11 +255,12 @@ def _score(
         scored_answers.append(scored)
 
     metrics = evaluate_task(task, engine, examples, on_answer=record)
+    gold_probabilities = [
+        answer["probabilities"][scored.label] for answer, scored in zip(answers, scored_answers, strict=True)
+    ]
     return StageScores(
         confidences=np.array([answer["probability"] for answer in answers], np.float64),
-        gold_probabilities=np.array(
-            [answer["probabilities"][scored.label] for answer, scored in zip(answers, scored_answers, strict=True)]
-        ),
+        gold_probabilities=np.array(gold_probabilities),
         correct=np.array([bool(scored.correct) for scored in scored_answers]),
         stages=[answer["stage"] for answer in answers if "stage" in answer],
         accuracy=float(task.compute_metrics(metrics)["accuracy"]),
@@ -266,8 +271,8 @@ def _score(
 def _measure(
     engines: Sequence[BundleEngine],
     reported: Sequence[Example],
-    source: Dataset[Example],
-    rows: JsonObject,
+    dataset: Dataset[Example],
+    split: str,
     settings: DistilSettings,
 ) -> JsonObject:
     """Measure accuracy and speed of each stage alone and of the cascade.
@@ -275,28 +280,28 @@ def _measure(
     Args:
         engines: The stages from student to teacher, and then the cascade.
         reported: Rows to measure on.
-        source: The labelled data.
-        rows: The description of the rows by `split_rows`.
+        dataset: The labelled data.
+        split: The split of the rows.
         settings: The settings of the distillation.
 
     Returns:
         "stages" and "cascade" have accuracy with its interval and speed; a stage also has the share of rows that it
         answers. "delta_vs_teacher" is the difference of accuracy, paired by row, with a bootstrap interval.
     """
-    scores = [_score(engine, reported, source, rows, settings) for engine in engines]
-    task, _ = build_eval_task(engines[-1].loaded, source, rows["split"], settings.long_inputs)
+    all_scores = [_score(engine, reported, dataset, split, settings) for engine in engines]
+    task, _ = build_eval_task(engines[-1].loaded, dataset, split, settings.long_inputs)
     inputs = [task.engine_input(example) for example in reported[:MAX_SPEED_TEXTS]]
     engines_by_name = {str(index): engine for index, engine in enumerate(engines)}
     speeds = time_engines(engines_by_name, inputs, settings.verdict.rounds)
     reports: list[JsonObject] = [
-        {"accuracy": stage.accuracy, "interval": stage.interval, **speeds[str(index)]}
-        for index, stage in enumerate(scores)
+        {"accuracy": scores.accuracy, "interval": scores.interval, **speeds[str(index)]}
+        for index, scores in enumerate(all_scores)
     ]
     *stage_reports, cascade_report = reports
-    cascade, teacher = scores[-1], scores[-2]
+    *_, teacher_scores, cascade_scores = all_scores
     for stage_index, stage_report in enumerate(stage_reports, start=1):
-        stage_report["share"] = cascade.stages.count(stage_index) / len(reported)
-    differences = cascade.correct.astype(np.float64) - teacher.correct
+        stage_report["share"] = cascade_scores.stages.count(stage_index) / len(reported)
+    differences = cascade_scores.correct.astype(np.float64) - teacher_scores.correct
     bootstrap = bootstrap_stat(2, mean_of).update(range(len(differences)), [(value, 1) for value in differences])
     delta = {"difference": float(differences.mean()), **bootstrap.interval()}
     return {"stages": stage_reports, "cascade": cascade_report, "delta_vs_teacher": delta}

@@ -62,7 +62,7 @@ from heedful.train.run_lock import lock_run
 SETTINGS = "distil.toml"
 OUTPUTS = "outputs"  # folder of the teacher's cached outputs
 BASELINE_FOLDER = "baseline"
-UNUSED = ("model", "tokenizer")  # tables of pretrain settings without effect, as student and teacher decide them
+UNUSED = ("model", "tokenizer")  # pretrain settings without effect: student and teacher determine model and tokenizer
 
 
 def distil_masked(
@@ -94,8 +94,8 @@ def distil_masked(
             "unlabelled is for a teacher of a task, and a masked language model reads plain text: give it as DATA",
             path="unlabelled",
         )
-    source = overrides.resolve(MaskedDistilSettings(teacher="?")).settings.teacher
-    teacher = load(source, head="masked_lm")
+    teacher_name = overrides.resolve(MaskedDistilSettings(teacher="?")).settings.teacher
+    teacher = load(teacher_name, head="masked_lm")
     settings = _resolve_settings(teacher, overrides, data)
     run = Run.open(folder, reporter, ranks)
     settings = run.resolve(settings, "pretrain.train")
@@ -125,7 +125,7 @@ def _resolve_settings(teacher: ModelBundle, overrides: Overrides, data: object) 
     Raises:
         SettingError: If a setting would change nothing, or does not fit the teacher.
     """
-    preview = overrides.resolve(MaskedDistilSettings(teacher="?")).settings
+    preview = overrides.resolve(MaskedDistilSettings(teacher="?")).settings  # its student determines other defaults
     if isinstance(preview.student, ClassicStudent | StaticStudent):
         raise SettingError(
             f"a {preview.student.kind} student has no head for masked tokens: distil it from a teacher of a task",
@@ -144,11 +144,11 @@ def _resolve_settings(teacher: ModelBundle, overrides: Overrides, data: object) 
         defaults, max_seq_length=min(defaults.max_seq_length, teacher.max_length or defaults.max_seq_length)
     )
     settings = overrides.resolve(replace(MaskedDistilSettings(teacher="?"), pretrain=defaults)).settings
-    longest = max(settings.pretrain.lengths)
-    if teacher.max_length is not None and longest > teacher.max_length:
+    max_tokens = max(settings.pretrain.lengths)
+    if teacher.max_length is not None and max_tokens > teacher.max_length:
         raise SettingError(
-            f"pretrain.max_seq_length is {longest}, but {teacher.source} reads {teacher.max_length} tokens, and has to "
-            f"read all that the student reads: set it to {teacher.max_length} or less",
+            f"pretrain.max_seq_length is {max_tokens}, but {teacher.source} reads {teacher.max_length} tokens, and has "
+            f"to read all that the student reads: set it to {teacher.max_length} or less",
             path="pretrain.max_seq_length",
         )
     paths = list(data) if isinstance(data, Iterable) and not isinstance(data, str) else [data]
@@ -205,14 +205,14 @@ def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings,
 # -- baseline and verdict ---------------------------------------------------------------------------------------------
 
 
-def _train_baseline(pretrain: PretrainSettings, student: Run, on_bad_row: OnBadRow) -> RunResult:
-    """Pre-train the same student without the teacher, on the same text."""
-    student.reporter.message("the same student, without the teacher")
-    run = Run(folder=student.folder / BASELINE_FOLDER, reporter=student.reporter, ranks=student.ranks)
+def _train_baseline(pretrain: PretrainSettings, student_run: Run, on_bad_row: OnBadRow) -> RunResult:
+    """Pre-train the same student without the teacher, on the corpus of the student's run."""
+    student_run.reporter.message("the same student, without the teacher")
+    run = Run(folder=student_run.folder / BASELINE_FOLDER, reporter=student_run.reporter, ranks=student_run.ranks)
     with lock_run(run.folder) if run.ranks.is_main else nullcontext():
         run.begin(partial(init_run_folder, run.folder, pretrain))
         learner = TextLearner(pretrain, run, base=STUDENT_BEFORE)
-        return run.execute(PretrainTraining(pretrain, run, learner, on_bad_row, student.folder / CORPUS))
+        return run.execute(PretrainTraining(pretrain, run, learner, on_bad_row, student_run.folder / CORPUS))
 
 
 def _write_verdict(
@@ -236,14 +236,15 @@ def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) 
     seed = components.settings.train.seed
     accuracies = {}
     for name, model in models.items():
-        masked = build_objectives(components, model.to(CPU).eval(), samples)[0]
-        correct = total = 0.0
+        objective = build_objectives(components, model.to(CPU).eval(), samples)[0]
+        correct = masked_tokens = 0.0
         for index in range(len(validation)):
-            batch = masked.batch([validation[index]], [derive_seed(seed, Stream.VALIDATION, index)])
-            batch_correct, batch_total = masked.measure(model, batch)["mlm_accuracy"]
+            mask_key = derive_seed(seed, Stream.VALIDATION, index)
+            batch = objective.batch([validation[index]], [mask_key])
+            batch_correct, batch_masked_tokens = objective.measure(model, batch)["mlm_accuracy"]
             correct += batch_correct
-            total += batch_total
-        accuracies[name] = quality_over_seeds([correct / total], "float32")
+            masked_tokens += batch_masked_tokens
+        accuracies[name] = quality_over_seeds([correct / masked_tokens], "float32")
     return accuracies
 
 
@@ -255,12 +256,12 @@ class IndexedSamples(Sequence[Sample]):
 
     Args:
         samples: The samples of the phase.
-        first: The index of the first sample.
+        first_index: The index of the first sample of the phase among the samples of all phases.
     """
 
-    def __init__(self, samples: Sequence[Sample], first: int) -> None:
+    def __init__(self, samples: Sequence[Sample], first_index: int) -> None:
         self.samples = samples
-        self.first = first
+        self.first_index = first_index
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -273,7 +274,8 @@ class IndexedSamples(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return replace(self.samples[index], target=DistillationTarget(None, self.first + index, True, 1.0))
+        target = DistillationTarget(target=None, sample_index=self.first_index + index, labelled=True, share=1.0)
+        return replace(self.samples[index], target=target)
 
 
 class MlmTeacherLearner:
@@ -310,23 +312,23 @@ class MlmTeacherLearner:
                 "mask_prob of a phase has no effect in a distillation: leave it out of pretrain.phases",
                 path="pretrain.phases",
             )
-        masked = build_objectives(components, model, samples)[0]
-        assert isinstance(masked, MaskedLM)
+        masked_lm = build_objectives(components, model, samples)[0]
+        assert isinstance(masked_lm, MaskedLM)
         losses = resolve_losses(self._settings.loss, model, self.teacher)
         self.teacher.to(resolve_device(self.pretrain.train.device))
-        # the larger embedding has further rows as padding
+        # the tokenizers are equal, but one embedding may be padded to a larger size
         vocab_size = min(bundle.config.model.embedding.vocabulary for bundle in (model, self.teacher))
-        teacher = Teacher(self.teacher, masked, "masked", losses.capture_spec("teacher"), classes=vocab_size)
+        teacher = Teacher(self.teacher, masked_lm, "masked", losses.capture_spec("teacher"), classes=vocab_size)
         hidden_sizes = model.config.model.width, self.teacher.config.model.width
-        total = sum(map(len, samples))
+        num_samples = sum(map(len, samples))
         objective = Distillation(
-            base_objective=masked,
+            base_objective=masked_lm,
             kind="masked",
             losses=losses,
             run_teacher=self._teacher_outputs(teacher, samples),
             alignment=SampleAlignment(
                 same_tokens=True,
-                teacher_indices=[(index,) for index in range(total)],
+                teacher_indices=[(index,) for index in range(num_samples)],
                 words=None,
             ),
             projections=state_projections(
@@ -336,11 +338,11 @@ class MlmTeacherLearner:
             classes=vocab_size,
         )
         indexed: list[IndexedSamples] = []
-        first = 0
+        first_index = 0
         for phase_samples in samples:
-            indexed.append(IndexedSamples(phase_samples, first))
-            first += len(phase_samples)
-        return PretrainSetup(objectives=[objective] * len(samples), samples=indexed, evaluated=masked)
+            indexed.append(IndexedSamples(phase_samples, first_index))
+            first_index += len(phase_samples)
+        return PretrainSetup(objectives=[objective] * len(samples), samples=indexed, evaluated=masked_lm)
 
     def _teacher_outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> RunTeacher:
         """Return a function from sample indices to the teacher's outputs, read from a cache or computed in each step.
@@ -355,9 +357,9 @@ class MlmTeacherLearner:
                 return online_teacher(teacher, samples[0])
             return online_teacher(teacher, [sample for phase in samples for sample in phase])
         assert objective.num_static_masks is not None  # checked by the settings
-        seed, count = self.pretrain.train.seed, len(samples[0])
+        seed, num_samples = self.pretrain.train.seed, len(samples[0])  # a cache is refused with several phases
         mask_keys = [
-            [derive_seed(seed, mask_index, index) for index in range(count)]
+            [derive_seed(seed, mask_index, index) for index in range(num_samples)]
             for mask_index in range(objective.num_static_masks)
         ]
         outputs = cache_teacher_outputs(
@@ -381,6 +383,7 @@ class MlmTeacherLearner:
 
         def cache_row(index: int, key: int) -> int:
             """Return the cached row of a sample with the static mask that has this key."""
-            return next(mask * count + index for mask, keys in enumerate(mask_keys) if keys[index] == key)
+            mask_index = next(mask_index for mask_index, keys in enumerate(mask_keys) if keys[index] == key)
+            return mask_index * num_samples + index
 
         return CachedOutputs(outputs.folder, outputs.count, cache_row)

@@ -1,6 +1,7 @@
 """The plan of a distillation: settings, data and teacher, checked against each other before anything is written.
 
-`runs.distil.run` and `runs.distil.search` make it.
+`runs.distil.run` and `runs.distil.search` call `plan_distil`. A preview is the settings with the defaults that are
+known before the data are read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from heedful.data.labelled.statistics import (
     dev_split_problem,
     split_warnings,
 )
-from heedful.data.tag_schemes import unknown_labels
+from heedful.data.tag_schemes import OUTSIDE, unknown_labels
 from heedful.errors import DataError, HeedfulError, RunError, SettingError
 from heedful.objectives.distillation.teacher import ScoreKind
 from heedful.runs.card.cascade import CASCADE
@@ -139,24 +140,24 @@ def plan_distil(
     preview = preview_distil_settings(overrides, task, inherited)
     _check_preview(task, preview)
     row_policy = Skip if on_bad_row == "skip" else Raise
-    source = open_labelled(task, data, preview, row_policy())
-    if source.has_generated_dev and files_trained_on(preview.teacher, source.names_by_split["train"]):
+    dataset = open_labelled(task, data, preview, row_policy())
+    if dataset.has_generated_dev and files_trained_on(preview.teacher, dataset.names_by_split["train"]):
         # split dev off as the teacher's run did, so that the teacher was not trained on it
         preview = preview_distil_settings(overrides, task, replace(inherited, **dev_split_settings(preview.teacher)))
-        source = open_labelled(task, data, preview, row_policy())
-    stats = compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
+        dataset = open_labelled(task, data, preview, row_policy())
+    stats = compute_stats(dataset, ("train", *(split for split in dataset.splits if split != "train")))
     labels = getattr(teacher.config.head, "labels", None)
-    _check_data(source, stats, teacher.source, labels)
-    unlabelled = _read_unlabelled(preview, teacher, source, stats, labels, exclude)
-    labelled_count = stats.counts["train"]
-    augmented_count = 0
+    _check_data(dataset, stats, teacher.source, labels)
+    unlabelled = _read_unlabelled(preview, teacher, dataset, stats, labels, exclude)
+    num_labelled = stats.counts["train"]
+    num_augmented = 0
     if preview.augment is not None:
-        augmented_count = preview.augment.copies * (len(unlabelled.examples) or labelled_count)
+        num_augmented = preview.augment.copies * (len(unlabelled.examples) or num_labelled)
     settings = distil_settings(
         overrides,
         task,
-        labelled_count,
-        labelled_count + len(unlabelled.examples) + augmented_count,
+        num_labelled,
+        num_labelled + len(unlabelled.examples) + num_augmented,
         random_init=isinstance(preview.student, SizeStudent),
         width=hidden_size_for_lr(preview.student, teacher),
         classic=isinstance(preview.student, ClassicStudent | StaticStudent),
@@ -166,30 +167,34 @@ def plan_distil(
     )
     check_dev_split(settings, stats, dev_problem="")
     check_unused_settings(settings, stats, classic=isinstance(settings.student, ClassicStudent | StaticStudent))
-    notes = (*_inherited_notes(inherited), *_data_notes(stats, unlabelled, source))
     return DistilPlan(
         settings=settings,
         task=task,
         teacher=teacher,
-        source=source,
+        source=dataset,
         stats=stats,
         unlabelled=unlabelled,
-        notes=(*notes, *_contamination_notes(preview.teacher, source, stats)),
+        notes=(
+            *_inherited_notes(inherited),
+            *_data_notes(stats, unlabelled, dataset),
+            *_contamination_notes(preview.teacher, dataset, stats),
+        ),
         labels=labels,
     )
 
 
 def _task_of_data(teacher: ModelBundle, overrides: Overrides, data: object) -> str:
-    """Return the first task of the teacher's head whose columns the data has."""
-    *tasks, last = teacher_tasks(teacher)
+    """Return the first task of the teacher's head whose columns the data has, or the last task without trying it."""
+    *tasks, last_task = teacher_tasks(teacher)
     for task in tasks:
         preview = preview_distil_settings(overrides, task)
+        data_settings, _ = data_settings_for(preview.teacher, data, preview.data)
         try:
-            read(data, SPECS[task].example, data_settings_for(preview.teacher, data, preview.data)[0])
+            read(data, SPECS[task].example, data_settings)
         except MissingColumnError:
             continue
         return task
-    return last
+    return last_task
 
 
 def _check_preview(task: str, settings: DistilSettings) -> None:
@@ -210,30 +215,32 @@ def _check_preview(task: str, settings: DistilSettings) -> None:
 
 
 def _check_data(
-    source: Dataset[Example], stats: DatasetStats, teacher_name: str, labels: tuple[str, ...] | None
+    dataset: Dataset[Example], stats: DatasetStats, teacher_name: str, labels: tuple[str, ...] | None
 ) -> None:
     """Check that the data has examples to train and to evaluate on, and no label that the teacher does not know.
 
     Raises:
         DataError: If a split is missing, nothing could be learned, or a label is unknown.
     """
-    if dev_problem := dev_split_problem(source, stats):
+    if dev_problem := dev_split_problem(dataset, stats):
         raise DataError(f"student and teacher are compared on dev, but {dev_problem}: give a dev or a test file")
-    check_learnable(source, stats)
+    check_learnable(dataset, stats)
     if stats.non_empty_splits == ("train",):
         raise DataError(
             "there is neither dev nor test to compare student and teacher on: give a file that the teacher was not "
             "trained on, or set data.dev_fraction"
         )
-    if labels is not None and (unknown := unknown_labels(source.labels, labels, tags=source.kind is TaggedExample)):
+    if labels is None:
+        return
+    if unknown := unknown_labels(dataset.labels, labels, tags=dataset.kind is TaggedExample):
         raise DataError(
-            f"the data has the labels {', '.join(source.labels[:10])}, but {teacher_name} knows "
+            f"the data has the labels {', '.join(dataset.labels[:10])}, but {teacher_name} knows "
             f"{', '.join(labels[:10])}: the teacher cannot teach {', '.join(unknown[:5])}. Rename them in the data"
         )
 
 
 def _check_ranking(settings: DistilSettings) -> None:
-    """Refuse ranking losses for other tasks, and a reranker with unlabelled texts or a second teacher."""
+    """Raise a SettingError if `loss.ranking` is set without a reranker, or a reranker has settings of other tasks."""
     is_ranking = isinstance(settings.task, RankSettings)
     if isinstance(settings.task, RankSettings) and settings.task.loss == "margin_mse":
         raise SettingError(
@@ -257,7 +264,7 @@ def _check_ranking(settings: DistilSettings) -> None:
 def _read_unlabelled(
     settings: DistilSettings,
     teacher: ModelBundle,
-    source: Dataset[Example],
+    dataset: Dataset[Example],
     stats: DatasetStats,
     labels: tuple[str, ...] | None,
     exclude: Path,
@@ -267,15 +274,15 @@ def _read_unlabelled(
         return Unlabelled(examples=(), bad_rows=0, in_evaluation=0)
     head = teacher.config.head
     assert head is not None
-    evaluated = [example for split in stats.non_empty_splits if split != "train" for example in source.examples(split)]
+    evaluated = [example for split in stats.non_empty_splits if split != "train" for example in dataset.examples(split)]
     unlabelled = read_unlabelled(
         settings.unlabelled,
-        source.kind,
+        dataset.kind,
         head.kind,
-        labels or source.labels or ("O",),
-        columns_by_name(settings.data, source.columns),
+        labels or dataset.labels or (OUTSIDE,),
+        columns_by_name(settings.data, dataset.columns),
         evaluated,
-        names=[path.name for path in list_data_files(source.names_by_split)],
+        names=[path.name for path in list_data_files(dataset.names_by_split)],
         exclude=exclude,
     )
     return without_evaluated(unlabelled, evaluated)
@@ -287,12 +294,11 @@ def _inherited_notes(inherited: DataSettings) -> list[str]:
     return [f"data are read as the teacher's run read its own: {', '.join(changed)}"] if changed else []
 
 
-def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Example]) -> list[str]:
+def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, dataset: Dataset[Example]) -> list[str]:
     """Return sentences about empty splits, bad rows, and examples without labels."""
     notes = [*split_warnings(stats)]
-    notes += [
-        f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()
-    ]
+    for name, count in dataset.row_errors.bad.items():
+        notes.append(f"bad rows of {Path(name).name} that are left out: {count:,}")
     notes += [f"without labels, {note}" for note in unlabelled.notes]
     if unlabelled.examples:
         notes.append(f"{len(unlabelled.examples):,} examples without labels are learned from")
@@ -325,27 +331,28 @@ def check_classic_student(task: str, student: StudentSettings, precision: str) -
 
 def dev_split_settings(run: str) -> JsonObject:
     """Return the data settings of a run that decide which examples of train became dev: dev_fraction and seed."""
-    table = load_mapping(Path(run) / SETTINGS).get("data")
-    table = table if isinstance(table, dict) else {}
-    defaults = {"dev_fraction": DEFAULTS.dev_fraction, "seed": DEFAULTS.seed}
-    return {name: table.get(name, value) for name, value in defaults.items()}
+    data_table = load_mapping(Path(run) / SETTINGS).get("data")
+    if not isinstance(data_table, dict):
+        data_table = {}
+    return {name: data_table.get(name, getattr(DEFAULTS, name)) for name in ("dev_fraction", "seed")}
 
 
-def _contamination_notes(teacher: str, source: Dataset[Example], stats: DatasetStats) -> list[str]:
-    """Return a sentence if the teacher was trained on texts of dev or test, else [].
+def _contamination_notes(teacher: str, dataset: Dataset[Example], stats: DatasetStats) -> list[str]:
+    """Return a list of one sentence if the teacher was trained on texts of dev or test, else [].
 
-    The quality of such a teacher is optimistic there.
+    The sentence warns that the teacher's quality is optimistic there.
     """
     contaminated = [
         split
         for split in stats.non_empty_splits
-        if split != "train" and files_trained_on(teacher, source.names_by_split.get(split, ()))
+        if split != "train" and files_trained_on(teacher, dataset.names_by_split.get(split, ()))
     ]
-    if source.has_generated_dev and files_trained_on(teacher, source.names_by_split["train"]):
-        own, teacher_data = source.settings, DataSettings(**dev_split_settings(teacher))
+    if dataset.has_generated_dev and files_trained_on(teacher, dataset.names_by_split["train"]):
+        own_data, teacher_data = dataset.settings, DataSettings(**dev_split_settings(teacher))
         teacher_generated_dev = read_run_json(Path(teacher) / DATA).get("made_dev", True)
-        is_part_of_teacher_dev = own.seed == teacher_data.seed and own.dev_fraction <= teacher_data.dev_fraction
-        if not (teacher_generated_dev and is_part_of_teacher_dev):
+        same_seed = own_data.seed == teacher_data.seed
+        dev_is_held_out = teacher_generated_dev and same_seed and own_data.dev_fraction <= teacher_data.dev_fraction
+        if not dev_is_held_out:
             contaminated.append("dev")
     if not contaminated:
         return []
@@ -369,12 +376,12 @@ def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
     digest = sha256()
     for example in plan.unlabelled.examples:
         digest.update("\x1e".join(example.texts).encode(errors="backslashreplace") + b"\x1d")
-    about = {"weights": plan.teacher.weights_digest(), "unlabelled": digest.hexdigest()}
+    hashes = {"weights": plan.teacher.weights_digest(), "unlabelled": digest.hexdigest()}
     path = folder / TEACHER_FILE
     if not path.exists():
-        write_file(path, about)
-    elif (stored := read_run_json(path)) != about:
-        changed = " and ".join(name for name in about if stored.get(name) != about[name])
+        write_file(path, hashes)
+    elif (stored := read_run_json(path)) != hashes:
+        changed = " and ".join(name for name in hashes if stored.get(name) != hashes[name])
         raise RunError(
             f"{folder} holds a run with another teacher, or other texts ({changed} changed). Give another folder with "
             "--output, or put them back to resume it"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from heapq import nlargest
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 
@@ -191,8 +192,11 @@ def distil_task(
             write_report(folder)  # rewrite report and card with verdict and cascade
             write_finetuned_card(folder)
         ranks.barrier()
-        names = {"verdict": VERDICT} | ({} if plan.settings.cascade is None else {"cascade": CASCADE})
-        reports = {name: read_run_json(folder / file) for name, file in names.items()} if ranks.is_main else {}
+        if not ranks.is_main:
+            return run.result()
+        reports = {"verdict": read_run_json(folder / VERDICT)}
+        if plan.settings.cascade is not None:
+            reports["cascade"] = read_run_json(folder / CASCADE)
         return run.result(**reports)
 
 
@@ -208,7 +212,7 @@ def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
 
 
 def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
-    """Fine-tune the same student on the labels only, for as many steps or epochs as the student was trained."""
+    """Fine-tune the same student on the labels only, for as many steps or epochs as it was trained by the teacher."""
     ranks = learner.run.ranks
     run = Run(folder=learner.run.folder / BASELINE_FOLDER, reporter=learner.run.reporter, ranks=ranks)
     if (run.folder / RESULTS).exists():
@@ -223,23 +227,30 @@ def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
 
 
 def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[TrainSettings, FitSettings]:
-    """Return settings of the baseline's training, with the steps or the epochs of the student's (verdict.baseline).
+    """Return training settings of the baseline with the student's number of steps, or of epochs (verdict.baseline).
 
     Equal steps are not equal epochs if the student has unlabelled texts, which lengthen its epochs. With equal steps,
     dev is evaluated after the same steps as in the student's run.
+
+    Args:
+        learner: The learner of the student.
+        student: The result of the student's run. Only the first rank has the steps of its seeds.
     """
     settings = learner.plan.settings
     train, fit = settings.train, settings.fit
-    samples, labelled = learner.sample_counts()
-    steps_per_epoch, baseline_steps_per_epoch = -(-samples // train.batch_size), -(-labelled // train.batch_size)
+    num_samples, num_labelled = learner.sample_counts()
+    steps_per_epoch = ceil(num_samples / train.batch_size)
+    baseline_steps_per_epoch = ceil(num_labelled / train.batch_size)
     if train.epochs is not None:
         epochs, steps = train.epochs, max(1, round(train.epochs * steps_per_epoch))
     else:
         if train.max_steps is not None:
             steps = train.max_steps
         else:  # a time budget, in which seeds train for different numbers of steps: take the mean
-            steps_of_seeds = [seed["steps"] for seed in student.results.get("seeds", ())]
-            steps = round(fmean(learner.run.ranks.all_gather_object(steps_of_seeds)[0]))
+            steps_by_rank = learner.run.ranks.all_gather_object(
+                [seed["steps"] for seed in student.results.get("seeds", ())]
+            )
+            steps = round(fmean(steps_by_rank[0]))
         epochs = steps / steps_per_epoch
     if settings.verdict.baseline == "steps":
         fit = replace(fit, eval_every_epochs=fit.eval_every_epochs * steps_per_epoch / baseline_steps_per_epoch)
@@ -248,16 +259,21 @@ def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[Tra
 
 
 class BaselineLearner:
-    """Trains the student on the labels only, from its initial weights."""
+    """Trains the student on the labels only, from its initial weights.
 
-    def __init__(self, plan: FinetunePlan, student: TeacherLearner) -> None:
+    Args:
+        plan: The plan of the baseline.
+        student_learner: The learner that trained the student with the teacher, in whose run folder these weights are.
+    """
+
+    def __init__(self, plan: FinetunePlan, student_learner: TeacherLearner) -> None:
         self.plan = plan
-        self.student = student
+        self.student_learner = student_learner
 
     @property
     def init_varies(self) -> bool:
         """Whether the initial weights of the student depend on the seed."""
-        return self.student.init_varies
+        return self.student_learner.init_varies
 
     def settings(self) -> JsonObject:
         """Return the settings of fine-tuning."""
@@ -265,7 +281,8 @@ class BaselineLearner:
 
     def initial_model(self, seed: int) -> ModelBundle:
         """Load the student as it was before training."""
-        base = load(self.student.run.folder / start_name(self.student.student_plan.settings, seed))
+        settings = self.student_learner.student_plan.settings
+        base = load(self.student_learner.run.folder / start_name(settings, seed))
         base.source = STUDENT_BEFORE
         return base
 
@@ -279,14 +296,17 @@ class BaselineLearner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inputs:
-    """Samples of the student, and a source of the teacher's outputs for them."""
+    """The student's training samples, and a function that returns the teacher's outputs for them.
 
-    student_samples: OwnedSamples
+    An example has several samples if it is read in windows.
+    """
+
+    student_samples: OwnedSamples  # samples of all examples, labelled examples first
     is_labelled: list[bool]  # for each example, whether it has a label
     labelled_samples: int  # how many samples have labels
     encoded: EncodedSplit  # the labelled examples only
     alignment: SampleAlignment  # the teacher's samples for each sample of the student
-    run_teacher: RunTeacher  # returns the teacher's outputs
+    run_teacher: RunTeacher  # from indices of the teacher's samples to its outputs
 
 
 class TeacherLearner:
@@ -331,10 +351,9 @@ class TeacherLearner:
         plan = self.student_plan
         task, model = build_task(plan.settings, plan.source, plan.stats, student, plan.labels)
         longest = nlargest(CHECKED_EXAMPLES, self._examples(), key=lambda example: sum(map(len, example.texts)))
-        student_samples, teacher_samples = (
-            self._encode(side, [], longest)[0] for side in (task, self._teacher_task(task))
-        )
-        self._align(model, student_samples, teacher_samples)
+        student_samples, _ = self._encode(task, [], longest)
+        teacher_samples, _ = self._encode(self._teacher_task(task), [], longest)
+        self._align(model, student_samples, teacher_samples)  # raises an error if tokens that are compared differ
         self._student = student
 
     @property
@@ -390,10 +409,11 @@ class TeacherLearner:
         return TrainingSetup(objective=objective, samples=samples, encoded=inputs.encoded)
 
     def sample_counts(self) -> tuple[int, int]:
-        """Return how many samples there are, and how many of them have labels."""
-        if self._inputs is None:
+        """Return how many samples the student has, and how many of them have labels."""
+        if self._inputs is None:  # the student was trained by an earlier, interrupted process
             plan, base = self.student_plan, self.initial_model(self._settings.train.seed)
-            self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.stats, base, plan.labels))
+            task, model = build_task(plan.settings, plan.source, plan.stats, base, plan.labels)
+            self._inputs = self._make_inputs(task, model)
         return len(self._inputs.student_samples.samples), self._inputs.labelled_samples
 
     def _build_student(self, seed: int) -> ModelBundle:
@@ -420,10 +440,10 @@ class TeacherLearner:
         losses, kind = resolve_losses(settings.loss, model, plan.teacher), plan.kind
         alignment, hidden_terms = self._align(model, student_samples, teacher_samples)
         if kind == "tokens":
-            unaligned = sum(not alignment.fits(index) for index in range(len(student_samples.samples)))
-            if unaligned:
+            num_unaligned = sum(not alignment.fits(index) for index in range(len(student_samples.samples)))
+            if num_unaligned:
                 self.run.reporter.message(
-                    f"{unaligned:,} samples have other words for the teacher, and are learned without its outputs"
+                    f"{num_unaligned:,} samples have other words for the teacher, and are learned without its outputs"
                 )
         teacher_model = plan.teacher.to(resolve_device(settings.train.device))
         teacher = Teacher(task.for_training(teacher_model), teacher_task, kind, losses.capture_spec("teacher"))
@@ -441,14 +461,14 @@ class TeacherLearner:
         plan, settings = self.plan, self._settings
         if settings.augment is None:
             return plan.unlabelled.examples
-        labels = plan.labels or plan.source.labels or (OUTSIDE,)
+        placeholder_label = (plan.labels or plan.source.labels or (OUTSIDE,))[0]
         variants = augmented_examples(
             settings.augment,
             plan.task,
             settings.teacher,
             plan.unlabelled.examples or list(plan.source.examples("train")),
             self.run.folder / AUGMENTED,
-            label=labels[0],
+            label=placeholder_label,
             seed=settings.train.seed,
             ranks=self.run.ranks,
             log=self.run.reporter.message,
@@ -512,9 +532,9 @@ class TeacherLearner:
             return online_teacher(teacher, samples)
         facts = {"weights": read_run_json(self.run.folder / TEACHER_FILE)["weights"], "tokens": _tokens_hash(samples)}
         folder = self.run.folder / OUTPUTS
-        if self.parent_dir is not None:
-            key = json.dumps([facts, teacher.capture_spec.names, cache.precision])
-            folder = self.parent_dir / OUTPUTS / sha256(key.encode()).hexdigest()[:16]
+        if self.parent_dir is not None:  # students share a cache only if they need the same outputs
+            needed_outputs = json.dumps([facts, teacher.capture_spec.names, cache.precision])
+            folder = self.parent_dir / OUTPUTS / sha256(needed_outputs.encode()).hexdigest()[:16]
         return cache_teacher_outputs(
             folder,
             teacher,
@@ -527,7 +547,7 @@ class TeacherLearner:
 
 
 def _tokens_hash(samples: Sequence[Sample]) -> str:
-    """Return the SHA-256 hash of token ids, token types and bounds."""
+    """Return the SHA-256 hash of the token ids, token types and sequence bounds of all samples."""
     digest = sha256()
     for sample in samples:
         digest.update(json.dumps(sample.bounds).encode())

@@ -1,4 +1,7 @@
-"""`heedful distil search`: try several shapes of students, and choose the fastest one with enough quality."""
+"""`heedful distil search`: distil students of several shapes, and choose the fastest one with enough quality.
+
+A shape is a student by its name in `heedful distil`, such as "layers=3", "tiny" or "bag".
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 from heedful.atomic_io import make_folder
@@ -34,7 +38,7 @@ from heedful.train.fit import Reporter
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.run_lock import LOCK, lock_run
 
-MAX_SHAPES = 6
+MAX_SHAPES = 6  # maximum shapes of a search
 MEASURED = ("parameters", *(field.name for field in fields(ServingSpeed)))  # measurements of a shape in search.json
 SEARCH_FILE = "search.json"
 BEST_FOLDER = "best"
@@ -96,23 +100,15 @@ def search(
         raise SettingError(OWN_STUDENTS, path="student")
     _check_search_folder(folder)
     model = load(teacher)
-    task = teacher_task(model)
-    if task == "masked":
-        raise ModelError("a search compares students on a task: give a teacher that was fine-tuned for one")
-    resolved = overrides.resolve(DistilSettings(task=SPECS[task].settings(), teacher="?"))
-    if resolved.has("student"):
-        raise SettingError(OWN_STUDENTS, path="student")
-    if resolved.has("cascade"):
-        raise SettingError(NO_CASCADE, path="cascade")
-    names = list(shapes) or default_shapes(model)
-    if not 1 <= len(names) <= MAX_SHAPES:
-        raise SettingError(f"{len(names)} shapes were given; a search tries 1 to {MAX_SHAPES}")
+    _check_overrides(overrides, model)
+    shape_names = list(shapes) or default_shapes(model)
+    if not 1 <= len(shape_names) <= MAX_SHAPES:
+        raise SettingError(f"{len(shape_names)} shapes were given; a search tries 1 to {MAX_SHAPES}")
 
-    def distil_shape(student: str, subfolder: str, values: Mapping[str, object]) -> RunResult:
-        shape_overrides = overrides.with_values({"student": parse_student(student), **values})
+    def distil_shape(name: str, subfolder: str, values: Mapping[str, object]) -> RunResult:
         return distil_task(
             load(teacher),
-            shape_overrides,
+            overrides.with_values({"student": parse_student(name), **values}),
             data,
             folder / subfolder,
             on_bad_row,
@@ -125,10 +121,10 @@ def search(
     if ranks.is_main and not (folder / SEARCH_FILE).exists():  # errors in the data come before anything is written
         plan = plan_distil(model, overrides, data, on_bad_row=on_bad_row, exclude=folder)
     with lock_run(folder) if ranks.is_main else nullcontext():
-        state = ranks.all_gather_object(_read_state(folder, {"teacher": str(teacher), "shapes": names}))[0]
+        state = ranks.all_gather_object(_read_state(folder, {"teacher": str(teacher), "shapes": shape_names}))[0]
         state |= {"max_latency": max_latency, "min_quality": min_quality}
         if plan is not None and "tried" not in state:
-            state["tried"] = _time_shapes(plan, names, reporter)
+            state["tried"] = _time_shapes(plan, shape_names, reporter)
             write_file(folder / SEARCH_FILE, state)
         state = ranks.all_gather_object(state)[0]  # all ranks use the times of the first one
         interrupted = _try_shapes(state, distil_shape, folder, reporter, ranks)
@@ -145,12 +141,29 @@ def search(
         ranks.barrier()
         result = distil_shape(best["name"], BEST_FOLDER, {})
         if result.status == "completed" and ranks.is_main:
-            make_folder(folder / "plots")
-            distilled = [shape for shape in state["tried"] if "quality" in shape]
-            verdict_of_choice = read_run_json(folder / best["folder"] / VERDICT)
-            save_plot(folder / "plots" / "frontier.png", plot_verdict(verdict_of_choice, distilled))
+            _plot_shapes(folder, state["tried"], best)
             result = replace(result, results=result.results | {"search": state})
         return result
+
+
+def _check_overrides(overrides: Overrides, teacher: ModelBundle) -> None:
+    """Raise an error if the teacher is a masked language model, or settings of a student or a cascade are given."""
+    task = teacher_task(teacher)
+    if task == "masked":
+        raise ModelError("a search compares students on a task: give a teacher that was fine-tuned for one")
+    resolved = overrides.resolve(DistilSettings(task=SPECS[task].settings(), teacher="?"))
+    if resolved.has("student"):
+        raise SettingError(OWN_STUDENTS, path="student")
+    if resolved.has("cascade"):
+        raise SettingError(NO_CASCADE, path="cascade")
+
+
+def _plot_shapes(folder: Path, shapes: Sequence[JsonObject], best: JsonObject) -> None:
+    """Plot quality over latency of all distilled shapes, with the teacher and the chosen shape marked."""
+    make_folder(folder / "plots")
+    distilled = [shape for shape in shapes if "quality" in shape]
+    verdict_of_choice = read_run_json(folder / best["folder"] / VERDICT)
+    save_plot(folder / "plots" / "frontier.png", plot_verdict(verdict_of_choice, distilled))
 
 
 def _try_shapes(
@@ -163,8 +176,8 @@ def _try_shapes(
     """Distil one shape after the other until the search is over, and add their measurements to the state.
 
     Args:
-        state: The content of search.json, which is changed.
-        distil_shape: Distils a student, by its name, subfolder and further settings. A finished run is not repeated.
+        state: The content of search.json, which is changed in place and written after each shape.
+        distil_shape: Distils a shape, by its name, its subfolder and further settings. A finished run is not repeated.
         folder: The folder of the search.
         reporter: Receives progress.
         ranks: The processes that train together.
@@ -193,9 +206,9 @@ def _try_shapes(
     return None
 
 
-def choose_fastest(trials: Sequence[Measurement]) -> Precision:
+def choose_fastest(measurements: Sequence[Measurement]) -> Precision:
     """Return the fastest precision, however much it changes the answers."""
-    return max(trials, key=lambda trial: trial.speed).precision
+    return max(measurements, key=lambda measurement: measurement.speed).precision
 
 
 def default_shapes(teacher: ModelBundle) -> list[str]:
@@ -221,9 +234,12 @@ def next_shape(
     >>> next_shape(shapes, shapes[:1], None, 0.7) is None
     True
     """
-    best = None if min_quality is None else choose_student(seen, max_latency, min_quality)
-    limits = [limit for limit in (max_latency, None if best is None else best["p50"]) if limit is not None]
-    remaining = [shape for shape in shapes if shape not in seen and all(shape["p50"] <= limit for limit in limits)]
+    latency_limit = inf if max_latency is None else max_latency
+    if min_quality is not None:
+        best = choose_student(seen, max_latency, min_quality)
+        if best is not None:
+            latency_limit = min(latency_limit, best["p50"])
+    remaining = [shape for shape in shapes if shape not in seen and shape["p50"] <= latency_limit]
     return min(remaining, key=lambda shape: float(shape["p50"]), default=None)
 
 
@@ -245,8 +261,10 @@ def choose_student(
     in_time = [shape for shape in distilled if max_latency is None or shape["p50"] <= max_latency]
     if min_quality is None:
         return max(in_time, key=lambda shape: float(shape["quality"]), default=None)
-    good = [shape for shape in in_time if shape["quality_ratio"] is not None and shape["quality_ratio"] >= min_quality]
-    return min(good, key=lambda shape: float(shape["p50"]), default=None)
+    good_enough = [
+        shape for shape in in_time if shape["quality_ratio"] is not None and shape["quality_ratio"] >= min_quality
+    ]
+    return min(good_enough, key=lambda shape: float(shape["p50"]), default=None)
 
 
 def no_student_message(shapes: Sequence[JsonObject], max_latency: float | None, min_quality: float | None) -> str:
@@ -272,21 +290,21 @@ def _check_search_folder(folder: Path) -> None:
         )
 
 
-def _read_state(folder: Path, facts: JsonObject) -> JsonObject:
-    """Return the content of search.json, or the state of a new search.
+def _read_state(folder: Path, teacher_and_shapes: JsonObject) -> JsonObject:
+    """Return the content of search.json, or the state of a new search, which has only teacher and shapes.
 
     Args:
         folder: The folder of the search.
-        facts: Teacher and shapes.
+        teacher_and_shapes: The keys "teacher", a name, and "shapes", a list of names.
 
     Raises:
         RunError: If the search in the folder has another teacher or other shapes.
     """
     path = folder / SEARCH_FILE
     if not path.exists():
-        return dict(facts)
+        return dict(teacher_and_shapes)
     state = read_run_json(path)
-    if changed := [name for name in facts if state.get(name) != facts[name]]:
+    if changed := [name for name, value in teacher_and_shapes.items() if state.get(name) != value]:
         raise RunError(
             f"{folder} holds a search with another {' and '.join(changed)}: give another folder with --output, or the "
             "same to resume it"
@@ -299,20 +317,29 @@ def _swap_best(folder: Path, previous: str | None, current: str) -> None:
 
     Args:
         folder: The folder of the search.
-        previous: The shape whose run is in `best`. If None, no shape was chosen before.
+        previous: The shape whose run is in the subfolder `best`. If None, no shape was chosen before.
         current: The shape that is chosen now.
     """
     if previous in (None, current):
         return
-    for source, target in ((BEST_FOLDER, f"{BEST_FOLDER}-{previous}"), (f"{BEST_FOLDER}-{current}", BEST_FOLDER)):
-        if (folder / source).exists():
-            (folder / source).rename(folder / target)
+    best = folder / BEST_FOLDER
+    previous_run = folder / f"{BEST_FOLDER}-{previous}"
+    current_run = folder / f"{BEST_FOLDER}-{current}"
+    if best.exists():
+        best.rename(previous_run)
+    if current_run.exists():
+        current_run.rename(best)
 
 
 def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) -> list[JsonObject]:
     """Time untrained students, each in its fastest precision.
 
     A trained student may need another precision, so it is timed again after distillation.
+
+    Args:
+        plan: The plan of the distillation, with the teacher and the data.
+        shapes: The names of the shapes.
+        reporter: Receives progress.
 
     Returns:
         Name, subfolder and count of parameters of each shape, and the measurements of `ServingSpeed`.

@@ -117,7 +117,7 @@ CLASSIC_STUDENTS: dict[str, BagPooling | AttentionPooling | StructuredPooling | 
 }
 STATIC_STUDENT = "static"
 
-NAMED_BY_STUDENT = {  # kind of a student -> settings that its name on the command line decides
+NAMED_BY_STUDENT = {  # kind of a student -> settings that the option --student decides; setting them again is an error
     "layers": ("student.kind", "student.layers"),
     "size": ("student.kind", "student.size"),
     "folder": ("student.kind", "student.model", "student.revision"),
@@ -146,7 +146,7 @@ def parse_student(name: str) -> StudentSettings:
 
 
 def _student_hint(name: str) -> str:
-    """Return the end of an error message: the most similar name, and all names."""
+    """Return the end of an error message about an unknown student: the most similar name, and all names."""
     known = [*SIZES, *CLASSIC_STUDENTS, STATIC_STUDENT, "layers=3"]
     return f"{did_you_mean(name, known)}: use one of {', '.join(known)}, or the folder of a model"
 
@@ -361,7 +361,7 @@ def distil_overrides(
     """Collect the settings of options, recipe and assignments; return `overrides` unchanged if it is an `Overrides`."""
     if isinstance(overrides, Overrides):
         return overrides
-    presets: dict[str, Mapping[str, object]] = {}
+    presets: dict[str, Mapping[str, object]] = {}  # settings that flags and assignments may replace
     flags: dict[str, Mapping[str, object]] = {f"TEACHER {teacher}": {"teacher": teacher}}
     if student:
         option, table = f"--student {student}", to_mapping(parse_student(student))
@@ -381,10 +381,10 @@ def distil_overrides(
 
 
 def check_overrides(overrides: Overrides) -> TrainSettings:
-    """Refuse overrides that no task accepts, before the teacher is loaded; return those of training.
+    """Check before the teacher is loaded that some task accepts the overrides, and return its training settings.
 
     Raises:
-        HeedfulError: The error for the first task.
+        HeedfulError: The error for the first task, if no task and no masked language model accepts them.
     """
     first_error: HeedfulError | None = None
     for task in SPECS:
@@ -411,7 +411,7 @@ def preview_distil_settings(
 
 
 def resolve_distil(overrides: Overrides, defaults: DistilSettings) -> DistilSettings:
-    """Merge overrides over the defaults of a task; refuse another task than the teacher's."""
+    """Merge overrides over the defaults of a task. An override of `task.kind` with another task is an error."""
     decided_by = f"the teacher's head decides it ({as_json(defaults.task.kind)})"
     return overrides.resolve(defaults, fixed={"task.kind": decided_by}).settings
 
@@ -426,8 +426,8 @@ def _loss_preset(name: str) -> LossSettings:
 def distil_settings(
     overrides: Overrides,
     task: str,
-    examples: int,
-    texts: int,
+    labelled_examples: int,
+    all_examples: int,
     *,
     random_init: bool,
     width: int,
@@ -444,8 +444,8 @@ def distil_settings(
     Args:
         overrides: Settings given by hand.
         task: Name of the task.
-        examples: How many labelled examples there are.
-        texts: How many examples there are, with and without labels.
+        labelled_examples: How many labelled examples there are.
+        all_examples: How many examples there are, with and without labels.
         random_init: Whether the student starts from random weights.
         width: Hidden size for which the default learning rate is chosen.
         classic: Whether the student is a classic model.
@@ -457,7 +457,12 @@ def distil_settings(
         HeedfulError: If a setting is wrong, or the batch size does not fit the group size.
     """
     defaults, _ = finetune_defaults(
-        task, max(examples, texts), random_init=random_init, width=width, classic=classic, group_size=group_size
+        task,
+        max(labelled_examples, all_examples),
+        random_init=random_init,
+        width=width,
+        classic=classic,
+        group_size=group_size,
     )
     assert defaults.train.epochs is not None
     distil_defaults = DistilSettings(

@@ -30,7 +30,7 @@ from heedful.tasks.answering import require_tokenizer
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.tokenizer import UNLIMITED
 
-MAX_TEXTS = 20_000  # maximum of texts that the teacher encodes, which are evenly spaced if there are more
+MAX_TEXTS = 20_000  # maximum texts that the teacher encodes; of more texts, evenly spaced ones are taken
 BATCH_TOKENS = 4096  # tokens in a batch of the teacher
 MAX_CHUNK_TOKENS = 256  # tokens of a sequence, special tokens included; longer texts are split into chunks
 
@@ -88,8 +88,8 @@ def mean_token_states(
 ) -> tuple[Float[Tensor, "vocabulary hidden_size"], Int64[Tensor, " vocabulary"]]:
     """Return the teacher's mean hidden state of each token, and how often it occurs in the texts.
 
-    A token that does not occur gets its hidden state in a text of that token alone. The tokens around all texts get
-    zeros, and their counts are 0.
+    A token that does not occur gets its hidden state in a text of that token alone. Special tokens (padding, and those
+    that begin and end every text) get zeros, and their counts are 0.
     """
     tokenizer, device = require_tokenizer(teacher), next(teacher.parameters()).device
     state_sums = torch.zeros(tokenizer.size, teacher.config.model.width)

@@ -131,10 +131,10 @@ def _is_local(stack: StackConfig, layer: int) -> bool:
 
 
 def _matching_layers(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers, in increasing order, that are nearest to `wanted` and match their positions in the student.
+    """Return the teacher's layers, in increasing order, that are nearest to `wanted` and match the student's layers.
 
-    A layer matches if it has local attention where the student's layer of that position has it, and global attention
-    elsewhere: the student has the teacher's pattern of local and global layers.
+    The student has the teacher's pattern of local and global attention. A layer of the teacher matches a position in
+    the student if both have local attention, or both have global attention.
     """
     period = (stack.global_every or 1) if stack.window is not None else 1
     is_irregular = stack.global_layers is not None
@@ -155,7 +155,7 @@ def _matching_layers(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ..
 def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelBundle:
     """Copy layers of the teacher, its embedding and its head into a student.
 
-    If the settings name another family, the student has that family's config, and no other head than a masked-LM head.
+    If the settings name another family, the student has that family's config, and only a masked-LM head is copied.
 
     Raises:
         HeedfulError: If the teacher lacks a layer, or the layers cannot be in this order or family.
@@ -163,7 +163,9 @@ def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelB
     model, stack = teacher.config.model, require_single_stack(teacher)
     layers = _choose_layers(settings, stack, teacher.source)
     shares_weights = stack.blocks is not None and stack.blocks < stack.layers
-    blocks = list(layers) if not shares_weights else list(range(min(stack.blocks or 1, len(layers))))
+    blocks = list(layers)  # the blocks to copy: one for each layer, or the first ones if layers share blocks
+    if shares_weights:
+        blocks = list(range(min(stack.blocks or 1, len(layers))))
     stack_name = "encoder" if model.encoder is not None else "decoder"
     student_stack = replace(stack, layers=len(layers), blocks=len(blocks) if shares_weights else None)
     if stack_name == "encoder":
@@ -226,9 +228,9 @@ def _copied_tensors(
     """
     teacher_names = {name: _teacher_name(name, stack_name, blocks, stack) for name in student.named_tensors()}
     prefixes = tuple(f"{stack_name}.blocks.{block}." for block in blocks)
-    available = {name for name in teacher_tensors if name.startswith(prefixes)}
-    wanted = {name for name in teacher_names.values() if name.startswith(f"{stack_name}.blocks.")}
-    if different := sorted(available ^ wanted):
+    names_in_teacher = {name for name in teacher_tensors if name.startswith(prefixes)}
+    names_to_copy = {name for name in teacher_names.values() if name.startswith(f"{stack_name}.blocks.")}
+    if different := sorted(names_in_teacher ^ names_to_copy):
         raise ModelError(
             f"the layers {' '.join(map(str, blocks))} cannot be in this order: {different[0]} would be missing "
             "or lost, since this teacher's first layer has another form: name it first and only there"
@@ -238,7 +240,9 @@ def _copied_tensors(
 
 def _teacher_name(name: str, stack_name: str, blocks: Sequence[int], stack: StackConfig) -> str:
     """Return the teacher's name for a tensor of the student; `blocks` are the copied blocks of the teacher."""
-    lists_of_layers = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
+    lists_of_layers = ["blocks"]
+    if isinstance(stack.relation, Shaw | TransformerXl):
+        lists_of_layers.append("relations")
     components = name.split(".")
     if components[0] == stack_name and components[1] in lists_of_layers:
         components[2] = str(blocks[int(components[2])])
@@ -256,12 +260,13 @@ def _in_family(family: str, config: BundleConfig) -> BundleConfig:
     """
     if family not in FAMILIES:
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
-    wanted = config.model
-    if _lacks_stacks(family) == (wanted.encoder is None, wanted.decoder is None):
-        converted = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
-        if converted.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
-            wanted = replace(wanted, embedding=replace(wanted.embedding, types=0))
-        if with_dropout(converted, wanted) == wanted:
+    model = config.model
+    if _lacks_stacks(family) == (model.encoder is None, model.decoder is None):
+        # written as a config.json of the family and read again: equal configs compute the same, except for dropout
+        converted = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
+        if converted.embedding.types == 0 and isinstance(model.embedding.positions, Learned):
+            model = replace(model, embedding=replace(model.embedding, types=0))
+        if with_dropout(converted, model) == model:
             return BundleConfig(family=family, model=converted)
     raise HeedfulError(
         f"the teacher's layers are computed in another way than {family} does: leave student.family out, or take a "
@@ -270,7 +275,7 @@ def _in_family(family: str, config: BundleConfig) -> BundleConfig:
 
 
 def _lacks_stacks(family: str) -> tuple[bool, bool] | None:
-    """Tell whether a family lacks an encoder, and a decoder, by its first published size, or None without sizes."""
+    """Return (whether a family lacks an encoder, whether it lacks a decoder), or None if it has no published size."""
     sizes = FAMILIES[family].sizes
     if not sizes:
         return None
@@ -339,9 +344,10 @@ def resolve_losses(settings: LossSettings, student: ModelBundle, teacher: ModelB
 
 def head_untrained(settings: LossSettings, student: ModelBundle, teacher: ModelBundle) -> bool:
     """Tell whether the student's head has random weights and no loss trains it."""
-    has_output_loss = bool(settings.kd_weight or settings.label_weight)
-    has_no_weights = teacher.head is None or not any(True for _ in teacher.head.parameters())
-    return not has_output_loss and not has_no_weights and student.config.head != teacher.config.head
+    if settings.kd_weight or settings.label_weight:  # these losses train the head
+        return False
+    head_has_weights = teacher.head is not None and any(True for _ in teacher.head.parameters())
+    return head_has_weights and student.config.head != teacher.config.head
 
 
 def _state_loss(settings: StatesSettings, student: StackConfig, teacher: StackConfig) -> HiddenStateLoss:
@@ -361,7 +367,10 @@ def _state_loss(settings: StatesSettings, student: StackConfig, teacher: StackCo
 def _relation_losses(
     settings: RelationsSettings, student: StackConfig, teacher: StackConfig
 ) -> tuple[RelationLoss, ...]:
-    """Resolve the loss on relations to one term, or to one for each student layer, which share the weight."""
+    """Resolve the loss on relations to one term for each pair of a student layer and a teacher layer.
+
+    The weight is divided by the number of terms.
+    """
     heads = settings.heads or teacher.heads
     if settings.layers == "spread" and settings.layer is None and settings.teacher is None:
         pairs = [
@@ -391,9 +400,14 @@ def _relation_losses(
                 'relations: "qk" is for attention without relative positions, causal mask and window, but the '
                 f"{role} has one of them: use qq, kk and vv"
             )
-    weight = settings.weight / len(pairs)
     return tuple(
-        RelationLoss(weight=weight, of=tuple(settings.of), pair=pair, heads=heads, squares=settings.squares)
+        RelationLoss(
+            weight=settings.weight / len(pairs),
+            of=tuple(settings.of),
+            pair=pair,
+            heads=heads,
+            squares=settings.squares,
+        )
         for pair in pairs
     )
 

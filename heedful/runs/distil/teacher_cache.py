@@ -1,6 +1,6 @@
 """A cache of a teacher's outputs on the disk, for distillation of tasks and of masked language models.
 
-The cache is filled in parts, so that an interrupted run resumes filling it.
+The cache is filled one part file after the other, so that an interrupted run resumes filling it.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ def cache_teacher_outputs(
         HeedfulError: If the folder holds outputs with other facts, the disk is too small, or a number is too large
             for float16.
     """
-    count = max(1, len(mask_keys)) * len(samples)
+    num_rows = max(1, len(mask_keys)) * len(samples)
     all_facts = facts | {
-        "samples": count,
+        "samples": num_rows,
         "half": cache_format.half,
         "top": cache_format.top,
         "wanted": teacher.capture_spec.names,
     }
     if cache_format.top is not None:
         all_facts["temperature"] = cache_format.temperature
-    cache = CachedOutputs(folder, count)
+    cache = CachedOutputs(folder, num_rows)
     if ranks.is_main:
         make_folder(folder)
         _write_or_check_facts(folder / FACTS_FILE, json.loads(json.dumps(all_facts)))
@@ -101,7 +101,8 @@ def _write_missing_parts(
 ) -> None:
     """Compute and write the parts that the cache lacks."""
     missing_parts = cache.missing_parts()
-    total_rows, rows_done = sum(len(cache.part_rows(part)) for part in missing_parts), 0
+    total_rows = sum(len(cache.part_rows(part)) for part in missing_parts)
+    rows_done = 0
     if missing_parts:
         log(f"the teacher reads {total_rows:,} samples, once; its outputs are kept")
     last_report = time.monotonic()
@@ -111,9 +112,11 @@ def _write_missing_parts(
             log(f"the teacher has read {rows_done:,} of {total_rows:,}")
         rows = cache.part_rows(part)
         part_samples = [samples[row % len(samples)] for row in rows]
-        keys = [mask_keys[row // len(samples)][row % len(samples)] if mask_keys else 0 for row in rows]
+        keys = [0] * len(rows)
+        if mask_keys:
+            keys = [mask_keys[row // len(samples)][row % len(samples)] for row in rows]
         data = part_bytes(_part_outputs(teacher, part_samples, keys, cache_format))
-        if not rows_done:
+        if not rows_done:  # the first part shows how large all of them will be
             _check_disk_space(cache.folder, len(data) * len(missing_parts))
         cache.write_part(part, data)
         rows_done += len(rows)
@@ -151,20 +154,20 @@ def _part_outputs(
     for indices in split_microbatches([len(sample) for sample in samples], BATCH_TOKENS):
         outputs = teacher.outputs([samples[index] for index in indices], [keys[index] for index in indices])
         if cache_format.top is not None:
-            compressed = [
+            top_by_sample = [
                 topk_with_rest(scores, cache_format.top, cache_format.temperature) for scores in outputs["scores"]
             ]
-            ids, log_probabilities = zip(*compressed, strict=True)
-            outputs |= {"ids": [row_ids.to(torch.int32) for row_ids in ids], "scores": list(log_probabilities)}
-        for name, values in outputs.items():
+            ids, log_probabilities = zip(*top_by_sample, strict=True)
+            outputs |= {"ids": [sample_ids.to(torch.int32) for sample_ids in ids], "scores": list(log_probabilities)}
+        for name, tensors in outputs.items():
             by_sample = part_outputs.setdefault(name, [torch.empty(0)] * len(samples))
-            for index, value in zip(indices, values, strict=True):
-                by_sample[index] = _in_cache_dtype(value.cpu(), cache_format.half)
+            for index, tensor in zip(indices, tensors, strict=True):
+                by_sample[index] = _in_cache_dtype(tensor.cpu(), cache_format.half)
     return part_outputs
 
 
 def _in_cache_dtype(value: Tensor, half: bool) -> Tensor:
-    """Return floating-point values in float16 if `half` is set; raise a HeedfulError if one would become infinite."""
+    """Convert floating-point values to float16 if `half` is set; raise a HeedfulError if one would become infinite."""
     if not half or not value.is_floating_point():
         return value
     halved = value.half()

@@ -33,7 +33,7 @@ def teacher_task(teacher: ModelBundle) -> str:
     """Return the first task of a teacher's head, or "masked" for a masked language model.
 
     Raises:
-        HeedfulError: If no student can learn its predictions.
+        HeedfulError: If the model has no head whose predictions a student can learn.
     """
     return teacher_tasks(teacher)[0]
 
@@ -42,7 +42,7 @@ def teacher_tasks(teacher: ModelBundle) -> tuple[str, ...]:
     """Return the tasks of a teacher's head, the most special one first, or ("masked",) for a masked language model.
 
     Raises:
-        HeedfulError: If no student can learn its predictions.
+        HeedfulError: If the model has no head whose predictions a student can learn.
     """
     specs = specs_of_head(teacher.config.head)
     if names := tuple(spec.name for spec in specs if spec.distillation is not None):
@@ -61,7 +61,7 @@ def teacher_tasks(teacher: ModelBundle) -> tuple[str, ...]:
 class Unlabelled:
     """Examples without labels, and counts of the rows and examples that were left out."""
 
-    examples: tuple[Example, ...]
+    examples: tuple[Example, ...]  # examples with a placeholder label
     bad_rows: int  # rows that cannot be read
     in_evaluation: int  # examples that were left out, because their text is in dev or test
     notes: tuple[str, ...] = ()  # sentences about the files
@@ -70,7 +70,7 @@ class Unlabelled:
 def read_unlabelled(
     files: Sequence[str],
     example_type: type[Example],
-    head: str,
+    head_kind: str,
     labels: Sequence[str],
     settings: DataSettings,
     evaluated: Sequence[Example] = (),
@@ -78,15 +78,16 @@ def read_unlabelled(
     names: Sequence[str] = (),
     exclude: Path,
 ) -> Unlabelled:
-    """Read files and folders of plain texts, of rows whose labels are ignored, or of data of the task.
+    """Read texts without labels from files and folders of plain text, of tables, or of labelled data of the task.
 
-    The columns of the labelled data are used for a file that has all of them; otherwise columns are found by their
-    usual names. For pairs, inputs with a text of dev or test are left out here, before single texts become pairs.
+    Labels in the files are ignored. The columns of the labelled data are used for a file that has all of them;
+    otherwise columns are found by their usual names. For pairs, inputs with a text of dev or test are left out here,
+    before single texts become pairs.
 
     Args:
         files: Paths.
         example_type: The class of the task's examples.
-        head: The kind of the teacher's head.
+        head_kind: The kind of the teacher's head.
         labels: The teacher's labels; the first one is the placeholder label of all examples.
         settings: Data settings of the labelled data.
         evaluated: Examples of dev and test.
@@ -96,32 +97,37 @@ def read_unlabelled(
     Raises:
         HeedfulError: If a file cannot be read, or there is no text.
     """
-    texts: list[object] = []
+    inputs: list[object] = []  # texts, lists of texts for pairs, or lists of words for tagged examples
     notes: list[str] = []
     bad_rows = 0
-    listed, _ = list_files([Path(name) for name in files], exclude)
-    for path, _ in listed:
+    paths_and_names, _ = list_files([Path(name) for name in files], exclude)
+    for path, _ in paths_and_names:
         inherited = inherit_settings(settings, names, [path])
         if _has_labelled_format(path, example_type, replace(settings, encoding=inherited.encoding)):
-            file_texts, file_bad_rows, file_notes = _read_labelled(path, example_type, settings, inherited)
+            file_inputs, file_bad_rows, file_notes = _read_labelled(path, example_type, settings, inherited)
         else:
-            file_texts, file_bad_rows, file_notes = _read_inputs(path, head, settings, inherited, exclude)
-        texts += file_texts
+            file_inputs, file_bad_rows, file_notes = _read_inputs(path, head_kind, settings, inherited, exclude)
+        inputs += file_inputs
         bad_rows += file_bad_rows
         notes += file_notes
-    if not texts and not bad_rows:
+    if not inputs and not bad_rows:
         raise HeedfulError(f"{', '.join(files)}: no text to learn from, expected texts without labels: give others")
-    count = len(texts)
+    num_read = len(inputs)
     if example_type is PairExample:
-        evaluated_hashes = {hash_text(normalise_text(text)) for example in evaluated for text in example.texts}
+        inputs = _without_evaluated_texts(inputs, evaluated)
+    examples = tuple(example_type.from_inputs(inputs, next(iter(labels), "")))
+    return Unlabelled(examples=examples, bad_rows=bad_rows, in_evaluation=num_read - len(inputs), notes=tuple(notes))
 
-        def is_evaluated(item: object) -> bool:
-            item_texts = item if isinstance(item, list | tuple) else [str(item)]
-            return any(hash_text(normalise_text(text)) in evaluated_hashes for text in item_texts)
 
-        texts = [item for item in texts if not is_evaluated(item)]
-    examples = tuple(example_type.from_inputs(texts, next(iter(labels), "")))
-    return Unlabelled(examples=examples, bad_rows=bad_rows, in_evaluation=count - len(texts), notes=tuple(notes))
+def _without_evaluated_texts(inputs: Sequence[object], evaluated: Iterable[Example]) -> list[object]:
+    """Leave out inputs, texts or pairs of texts, that have a text of the evaluated examples."""
+    evaluated_hashes = {hash_text(normalise_text(text)) for example in evaluated for text in example.texts}
+
+    def is_evaluated(text_or_pair: object) -> bool:
+        texts = text_or_pair if isinstance(text_or_pair, list | tuple) else [str(text_or_pair)]
+        return any(hash_text(normalise_text(text)) in evaluated_hashes for text in texts)
+
+    return [text_or_pair for text_or_pair in inputs if not is_evaluated(text_or_pair)]
 
 
 def _has_labelled_format(path: Path, example_type: type[Example], settings: DataSettings) -> bool:
@@ -136,25 +142,39 @@ def _has_labelled_format(path: Path, example_type: type[Example], settings: Data
 def _read_labelled(
     path: Path, example_type: type[Example], settings: DataSettings, inherited: DataSettings
 ) -> tuple[list[object], int, list[str]]:
-    """Read a file of labelled data without its labels. Return inputs, count of bad rows, sentences about the file."""
+    """Read a file of labelled data without its labels.
+
+    Returns:
+        Inputs of the task, the count of bad rows, and sentences about the file.
+    """
     column_positions = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
     file_settings = replace(settings, dev_fraction=0.0, columns=column_positions or None, encoding=inherited.encoding)
-    source = read_data(path, example_type, file_settings, on_bad_row=Skip())
-    texts: list[object] = [example.to_input() for split in source.splits for example in source.examples(split)]
-    return texts, sum(source.row_errors.bad.values()), list(source.stated)
+    dataset = read_data(path, example_type, file_settings, on_bad_row=Skip())
+    inputs: list[object] = [example.to_input() for split in dataset.splits for example in dataset.examples(split)]
+    return inputs, sum(dataset.row_errors.bad.values()), list(dataset.stated)
 
 
 def _read_inputs(
-    path: Path, head: str, settings: DataSettings, inherited: DataSettings, exclude: Path
+    path: Path, head_kind: str, settings: DataSettings, inherited: DataSettings, exclude: Path
 ) -> tuple[list[object], int, list[str]]:
-    """Read a file or folder of plain texts or rows. Return inputs of the head, count of bad rows, sentences about them.
+    """Read a file of plain texts, or a table.
 
     The columns that `inherited` names are used if the file has all of them, else columns with the usual names.
+
+    Args:
+        path: The file.
+        head_kind: The kind of the teacher's head, which determines the roles of columns.
+        settings: Data settings of the labelled data.
+        inherited: Those of `settings` that apply to this file.
+        exclude: A folder whose files are not read.
+
+    Returns:
+        Inputs of the head, the count of bad rows, and sentences about the file.
 
     Raises:
         HeedfulError: If the file cannot be read, or a column is missing.
     """
-    roles = {role for spec in INPUT_SPECS[head] for role in (*spec.needed, *spec.optional)}
+    roles = {role for spec in INPUT_SPECS[head_kind] for role in spec.roles}
     columns = {role: name for role, name in (inherited.columns or {}).items() if role in roles}
     suffix = stem_and_suffix(path)[1]
     chosen_format = settings.format if suffix not in FORMAT_BY_SUFFIX else None
@@ -163,10 +183,10 @@ def _read_inputs(
         replace(inherited, columns=None if is_plain_text else columns or None, format=chosen_format)
     )
     try:
-        input_files = open_inputs([path], head, file_settings, exclude=exclude)
+        input_files = open_inputs([path], head_kind, file_settings, exclude=exclude)
     except HeedfulError as error_with_columns:
         try:
-            input_files = open_inputs([path], head, replace(file_settings, columns=None), exclude=exclude)
+            input_files = open_inputs([path], head_kind, replace(file_settings, columns=None), exclude=exclude)
         except MissingColumnError as missing:
             raise HeedfulError(
                 f"{path}: which column is the {missing.role}? "
@@ -175,18 +195,18 @@ def _read_inputs(
             ) from None
         except HeedfulError:
             raise error_with_columns from None
-    texts: list[object] = []
+    inputs: list[object] = []
     notes: list[str] = []
     bad_rows = 0
-    for inputs in input_files:
-        notes += inputs.notes
-        for row in inputs.rows():
-            text, error = inputs.engine_input(row)
+    for input_file in input_files:
+        notes += input_file.notes
+        for row in input_file.rows():
+            engine_input, error = input_file.engine_input(row)
             if error is None:
-                texts.append(text)
+                inputs.append(engine_input)
             else:
                 bad_rows += 1
-    return texts, bad_rows, notes
+    return inputs, bad_rows, notes
 
 
 def without_evaluated(unlabelled: Unlabelled, evaluated: Iterable[Example]) -> Unlabelled:
@@ -198,12 +218,12 @@ def without_evaluated(unlabelled: Unlabelled, evaluated: Iterable[Example]) -> U
 
 
 def _text_hash(example: Example) -> int:
-    """Return a hash of a text without spaces, so that it does not depend on the split into words ("do n't")."""
+    """Return a hash of an example's text without spaces, so that "do n't" and "don't" are equal."""
     return hash_text(normalise_text(example.group).replace(" ", ""))
 
 
 def encode_both(
     task: Task, labelled: Iterable[Example], unlabelled: Iterable[Example]
 ) -> tuple[EncodedSplit, EncodedSplit]:
-    """Encode labelled and unlabelled examples; return one split for each."""
+    """Encode labelled examples and unlabelled ones. Return the two encoded splits in this order."""
     return task.encode_split(labelled), task.for_unlabelled().encode_split(unlabelled)

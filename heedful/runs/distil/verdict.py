@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -71,7 +70,7 @@ class ServingSpeed:
 def judge_student(
     folder: Path,
     teacher: ModelBundle,
-    source: Dataset[Example],
+    dataset: Dataset[Example],
     settings: DistilSettings,
     baseline: Path | None,
     reporter: Reporter,
@@ -81,7 +80,7 @@ def judge_student(
     Args:
         folder: The run folder.
         teacher: The teacher, whose parameters are counted.
-        source: The labelled data.
+        dataset: The labelled data.
         settings: The settings of the distillation.
         baseline: The folder of the run without the teacher, if there is a baseline.
         reporter: Receives progress.
@@ -104,17 +103,16 @@ def judge_student(
     quality, metric = {}, results["metric"]
     for role, (models, precision) in models_by_role.items():
         reporter.message(f"measuring {NAMES[role]} on {split} in {precision}")
-        score = partial(_served_metrics, source=source, split=split, long_inputs=settings.long_inputs)
-        scores = [score(model, precision) for model in models]
-        quality[role] = quality_over_seeds([float(numbers[metric]) for numbers in scores], precision)
-        if source.kind is RankExample:
+        metrics_of_seeds = [_served_metrics(model, precision, dataset, split, settings.long_inputs) for model in models]
+        quality[role] = quality_over_seeds([float(metrics[metric]) for metrics in metrics_of_seeds], precision)
+        if dataset.kind is RankExample:
             quality[role]["metrics"] = {
-                ranking_metric: summarize_seeds([float(numbers[ranking_metric]) for numbers in scores])
+                ranking_metric: summarize_seeds([float(metrics[ranking_metric]) for metrics in metrics_of_seeds])
                 for ranking_metric in RANKING_METRICS
                 if ranking_metric != metric
             }
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    is_share_of_examples = metric == "accuracy" and source.kind is not TaggedExample
+    is_share_of_examples = metric == "accuracy" and dataset.kind is not TaggedExample
     resolution = 1 / results["splits"][split]["numbers"]["count"] if is_share_of_examples else 0.0
     return write_verdict(folder, (metric, split), quality, counts, speeds, resolution)
 
@@ -125,17 +123,21 @@ def _seed_models(run: Path, seeds: Sequence[int]) -> list[str]:
 
 
 def _served_metrics(
-    model: str, precision: Precision, *, source: Dataset[Example], split: str, long_inputs: LongInputs
+    model: str, precision: Precision, dataset: Dataset[Example], split: str, long_inputs: LongInputs
 ) -> Result:
     """Measure a model on a split, in the precision in which it is served."""
     engine = open_in_precision(model, precision)
-    task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
+    task, engine.loaded = build_eval_task(engine.loaded, dataset, split, long_inputs)
     engine.max_length = task.truncation_length
-    return task.compute_metrics(evaluate_task(task, engine, source.examples(split)))
+    return task.compute_metrics(evaluate_task(task, engine, dataset.examples(split)))
 
 
 def quality_over_seeds(numbers: Sequence[float], precision: str) -> JsonObject:
-    """Summarize the metric of one model over its seeds, for verdict.json; `precision` is that of the evaluation.
+    """Summarize the metric of one model over its seeds, for verdict.json.
+
+    Args:
+        numbers: The metric of each seed.
+        precision: Precision of the evaluation.
 
     >>> quality_over_seeds([0.75], "int8")
     {'mean': 0.75, 'std': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
@@ -157,7 +159,7 @@ def write_verdict(
         folder: The run folder.
         metric_and_split: The metric, and the split on which it was measured.
         quality: The value of `quality_over_seeds` for "teacher", "student" and perhaps "baseline".
-        counts: Parameters of "teacher" and "student".
+        counts: Numbers of parameters of "teacher" and "student".
         speeds: Speeds of "teacher" and "student".
         resolution: The smallest difference that the metric can show, or 0 if it is unknown.
 
@@ -192,8 +194,10 @@ def compare_speeds(
     engines: dict[str, BundleEngine] = {}
     precisions: dict[str, Precision] = {}
     for name, model_folder in model_folders.items():
-        wanted = settings.precision
-        precisions[name] = choose(measure_precisions(model_folder)) if wanted == "auto" else wanted
+        if settings.precision == "auto":
+            precisions[name] = choose(measure_precisions(model_folder))
+        else:
+            precisions[name] = settings.precision
         engines[name] = open_in_precision(model_folder, precisions[name])
     if inputs is None:
         inputs = calibration_inputs(engines["student"], settings.texts)
@@ -259,19 +263,19 @@ def compare_models(
     counts: dict[str, int],
     resolution: float = 0.0,
 ) -> JsonObject:
-    """Return the content of verdict.json without the machine.
+    """Return the content of verdict.json without the description of the machine.
 
     Args:
         metric: The metric.
         split: The split on which it was measured.
         quality: The value of `quality_over_seeds` for "teacher", "student" and perhaps "baseline".
         speeds: Speeds of "teacher" and "student".
-        counts: Parameters of "teacher" and "student".
+        counts: Numbers of parameters of "teacher" and "student".
         resolution: The smallest difference that the metric can show, or 0 if it is unknown.
     """
     models: JsonObject = {}
-    for role, scores in quality.items():
-        models[role] = {"quality": scores | {"interval": _quality_interval(scores, resolution)}}
+    for role, role_quality in quality.items():
+        models[role] = {"quality": role_quality | {"interval": _quality_interval(role_quality, resolution)}}
         if role in speeds:
             models[role] |= asdict(speeds[role]) | {"parameters": counts[role]}
     teacher, student = models["teacher"], models["student"]
@@ -303,7 +307,8 @@ def _quality_interval(quality: JsonObject, resolution: float) -> dict[str, float
         return {"low": max(interval.low, minimum), "high": min(interval.high, maximum)}
     if not resolution or len(numbers) > 1:
         return None
-    (low,), (high,) = wilson_interval(np.array([quality["mean"]]), np.array([1 / resolution]))
+    num_examples = 1 / resolution
+    (low,), (high,) = wilson_interval(np.array([quality["mean"]]), np.array([num_examples]))
     return {"low": float(low), "high": float(high)}
 
 
@@ -369,7 +374,8 @@ def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Fi
     axes = figure.subplots()
     models = verdict["models"]
     points: list[tuple[float, float, str, str]] = []  # latency, quality, name, colour
-    for (role, model), colour, marker in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
+    markers = "sov"  # of teacher, student and baseline: square, circle, triangle
+    for (role, model), colour, marker in zip(models.items(), (ORANGE, BLUE, GREY), markers, strict=False):
         latency = (model if "p50" in model else models["student"])["p50"]  # the baseline is as fast as the student
         quality = model["quality"]
         if interval := quality.get("interval"):
@@ -379,9 +385,10 @@ def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Fi
     for shape in frontier:
         axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")
         points.append((shape["p50"], shape["quality"], shape["name"], GREY))
-    if points[0][:2] != points[1][:2]:
+    teacher_point, student_point = points[0][:2], points[1][:2]
+    if teacher_point != student_point:
         arrow = {"arrowstyle": "-|>", "color": INK, "lw": 0.8, "shrinkA": 8, "shrinkB": 8, "alpha": 0.6}
-        axes.annotate("", points[1][:2], points[0][:2], arrowprops=arrow, zorder=2)
+        axes.annotate("", student_point, teacher_point, arrowprops=arrow, zorder=2)
     latencies = [latency for latency, *_ in points]
     axes.set_xscale("log")
     axes.set_xlim(min(latencies) / 2.5, max(latencies) * 2.5)  # with space for names
@@ -414,15 +421,19 @@ def _headline(verdict: JsonObject) -> str:
     return headline
 
 
-def _label_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], models: int) -> None:
+def _label_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], num_models: int) -> None:
     """Write the name of each point beside it, moved apart vertically where names would overlap.
 
-    The first `models` points have their names on the left, except the slowest one. All other names are on the right.
+    Args:
+        axes: The axes of the plot.
+        points: (latency, quality, name, colour) of each point.
+        num_models: How many of the first points have their names on the left, except the slowest of them. All other
+            names are on the right.
     """
     bottom, top = axes.get_ylim()
     scale = AXES_HEIGHT / (top - bottom)  # typographic points for a unit of the metric
-    slowest = max(latency for latency, *_ in points[:models])
-    named_on_left = [point for point in points[:models] if point[0] < slowest]
+    slowest = max(latency for latency, *_ in points[:num_models])
+    named_on_left = [point for point in points[:num_models] if point[0] < slowest]
     last_height = {"left": -inf, "right": -inf}  # height of the last name with each alignment
     for point in sorted(points, key=lambda point: point[1]):
         latency, quality, name, colour = point

@@ -41,7 +41,7 @@ MAX_EXAMPLES = 50_000  # maximum examples for training a new tokenizer, word vec
 
 def initial_model(
     init: Init,
-    source: Dataset[Example],
+    dataset: Dataset[Example],
     counts: Mapping[str, int],
     seed: int,
     max_length: int | None,
@@ -51,7 +51,7 @@ def initial_model(
 
     Args:
         init: Settings of the model.
-        source: The data. A new tokenizer, vocabulary or encoder is trained on the texts of the train split.
+        dataset: The data. A new tokenizer, vocabulary or encoder is trained on the texts of the train split.
         counts: Counts of examples by split.
         seed: Seed of random weights.
         max_length: Maximum tokens of a new model. If None, MAX_LENGTH for an encoder, and no limit for other models.
@@ -61,18 +61,18 @@ def initial_model(
         ModelError: If the task is seq2seq, but the settings do not name a model with a decoder.
     """
     if isinstance(init, Seq2Seq):
-        return seq2seq_model(init, list(_texts(source, counts)), seed, max_length, log)
-    if source.kind is Seq2SeqExample and (isinstance(init, Scratch) or model_name(init) == BUNDLED_ENCODER):
+        return seq2seq_model(init, list(_texts(dataset, counts)), seed, max_length, log)
+    if dataset.kind is Seq2SeqExample and (isinstance(init, Scratch) or model_name(init) == BUNDLED_ENCODER):
         raise ModelError(
             "no model was given, and seq2seq needs one with a decoder: give --model the folder of one, or "
             "train one from random weights: --init.kind=transformer, or init.kind=recurrent"
         )
     if isinstance(init, ClassicInit):
-        all_texts = _texts(source, counts, None)
-        return classic_model(init, list(_texts(source, counts)), seed, log, all_texts=all_texts)
+        all_texts = _texts(dataset, counts, None)
+        return classic_model(init, list(_texts(dataset, counts)), seed, log, all_texts=all_texts)
     if isinstance(init, Pretrained):
         return load(init.model, revision=init.revision or None)
-    return _scratch_encoder(init, list(_texts(source, counts)), seed, max_length or MAX_LENGTH, log)
+    return _scratch_encoder(init, list(_texts(dataset, counts)), seed, max_length or MAX_LENGTH, log)
 
 
 def _scratch_encoder(
@@ -91,10 +91,11 @@ def _scratch_encoder(
     model = with_head(encoder, "masked_lm", seed=seed)
     objective = MaskedLM(tokenizer=tokenizer)
     settings = TrainSettings(max_steps=init.mlm_steps, batch_size=64, optimizer=AdamW(lr=1e-3), seed=seed)
-    began = time.monotonic()
+    start = time.monotonic()
     steps = list(Trainer(model, objective, objective.samples(texts, max_length), settings))
+    seconds = time.monotonic() - start
     log(
-        f"it was trained on {sum(step.tokens for step in steps):,} tokens in {time.monotonic() - began:.0f} s; "
+        f"it was trained on {sum(step.tokens for step in steps):,} tokens in {seconds:.0f} s; "
         f"the loss of masked tokens went from {steps[0].loss:.2f} to {steps[-1].loss:.2f}"
     )
     return model
@@ -123,10 +124,13 @@ def _scratch_config(settings: Scratch, tokenizer: Tokenizer, max_length: int) ->
 
 
 def _texts(
-    source: Dataset[Example], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES
+    dataset: Dataset[Example], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES
 ) -> Iterator[str]:
-    """Yield the texts of train, or of `max_examples` examples. These are evenly spaced, since files may be sorted."""
-    for example in evenly_spaced(source.examples("train"), counts["train"], max_examples):
+    """Yield the texts of all training examples, or of `max_examples` of them.
+
+    These are evenly spaced in the data, since files may be sorted.
+    """
+    for example in evenly_spaced(dataset.examples("train"), counts["train"], max_examples):
         yield from example.texts
 
 
@@ -136,14 +140,17 @@ def evenly_spaced(items: Iterable[Item], count: int, max_items: int | None = MAX
     >>> list(evenly_spaced("abcdefgh", 8, 3))
     ['c', 'f', 'h']
     """
+    if max_items is None or count <= max_items:
+        yield from items
+        return
     for index, item in enumerate(items):
-        if max_items is None or count <= max_items or (index + 1) * max_items // count > index * max_items // count:
+        if (index + 1) * max_items // count > index * max_items // count:
             yield item
 
 
 def build_task(
     settings: FinetuneSettings,
-    source: Dataset[Example],
+    dataset: Dataset[Example],
     stats: DatasetStats,
     model: ModelBundle,
     labels: tuple[str, ...] | None = None,
@@ -152,7 +159,7 @@ def build_task(
 
     Args:
         settings: Settings of the run.
-        source: The data.
+        dataset: The data.
         stats: Statistics of the data.
         model: The initial model.
         labels: Labels of the head. If None, the labels of the data.
@@ -161,7 +168,7 @@ def build_task(
     setup = TaskSetup(
         settings=settings.task,
         loaded=model,
-        labels=source.labels if labels is None else labels,
+        labels=dataset.labels if labels is None else labels,
         stats=stats,
         seed=settings.train.seed,
         reinit_layers=init.reinit_layers if isinstance(init, Pretrained) else 0,
@@ -170,8 +177,8 @@ def build_task(
     )
     task, model = SPECS[settings.task.kind].task.create(setup)
     if task.takes_pairs:
-        first = next(iter(source.examples("train")), None)
-        model.pairs = None if first is None else len(first.texts) > 1
+        first_example = next(iter(dataset.examples("train")), None)
+        model.pairs = None if first_example is None else len(first_example.texts) > 1
     return task, model
 
 

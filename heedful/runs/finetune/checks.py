@@ -30,10 +30,9 @@ def check_dev_split(settings: TaskRunSettings, stats: DatasetStats, dev_problem:
         dev_problem: The reason why no dev split could be generated, or "" if none was requested.
     """
     if "dev" not in stats.non_empty_splits and settings.task.tunes_thresholds(stats):
+        advice = f"{dev_problem}; give a dev file" if dev_problem else "set data.dev_fraction"
         raise SettingError(
-            f"thresholds are tuned on dev, but there is no dev split: {dev_problem or 'set data.dev_fraction'}"
-            + ("; give a dev file, or " if dev_problem else ", or ")
-            + f"task.{settings.task.UNTUNED}",
+            f"thresholds are tuned on dev, but there is no dev split: {advice}, or task.{settings.task.UNTUNED}",
             path="data.dev_fraction",
         )
 
@@ -57,7 +56,7 @@ def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, cla
             "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "
             "rows, or set fit.load_best_at_end=false and no fit.patience"
         )
-    unused = {}
+    unused = {}  # reasons by the path of a setting
     if fit.patience and not has_dev:
         unused["fit.patience"] = "it counts evaluations on dev, and there is no dev split"
     if train.gradient_checkpointing and classic:

@@ -95,13 +95,14 @@ def _over_encoder(settings: ClassicInit, seed: int) -> ModelBundle:
         frozen=True,
     )
     bundle = create(BundleConfig(family=FAMILY, model=config), encoder.tokenizer, seed=seed)
-    encoder_tensors = encoder.named_tensors()
-    initial_tensors = bundle.named_tensors()
-    body = {name for name in encoder_tensors if name.startswith(("embedding.", "encoder."))}
-    assert body == {name for name in initial_tensors if not name.startswith("over.")}
-    tensors = {
-        name: (encoder_tensors[name] if name in body else initial).detach() for name, initial in initial_tensors.items()
+    encoder_tensors = {
+        name: tensor
+        for name, tensor in encoder.named_tensors().items()
+        if name.startswith(("embedding.", "encoder."))  # without a head
     }
+    initial_tensors = bundle.named_tensors()
+    assert encoder_tensors.keys() == {name for name in initial_tensors if not name.startswith("over.")}
+    tensors = {name: tensor.detach() for name, tensor in (initial_tensors | encoder_tensors).items()}
     assign(bundle, tensors, "cpu")
     bundle.source = f"a classic model over {encoder.source}"
     return bundle.eval()
@@ -144,14 +145,14 @@ def assign_vectors(loaded: ModelBundle, vectors: WordVectors, text_words: Sequen
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     ids = [tokenizer.id(word) for word in vectors.words]
-    in_vocabulary = [index for index, id in enumerate(ids) if id is not None]  # indices of words in the file
+    indices = [index for index, id in enumerate(ids) if id is not None]  # indices in the file of words with a token
     table = loaded.model.embedding.tokens.weight
-    token_ids = torch.tensor([ids[index] for index in in_vocabulary])
-    table[token_ids] = torch.from_numpy(vectors.vectors[in_vocabulary]).to(table)
+    token_ids = torch.tensor([ids[index] for index in indices])
+    table[token_ids] = torch.from_numpy(vectors.vectors[indices]).to(table)
     covered = len(set(text_words) & set(vectors.words))
     return (
         f"{covered:,} of {len(text_words):,} words of the texts have a vector from the file, the others random ones; "
-        f"{len(in_vocabulary) - covered:,} more words of the file are known"
+        f"{len(indices) - covered:,} more words of the file are known"
     )
 
 
@@ -166,27 +167,31 @@ def _train_skipgram(loaded: ModelBundle, texts: Sequence[str], steps: int, seed:
     width = loaded.config.model.embedding.width
     objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
     settings = TrainSettings(max_steps=steps, batch_size=64, optimizer=AdamW(lr=1e-2), seed=seed)
-    began = time.monotonic()
+    start = time.monotonic()
     losses = [step.loss for step in Trainer(loaded, objective, samples, settings)]
+    seconds = time.monotonic() - start
     return (
-        f"vectors learned by skip-gram in {time.monotonic() - began:.0f} s; the loss of a pair went from "
+        f"vectors learned by skip-gram in {seconds:.0f} s; the loss of a pair went from "
         f"{losses[0]:.2f} to {np.mean(losses[-20:]):.2f}"
     )
 
 
 def skipgram_samples(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
-    """Return samples for skip-gram: texts of two tokens or more, split into parts of MAX_SKIPGRAM_TOKENS tokens."""
+    """Return samples for skip-gram: chunks of up to MAX_SKIPGRAM_TOKENS tokens of each text.
+
+    A chunk of a single token is left out, since it has no pair of words.
+    """
     samples = []
     for ids in tokenizer.ids(texts):
         for start in range(0, len(ids), MAX_SKIPGRAM_TOKENS):
-            part = ids[start : start + MAX_SKIPGRAM_TOKENS]
-            if len(part) > 1:
-                samples.append(Sample.of([part.tolist()], [[0] * len(part)]))
+            chunk = ids[start : start + MAX_SKIPGRAM_TOKENS]
+            if len(chunk) > 1:
+                samples.append(Sample.of([chunk.tolist()], [[0] * len(chunk)]))
     return samples
 
 
 def with_sentence_ends(reader: PoolingConfigs, tokenizer: Tokenizer) -> PoolingConfigs:
-    """Return a pooling. A hierarchical one without ids of tokens that end a sentence gets these ids.
+    """Set the ids of tokens that end a sentence in a hierarchical pooling that has none. Others are unchanged.
 
     Raises:
         HeedfulError: If an id is out of range, or if no token ends a sentence.

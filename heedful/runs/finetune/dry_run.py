@@ -27,7 +27,7 @@ from heedful.tasks.task import EncodedSplit
 from heedful.train.frozen_outputs import GB, frozen_outputs_bytes
 from heedful.train.trainer import Trainer
 
-PROBED_SAMPLES = 64  # samples for timing the forward pass
+TIMED_SAMPLES = 64  # samples for timing the forward pass
 CHECKPOINT_VALUES = 4  # values per parameter in a checkpoint: the weight, two moments, the best weight so far
 
 
@@ -44,7 +44,7 @@ class Estimate:
     seconds: float  # training of one seed, without evaluations
     tokens_per_second: float
     memory: int  # bytes: peak memory of this process, plus copies of the weights
-    disk: int  # bytes of all checkpoints and models, while one more checkpoint is written
+    disk: int  # bytes of all checkpoints and models at the peak, when a new checkpoint replaces an old one
     free: int  # free bytes on the disk of the run folder
     notes: tuple[str, ...]  # sentences for the user
 
@@ -105,7 +105,10 @@ def dry_run(
         loaded = with_vector_head(loaded, base)
     trainer = Trainer(loaded, body_objective(settings, objective), encoded.samples, train)
     is_linear = settings.method == "linear"
-    seconds, speed = _encoding_seconds(loaded, encoded) if is_linear else estimate_seconds(trainer, encoded.tokens)
+    if is_linear:
+        seconds, tokens_per_second = _encoding_seconds(loaded, encoded)
+    else:
+        seconds, tokens_per_second = estimate_seconds(trainer, encoded.tokens)
     has_dev = "dev" in plan.stats.non_empty_splits
     weight_bytes = 4 * loaded.count()
     weights_in_memory = _copies_of_weights(settings, has_dev=has_dev)
@@ -118,7 +121,7 @@ def dry_run(
         seeds=settings.seeds,
         steps=0 if is_linear else trainer.total_steps,
         seconds=seconds,
-        tokens_per_second=speed,
+        tokens_per_second=tokens_per_second,
         memory=peak_memory() + weight_bytes * weights_in_memory,
         disk=weight_bytes * weights_on_disk + _frozen_bytes(trainer),
         free=shutil.disk_usage(_existing(folder)).free,
@@ -133,7 +136,7 @@ def _copies_of_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
 
 
 def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
-    """Return how many times the weights are on disk, in models and in checkpoints."""
+    """Return the peak disk space of models and checkpoints, in copies of the weights."""
     has_best = settings.fit.load_best_at_end and has_dev
     models = settings.seeds * (1 + has_best)  # the model, and the last weights beside the best ones
     if settings.seeds > 1:
@@ -141,7 +144,7 @@ def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
     if not model_name(settings.init):
         models += settings.seeds  # the initial models
     seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds that have a training state
-    checkpoints = seeds_with_state * settings.fit.keep_last + 1
+    checkpoints = seeds_with_state * settings.fit.keep_last + 1  # a new one is written before an old one is removed
     return models + CHECKPOINT_VALUES * checkpoints
 
 
@@ -153,14 +156,15 @@ def _frozen_bytes(trainer: Trainer) -> int:
 
 def _encoding_seconds(loaded: ModelBundle, encoded: EncodedSplit) -> tuple[float, float]:
     """Estimate the seconds of a forward pass over all samples, and tokens per second, from the first samples."""
-    samples = encoded.samples[:PROBED_SAMPLES]
-    began = time.perf_counter()
+    samples = encoded.samples[:TIMED_SAMPLES]
+    start = time.perf_counter()
     sentence_vectors(loaded, samples)
-    speed = sum(map(len, samples)) / (time.perf_counter() - began)
-    return encoded.tokens / speed, speed
+    tokens_per_second = sum(map(len, samples)) / (time.perf_counter() - start)
+    return encoded.tokens / tokens_per_second, tokens_per_second
 
 
 def _method_notes(settings: FinetuneSettings) -> list[str]:
+    """Return a sentence about the comparison of methods that precedes training with method=auto, else []."""
     if settings.method != "auto":
         return []
     return [
@@ -170,6 +174,7 @@ def _method_notes(settings: FinetuneSettings) -> list[str]:
 
 
 def _gpu_notes(device: torch.device) -> list[str]:
+    """Return a sentence with the peak GPU memory of the timed steps, or [] on the CPU."""
     if device.type != "cuda":
         return []
     return [f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB of memory were taken on the GPU"]

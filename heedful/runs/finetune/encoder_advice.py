@@ -25,13 +25,13 @@ WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
 
 
 def reading_notes(
-    settings: FinetuneSettings, source: Dataset[Example], stats: DatasetStats, task: Task, encoded: EncodedSplit
+    settings: FinetuneSettings, dataset: Dataset[Example], stats: DatasetStats, task: Task, encoded: EncodedSplit
 ) -> list[str]:
-    """Return sentences about the encoded training examples, and advice to start from another encoder."""
+    """Return `encoding_notes` on the training examples, and `encoder_advice` for a run from the bundled encoder."""
     notes = encoding_notes(encoded)
     if model_name(settings.init) != BUNDLED_ENCODER:
         return notes
-    examples = evenly_spaced(source.examples("train"), stats.counts["train"], SAMPLED_EXAMPLES)
+    examples = evenly_spaced(dataset.examples("train"), stats.counts["train"], SAMPLED_EXAMPLES)
     texts = [text for example in examples for text in example.texts]
     limit = task.limit if settings.max_length is None else None
     return [*notes, *encoder_advice(texts, task.tokenizer, encoded, limit)]

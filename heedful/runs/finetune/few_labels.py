@@ -42,11 +42,11 @@ def with_vector_head(model: ModelBundle, base: ModelBundle) -> ModelBundle:
     """
     head, base_head = model.config.head, base.config.head
     assert isinstance(head, Classes)
-    pooling = base_head.pooling if isinstance(base_head, SentenceEmbedding) else ()
+    poolings = base_head.pooling if isinstance(base_head, SentenceEmbedding) else ()
     head = Classes(
         labels=head.labels,
         problem_type=head.problem_type,
-        pooling=pooling[0] if len(pooling) == 1 else "mean",
+        pooling=poolings[0] if len(poolings) == 1 else "mean",
         dense=False,
     )
     config = BundleConfig(family="heedful", model=model.config.model, head=head)
@@ -86,33 +86,34 @@ def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) ->
     head = model.head
     assert isinstance(head, ClassesHead)
     vectors = sentence_vectors(model, samples)
-    targets = np.array([sample.target for sample in samples])
-    weights = np.array([sample.weight for sample in samples])
-    root_mean_square = float(np.sqrt(np.average(np.square(vectors).mean(1), weights=weights))) or 1.0
+    targets = np.array([sample.target for sample in samples])  # [samples] class ids, or [samples, labels] of 0 and 1
+    sample_weights = np.array([sample.weight for sample in samples])
+    root_mean_square = float(np.sqrt(np.average(np.square(vectors).mean(1), weights=sample_weights))) or 1.0
     features = vectors / root_mean_square
     if targets.ndim == 1:
-        weight, bias = _fit_softmax(features, targets, weights, len(task.labels))
+        weight, bias = _fit_softmax(features, targets, sample_weights, len(task.labels))
     else:
         positive_weights = getattr(task, "weights", ()) or (1.0,) * len(task.labels)
-        # for each label a softmax over two classes: absent (0) and present (1)
-        fits = [
-            _fit_softmax(features, column.astype(int), weights * np.where(column > 0, positive, 1.0), 2)
-            for column, positive in zip(targets.T, positive_weights, strict=True)
-        ]
-        weight = np.array([label_weight[1] - label_weight[0] for label_weight, _ in fits])
-        bias = np.array([label_bias[1] - label_bias[0] for _, label_bias in fits])
+        weight_rows, bias_values = [], []
+        for has_label, positive_weight in zip(targets.T, positive_weights, strict=True):
+            label_sample_weights = sample_weights * np.where(has_label > 0, positive_weight, 1.0)
+            # a softmax over two classes: 0 for an absent label, 1 for a present one
+            binary_weight, binary_bias = _fit_softmax(features, has_label.astype(int), label_sample_weights, 2)
+            weight_rows.append(binary_weight[1] - binary_weight[0])
+            bias_values.append(binary_bias[1] - binary_bias[0])
+        weight, bias = np.array(weight_rows), np.array(bias_values)
     with torch.no_grad():
         head.out.weight.copy_(torch.from_numpy(weight / root_mean_square))
         head.out.bias.copy_(torch.from_numpy(bias))
 
 
 def _fit_softmax(
-    vectors: NDArray[np.float64], targets: NDArray[np.int64], weights: NDArray[np.float64], classes: int
+    features: NDArray[np.float64], targets: NDArray[np.int64], sample_weights: NDArray[np.float64], classes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Fit the weights, [classes, dimension], and biases, [classes], of a softmax classifier."""
+    """Fit a softmax classifier. Return its weight, [classes, dimension], and its bias, [classes]."""
     from sklearn.linear_model import LogisticRegression
 
-    weight = np.zeros((classes, vectors.shape[1]))
+    weight = np.zeros((classes, features.shape[1]))
     bias = np.full(classes, ABSENT_CLASS_BIAS)
     seen = np.unique(targets)
     if len(seen) == 1:
@@ -120,7 +121,8 @@ def _fit_softmax(
         return weight, bias
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about convergence
-        fitted = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MAX_ITERATIONS).fit(vectors, targets, weights)
+        fitted = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MAX_ITERATIONS)
+        fitted.fit(features, targets, sample_weights)
     if len(seen) == 2:  # scikit-learn then fits a single weight vector, for the log odds of the second class
         weight[seen] = np.concatenate([-fitted.coef_, fitted.coef_]) / 2
         bias[seen] = np.array([-1, 1]) * fitted.intercept_ / 2

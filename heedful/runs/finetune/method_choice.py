@@ -94,32 +94,32 @@ def _fingerprint(plan: FinetunePlan) -> str:
 
 
 def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> JsonObject:
-    """Evaluate the methods for which there is time, and return their results and the best method."""
+    """Evaluate the methods for which there is time, and return the record of the comparison: method.json."""
     settings = plan.settings
-    began = time.monotonic()
+    is_auto = settings.method == "auto"
+    comparison_start = time.monotonic()
     folds, held_out_name = _make_folds(plan)
-    candidates = METHODS if settings.method == "auto" else (settings.method,)
+    candidates = METHODS if is_auto else (settings.method,)
     results: dict[str, Any] = {}
     for method in candidates:
-        method_plan = replan(method) if settings.method == "auto" else plan
+        method_plan = replan(method) if is_auto else plan
         method_plan = replace(method_plan, settings=run.resolve(method_plan.settings))
-        started = time.monotonic()
-        if settings.method == "auto":
-            epochs_of_train = sum(len(fold.train) for fold in folds) / plan.stats.counts["train"]
-            expected = epochs_of_train * _training_seconds(method_plan, list(plan.source.examples("train")))
-            if started - began + expected > settings.method_seconds:
+        method_start = time.monotonic()
+        if is_auto:
+            trainings = sum(len(fold.train) for fold in folds) / plan.stats.counts["train"]  # in trainings on all rows
+            expected_seconds = trainings * _training_seconds(method_plan, list(plan.source.examples("train")))
+            if method_start - comparison_start + expected_seconds > settings.method_seconds:
                 if not results:
-                    return _choose_without_comparison(plan, method, expected)
+                    return _choose_without_comparison(plan, method, expected_seconds)
                 continue
         results[method] = _evaluate(method_plan, folds)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - method_start
         results[method]["seconds"] = round(seconds, 1)
         run.reporter.message(f"{method}: {_format_score(results[method])} on {held_out_name} ({seconds:.0f} s)")
-    ranks = {method: (result["metric_value"], result["tie_breaker"]) for method, result in results.items()}
-    best = max(ranks, key=ranks.__getitem__)
+    best = max(results, key=lambda method: (results[method]["metric_value"], results[method]["tie_breaker"]))
     scores = ", ".join(f"{method} {_format_score(result)}" for method, result in results.items())
     why = f"{scores} on {held_out_name}"
-    if settings.method == "auto":
+    if is_auto:
         untried = [method for method in METHODS if method not in results]
         limit = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
         why = f"method {best}, chosen for {plan.stats.counts['train']:,} examples ({why}{limit})"
@@ -152,6 +152,7 @@ def _training_seconds(plan: FinetunePlan, examples: Sequence[Example]) -> float:
 
 
 def _format_score(result: JsonObject) -> str:
+    """Return the name and the value of the main metric, from the result of a method."""
     return f"{result['metric']} {format_metric(result['metric'], result['metric_value'])}"
 
 
@@ -167,20 +168,20 @@ def _make_folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
     if "dev" in plan.stats.non_empty_splits and not plan.settings.folds:
         dev = list(plan.source.examples("dev"))
         return [Fold(train=train, held_out=dev, indices=range(len(dev)))], "dev"
-    texts = len({example.texts for example in train})
-    count = plan.settings.folds or min(FOLDS, texts)
-    if count < 2 or texts < count:
+    num_texts = len({example.texts for example in train})
+    num_folds = plan.settings.folds or min(FOLDS, num_texts)
+    if num_folds < 2 or num_texts < num_folds:
         raise DataError(
-            f"train has {texts} different texts, too few for {max(2, count)} folds: give more examples, "
+            f"train has {num_texts} different texts, too few for {max(2, num_folds)} folds: give more examples, "
             "or set method=finetune and no folds"
         )
-    fold_by_example = assign_folds(train, count, plan.settings.train.seed)
+    fold_numbers = assign_folds(train, num_folds, plan.settings.train.seed)  # of the examples
     folds = []
-    for fold in range(count):
-        indices = [index for index, example_fold in enumerate(fold_by_example) if example_fold == fold]
-        rest = [example for example, example_fold in zip(train, fold_by_example, strict=True) if example_fold != fold]
+    for number in range(num_folds):
+        indices = [index for index, fold_number in enumerate(fold_numbers) if fold_number == number]
+        rest = [example for example, fold_number in zip(train, fold_numbers, strict=True) if fold_number != number]
         folds.append(Fold(train=rest, held_out=[train[index] for index in indices], indices=indices))
-    return folds, f"{count} folds of train"
+    return folds, f"{num_folds} folds of train"
 
 
 def assign_folds(examples: Sequence[Example], folds: int, seed: int) -> list[int]:
@@ -193,19 +194,19 @@ def assign_folds(examples: Sequence[Example], folds: int, seed: int) -> list[int
     """
     shuffled = epoch_order(len(examples), seed, 0).tolist()
     order = sorted(shuffled, key=lambda index: examples[index].target)
-    fold_of: dict[tuple[str, ...], int] = {}
+    fold_by_texts: dict[tuple[str, ...], int] = {}
     for index in order:
-        fold_of.setdefault(examples[index].texts, len(fold_of) % folds)
-    return [fold_of[example.texts] for example in examples]
+        fold_by_texts.setdefault(examples[index].texts, len(fold_by_texts) % folds)
+    return [fold_by_texts[example.texts] for example in examples]
 
 
 def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
     """Train once per fold, and evaluate the answers to the held-out examples of all folds together."""
-    settings, source, stats = plan.settings, plan.source, plan.stats
+    settings = plan.settings
     base = initial_model(
-        settings.init, source, stats.counts, settings.train.seed, settings.max_length, lambda text: None
+        settings.init, plan.source, plan.stats.counts, settings.train.seed, settings.max_length, lambda text: None
     )
-    answered: list[tuple[int, Example, Answer]] = []
+    answered: list[tuple[int, Example, Answer]] = []  # (index in the split, held-out example, answer)
     for fold in folds:
         task, model = train_in_memory(plan, base, fold.train)
 
@@ -245,7 +246,8 @@ def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Ex
     model.to(resolve_device(settings.train.device))
     samples = task.encode_split(examples).samples
     if settings.method != "linear":
-        deque(Trainer(model, body_objective(settings, task), samples, settings.train), maxlen=0)
+        trainer = Trainer(model, body_objective(settings, task), samples, settings.train)
+        deque(trainer, maxlen=0)  # makes all training steps
     model.eval()
     if settings.method != "finetune":
         fit_last_layer(model, samples, task)

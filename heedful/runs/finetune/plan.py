@@ -49,7 +49,7 @@ class FinetunePlan:
     """Settings and data of a fine-tuning run."""
 
     settings: FinetuneSettings
-    source: Dataset[Example]
+    source: Dataset[Example]  # labelled data
     stats: DatasetStats  # statistics of the data
     notes: tuple[str, ...]  # sentences about empty splits and rows that are left out
     why: str  # sentence with the settings of training, and the reason for their defaults
@@ -76,13 +76,13 @@ class OpenedData:
 
     def open(self, settings: DataSettings) -> tuple[Dataset[Example], DatasetStats]:
         """Return the data, and the statistics of all splits, train first."""
-        for opened_settings, source, stats in self._opened:
+        for opened_settings, dataset, stats in self._opened:
             if opened_settings == settings:
-                return source, stats
-        source = dataset_for_task(self._example_class, self._data, settings, self._bad_row_policy)
-        stats = compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
-        self._opened.append((settings, source, stats))
-        return source, stats
+                return dataset, stats
+        dataset = dataset_for_task(self._example_class, self._data, settings, self._bad_row_policy)
+        stats = compute_stats(dataset, ("train", *(split for split in dataset.splits if split != "train")))
+        self._opened.append((settings, dataset, stats))
+        return dataset, stats
 
 
 def plan_finetune(
@@ -109,21 +109,21 @@ def plan_finetune(
     preview = preview_settings(task, overrides)
     data_settings = preview.data
     opened = opened or OpenedData(task, data, on_bad_row)
-    source, stats = opened.open(data_settings)
-    if dev_problem := dev_split_problem(source, stats):
+    dataset, stats = opened.open(data_settings)
+    if dev_problem := dev_split_problem(dataset, stats):  # no dev split can be made, so all examples are for training
         data_settings = replace(data_settings, dev_fraction=0.0)
-        source, stats = opened.open(data_settings)
-    method = _choose_method(overrides, preview, source, stats)
-    if _trains_on_all(method, overrides, preview, source, stats):
+        dataset, stats = opened.open(data_settings)
+    method = _choose_method(overrides, preview, dataset, stats)
+    if _trains_on_all(method, overrides, preview, dataset, stats):
         data_settings = replace(data_settings, dev_fraction=0.0)
-        source, stats = opened.open(data_settings)
-    check_learnable(source, stats)
-    spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
+        dataset, stats = opened.open(data_settings)
+    check_learnable(dataset, stats)
+    spec = next(spec for spec in specs_named(task) if spec.example is dataset.kind)
     init, config = _resolve_init(preview.init)
     is_classic = isinstance(init, ClassicInit | RecurrentInit)
     group_size = preview.task.samples_per_group(scored=stats.min_score is not None)
-    targets = sample_targets(source, stats.non_empty_splits)
-    one_sample_each = is_classic or preview.long_inputs == "truncate" or spec.truncates
+    targets = sample_targets(dataset, stats.non_empty_splits)
+    has_windows = not (is_classic or preview.long_inputs == "truncate" or spec.truncates)
     defaults, reason = finetune_defaults(
         spec.name,
         stats.counts["train"],
@@ -133,7 +133,7 @@ def plan_finetune(
         seq2seq=init if isinstance(init, Seq2Seq) else None,
         group_size=group_size,
         bleu_units=default_bleu_units(targets),
-        characters=0 if one_sample_each else stats.num_characters["train"],
+        characters=stats.num_characters["train"] if has_windows else 0,
         method=method,
         documents=stats.num_documents,
     )
@@ -141,7 +141,7 @@ def plan_finetune(
     settings = replace(resolved.settings, init=init, data=data_settings)
     check_method_settings(settings.method, tuple(resolved.sources))
     if isinstance(init, ClassicInit):
-        spec.check_pooling(init.reader, "init.reader", len(source.labels))
+        spec.check_pooling(init.reader, "init.reader", len(dataset.labels))
     check_batch_groups(settings.train, group_size)
     check_bleu(settings.task, targets)
     settings.task.check_data(stats)
@@ -151,10 +151,10 @@ def plan_finetune(
         check_freezing(config, settings.train.freeze_layers, init.reinit_layers if isinstance(init, Pretrained) else 0)
     notes = [f"{dev_problem}, so all are train"] if dev_problem else []
     notes += split_warnings(stats)
-    for name, count in source.row_errors.bad.items():
+    for name, count in dataset.row_errors.bad.items():
         notes.append(f"bad rows of {Path(name).name} that are left out: {count:,}")
     summary = training_summary(settings, reason, tuple(resolved.sources))
-    return FinetunePlan(settings=settings, source=source, stats=stats, notes=tuple(notes), why=summary)
+    return FinetunePlan(settings=settings, source=dataset, stats=stats, notes=tuple(notes), why=summary)
 
 
 def _resolve_init(init: Init) -> tuple[Init, ModelConfig | None]:
@@ -170,7 +170,7 @@ def _resolve_init(init: Init) -> tuple[Init, ModelConfig | None]:
 
 
 def _choose_method(
-    overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats
+    overrides: Overrides, preview: FinetuneSettings, dataset: Dataset[Example], stats: DatasetStats
 ) -> Method:
     """Return the method that was given by hand, or the default one.
 
@@ -178,21 +178,25 @@ def _choose_method(
     fine-tuning uses. Otherwise it is "finetune".
     """
     resolved = overrides.resolve(preview)
-    is_small = _count_examples(source, stats) < FEW_EXAMPLES and source.kind in (LabelledExample, MultiLabelExample)
-    if resolved.has("method") or not is_small or not isinstance(preview.init, Pretrained):
+    is_classification = dataset.kind in (LabelledExample, MultiLabelExample)
+    has_few_labels = is_classification and _count_examples(dataset, stats) < FEW_EXAMPLES
+    if resolved.has("method") or not has_few_labels or not isinstance(preview.init, Pretrained):
         return preview.method
     return "finetune" if training_settings(resolved.sources) else "auto"
 
 
 def _trains_on_all(
-    method: Method, overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats
+    method: Method, overrides: Overrides, preview: FinetuneSettings, dataset: Dataset[Example], stats: DatasetStats
 ) -> bool:
-    """Return whether the data is so small that no dev split is generated, unless the user requested one."""
-    is_requested = overrides.resolve(preview).has("data.dev_fraction") or preview.task.tunes_thresholds(stats)
-    is_small = _count_examples(source, stats) < FEW_EXAMPLES
-    return method != "finetune" and source.has_generated_dev and is_small and not is_requested
+    """Whether to train on the examples of a generated dev split too, since the data is small.
+
+    That is never done for the method "finetune", or if the user requested a dev split or tuned thresholds.
+    """
+    needs_dev = overrides.resolve(preview).has("data.dev_fraction") or preview.task.tunes_thresholds(stats)
+    is_small = _count_examples(dataset, stats) < FEW_EXAMPLES
+    return method != "finetune" and dataset.has_generated_dev and is_small and not needs_dev
 
 
-def _count_examples(source: Dataset[Example], stats: DatasetStats) -> int:
+def _count_examples(dataset: Dataset[Example], stats: DatasetStats) -> int:
     """Return how many training examples there are, including a generated dev split."""
-    return stats.counts["train"] + (stats.counts.get("dev", 0) if source.has_generated_dev else 0)
+    return stats.counts["train"] + (stats.counts.get("dev", 0) if dataset.has_generated_dev else 0)

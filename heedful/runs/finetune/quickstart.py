@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -12,7 +11,7 @@ from pathlib import Path
 from heedful.errors import RunError
 from heedful.infer.engine import Engine
 from heedful.runs.finetune.run import finetune
-from heedful.runs.results import JsonObject
+from heedful.runs.results import JsonObject, read_predictions
 from heedful.train.fit import Reporter
 from heedful.train.run_lock import lock_run
 
@@ -52,14 +51,13 @@ def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResu
         result = finetune("classify", data, folder, reporter=reporter)
     if result.status == "interrupted":
         return None
-    with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
-        mistakes = list(islice((line for line in map(json.loads, file) if not line["correct"]), MAX_MISTAKES))
-    predictions = zip(UNSEEN_TEXTS, Engine(folder)(UNSEEN_TEXTS), strict=True)
+    mistakes = (prediction for prediction in read_predictions(folder, "test") if not prediction["correct"])
+    answers = Engine(folder)(UNSEEN_TEXTS)
     return QuickstartResult(
         folder=folder,
         results=result.results,
-        mistakes=tuple(mistakes),
-        answers=tuple({"text": text} | answer for text, answer in predictions),
+        mistakes=tuple(islice(mistakes, MAX_MISTAKES)),
+        answers=tuple({"text": text} | answer for text, answer in zip(UNSEEN_TEXTS, answers, strict=True)),
     )
 
 

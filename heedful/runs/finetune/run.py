@@ -59,7 +59,7 @@ from heedful.train.trainer import Trainer
 SEED = "seed.json"  # file with the results of one seed
 FROZEN = "frozen"  # folder with the cached outputs of frozen layers, for all seeds
 NOT_TRAINED = FitResult(stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0)
-INIT_NAMES = {  # descriptions for results.json of initial models that a run creates, by `init.kind`
+INIT_NAMES = {  # description of an initial model that the run creates, for results.json, by `init.kind`
     "scratch": "a small encoder, trained on the spot",
     "classic": "a classic model",
     "recurrent": "a classic model",
@@ -232,13 +232,13 @@ class FinetuneTraining:
     def train(self) -> bool:
         """Train and evaluate each seed, and write the results. Return False if a signal interrupted training."""
         self.run.report_bad_rows()
-        first = self.settings.train.seed
-        seeds = range(first, first + self.settings.seeds)
-        base = self.learner.initial_model(first)
-        finished = []
+        first_seed = self.settings.train.seed
+        seeds = range(first_seed, first_seed + self.settings.seeds)
+        base = self.learner.initial_model(first_seed)
+        finished = []  # (folder, results) of each seed
         for seed in seeds:
             folder = self.run.folder if len(seeds) == 1 else self.run.folder / f"seed-{seed}"
-            has_same_base = seed == first or not self.learner.init_varies
+            has_same_base = seed == first_seed or not self.learner.init_varies
             results = self._train_seed(base if has_same_base else None, seed, folder)
             if results is None:
                 return False
@@ -334,7 +334,10 @@ class FinetuneTraining:
         self, settings: FinetuneSettings, task: Task, model: ModelBundle, trainer: Trainer, fitted: FitResult,
         setup: TrainingSetup, notes: list[str], folder: Path,
     ) -> JsonObject:  # fmt: skip
-        """Save, calibrate and evaluate the trained model. It is saved first, so that no later failure loses it."""
+        """Save, calibrate and evaluate the trained model, and return its results, which are written to seed.json.
+
+        The model is saved first, so that no later failure loses it.
+        """
         model = task.for_inference(model)
         self._save(model, folder)
         model, temperature, calibration_notes = self._calibrate(settings, task, model, folder)
@@ -411,7 +414,7 @@ class FinetuneTraining:
         if linear_model_of(task) is None:
             return {}
         self.run.reporter.message("fitting a bag of words")
-        words = score_words(
+        word_scores = score_words(
             task,
             model,
             self.source,
@@ -421,7 +424,7 @@ class FinetuneTraining:
             seconds=seconds_allowed(trainer, encoded.tokens),
             folder=folder,
         )
-        return {"baseline": words}
+        return {"baseline": word_scores}
 
     # -- models and scores --------------------------------------------------------------------------------------------
 
@@ -430,7 +433,7 @@ class FinetuneTraining:
             save(model, folder / name, overwrite=True)
 
     def _save_last(self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path) -> None:
-        """Save the last weights, with a temperature and thresholds fitted for them, beside the model's folder."""
+        """Save the last weights in checkpoints/last, with a temperature and thresholds fitted for them."""
         model = copy(task.for_inference(model))
         if (temperature := self._fit_temperature(settings, task, model)) is not None:
             model = rescaled(model, 1 / temperature, 0.0)
@@ -455,12 +458,19 @@ class FinetuneTraining:
         return measure_split(task, task.for_inference(model), examples, precision=dtype, ranks=self.run.ranks)
 
     def _evaluate_split(self, task: Task, model: ModelBundle, split: str, folder: Path | None = None) -> JsonObject:
-        """Evaluate a split. All ranks evaluate the whole split, so that no rank waits. Only the first one writes."""
+        """Evaluate a split. All ranks evaluate the whole split, so that no rank waits. Only the first one writes.
+
+        Args:
+            task: The task.
+            model: The model.
+            split: Name of the split.
+            folder: The folder of the seed, for the file of predictions. If None, no predictions are written.
+        """
         self.run.reporter.message(f"measuring {split}")
-        path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.is_main else None
+        predictions = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.is_main else None
         dtype = resolve_dtype(self.settings.eval_precision, next(model.parameters()).device)
         task, model = task.for_split(model, lambda: self.stats, split)
-        metrics = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
+        metrics = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=predictions)
         return {"numbers": task.report(metrics), "intervals": metrics.intervals()}
 
     def _write_results(self, base: str, finished: list[tuple[Path, JsonObject]]) -> None:
@@ -474,27 +484,27 @@ class FinetuneTraining:
         folder, best = finished[0]
         metric = best["metric"]
         if "dev" in self.splits:
-            folder, best = max(finished, key=lambda seed: float(seed[1]["splits"]["dev"]["numbers"][metric]))
-        if folder != run.folder:
+            folder, best = max(finished, key=lambda entry: float(entry[1]["splits"]["dev"]["numbers"][metric]))
+        if folder != run.folder:  # a run of several seeds has the files of the best one
             for name in (JOURNAL, *(f"predictions-{split}.jsonl" for split in self.splits)):
-                with atomic_path(run.folder / name) as part, (folder / name).open("rb") as file:
-                    write_synced(part, iter(partial(file.read, 1 << 20), b""))
+                with atomic_path(run.folder / name) as temporary, (folder / name).open("rb") as file:
+                    write_synced(temporary, iter(partial(file.read, 1 << 20), b""))
             save(load(folder / RUN_MODEL), run.folder / RUN_MODEL, overwrite=True)
-        seeds = [results for _, results in finished]
-        learned = {
+        results_of_seeds = [results for _, results in finished]
+        scores = {
             "task": self.settings.task.kind,
             "metric": metric,
             "labels": list(self.source.labels),
             "base": base,
             "seed": best["seed"],
-            "seeds": [seed_entry(results) for results in seeds],
-            "across_seeds": {split: across_seeds(seeds, split) for split in self.splits},
+            "seeds": [seed_entry(results) for results in results_of_seeds],
+            "across_seeds": {split: across_seeds(results_of_seeds, split) for split in self.splits},
             "splits": best["splits"],
             "checkpoints": best["checkpoints"],
             "data": read_run_json(run.folder / DATA),
         }
         run.write_results(
-            learned,
+            scores,
             load(run.folder / RUN_MODEL),
             self.learner.settings(),
             notes=[*self.plan.notes, *best["notes"]],

@@ -49,8 +49,9 @@ def seq2seq_model(
         max_length: Maximum tokens of a text. If None, only learned positions limit the length.
         log: Receives a sentence about the model.
     """
-    num_positions = init.longest if isinstance(init, TransformerInit) and init.positions == "learned" else None
-    limits = [limit for limit in (max_length, num_positions) if limit is not None]
+    limits = [] if max_length is None else [max_length]
+    if isinstance(init, TransformerInit) and init.positions == "learned":
+        limits.append(init.longest)
     tokenizer_settings = TokenizerSettings(
         algorithm=init.tokenizer.algorithm,
         vocab_size=init.tokenizer.vocab_size,
@@ -101,11 +102,11 @@ def transformer_config(settings: TransformerInit, vocabulary: int) -> ModelConfi
     )
 
 
-def sample_targets(source: Dataset[Example], splits: Sequence[str]) -> list[str]:
+def sample_targets(dataset: Dataset[Example], splits: Sequence[str]) -> list[str]:
     """Return the first targets of dev, else of train, or [] if the task is not seq2seq or sacrebleu is missing."""
-    if source.kind is not Seq2SeqExample or not has_bleu():
+    if dataset.kind is not Seq2SeqExample or not has_bleu():
         return []
-    examples = source.examples("dev" if "dev" in splits else "train")
+    examples = dataset.examples("dev" if "dev" in splits else "train")
     return [example.rewritten for example in islice(examples, MAX_TARGETS) if isinstance(example, Seq2SeqExample)]
 
 

@@ -125,7 +125,12 @@ def finetune_defaults(
     if documents:
         batch_size = max(1, round(DOCUMENTS_PER_BATCH * examples / documents))
     batch_size = max(batch_size, group_size) // group_size * group_size
-    lr = 2e-3 if classic else 5e-4 if random_init else float(f"{0.04 / width:.0e}")
+    if classic:
+        lr = 2e-3
+    elif random_init:
+        lr = 5e-4
+    else:
+        lr = float(f"{0.04 / width:.0e}")
     train = TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=AdamW(lr=lr))
     if method == "contrastive":
         steps = max(MIN_CONTRASTIVE_STEPS, 5 * examples // 16)  # at least five epochs
@@ -149,7 +154,7 @@ def finetune_defaults(
 
 
 def _epochs(kind: str, examples: int) -> float:
-    """Return the default epochs of a task for so much data."""
+    """Return the default number of epochs of a task for a number of training examples."""
     return next(epochs for min_examples, epochs in SPECS[kind].epochs if examples >= min_examples)
 
 
@@ -234,12 +239,13 @@ def run_data_settings(run: str | Path) -> tuple[DataSettings, LongInputs]:
     If `run` is not a run folder, both are the defaults.
     """
     path = Path(run) / "settings.toml"
-    table = load_mapping(path) if path.is_file() else {}
-    settings = DataSettings()
-    data_table = table.get("data")
+    run_settings = load_mapping(path) if path.is_file() else {}
+    data_settings = DataSettings()
+    data_table = run_settings.get("data")
     if isinstance(data_table, Mapping):  # the "data" of pre-training is a list of paths
-        settings = overlay(settings, data_table, source=f"{path}: data")
-    return replace(settings, dev_fraction=0.0), "truncate" if table.get("long_inputs") == "truncate" else "stride"
+        data_settings = overlay(data_settings, data_table, source=f"{path}: data")
+    long_inputs: LongInputs = "truncate" if run_settings.get("long_inputs") == "truncate" else "stride"
+    return replace(data_settings, dev_fraction=0.0), long_inputs
 
 
 def check_task(task: str) -> str:

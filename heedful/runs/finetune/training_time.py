@@ -26,14 +26,15 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
         Seconds of the whole training, and tokens per second.
     """
     try:
-        steps = [trainer.train_step() for _ in range(1 + TIMED_STEPS)][1:]
+        _, *steps = [trainer.train_step() for _ in range(1 + TIMED_STEPS)]  # without the warm-up step
     finally:
         trainer.close()
-    speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+    tokens_per_second = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
     if (budget := trainer.settings.budget_seconds) is not None:
-        return budget, speed
+        return budget, tokens_per_second
     assert trainer.total_steps is not None
-    return tokens * trainer.total_steps / trainer.order.steps_per_epoch / speed, speed
+    epochs = trainer.total_steps / trainer.order.steps_per_epoch
+    return tokens * epochs / tokens_per_second, tokens_per_second
 
 
 def training_time_note(
@@ -57,9 +58,9 @@ def training_time_note(
         trainer = Trainer(deepcopy(loaded), objective, samples, settings)
         if trainer.total_steps is None or trainer.total_steps < MIN_STEPS:
             return ""
-        seconds, speed = estimate_seconds(trainer, tokens)
+        seconds, tokens_per_second = estimate_seconds(trainer, tokens)
     except HeedfulError:  # training will raise it at the same step
         return ""
     duration = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(1, seconds):.0f} s"
-    pace = f"{trainer.total_steps:,} steps at {speed:,.0f} tokens/s"
+    pace = f"{trainer.total_steps:,} steps at {tokens_per_second:,.0f} tokens/s"
     return f"training will take about {duration}, without evaluations: {pace}"

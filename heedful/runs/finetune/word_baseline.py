@@ -1,8 +1,8 @@
 """The bag-of-words baseline of a fine-tuned model: TF-IDF and a linear model of scikit-learn, on the same data.
 
 The baseline takes seconds and shows whether the encoder was worth its training. How many examples it uses depends on
-estimated costs, not on a clock, so that an interrupted run reports the same score as an uninterrupted one. The
-functions that need scikit-learn import it.
+estimated costs, not on a clock, so that an interrupted run reports the same score as an uninterrupted one. `finetune`
+calls `score_words` after it has evaluated its model. The functions that need scikit-learn import it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 TRAINING_SHARE = 0.1  # share of the training time that the baseline may take
 MIN_SECONDS, MAX_SECONDS = 1.0, 10.0  # limits of the time of the baseline
 MAX_ROWS = 50_000  # maximum examples per split
-READ_SECONDS = 1.1e-7  # seconds per character for reading
-SCORE_SECONDS = 7e-5  # seconds per example for scoring
-FIT_ROW_SECONDS = 1e-5  # seconds per training example and output of the linear model
-FIT_CHARACTER_SECONDS = 3e-8  # seconds per character of the training examples and output of the linear model
+READ_SECONDS = 1.1e-7  # seconds for reading a character
+SCORE_SECONDS = 7e-5  # seconds for scoring an example
+FIT_ROW_SECONDS = 1e-5  # seconds for fitting one output of the linear model to an example
+FIT_CHARACTER_SECONDS = 3e-8  # additional seconds for each character of the example
 CPU_FLOPS, GPU_FLOPS = 3e11, 1e14  # operations per second, for estimating the training time
 MAX_WEIGHTS = 1_000_000  # maximum weights of the linear model; its optimizer needs 200 bytes per weight
 BATCH_EXAMPLES = 512  # examples in a batch
@@ -75,40 +75,44 @@ def seconds_allowed(trainer: Trainer, tokens: int) -> float:
     """
     budget = trainer.settings.budget_seconds
     if budget is not None:
-        seconds = budget
+        training_seconds = budget
     else:
         assert trainer.total_steps is not None
+        epochs = trainer.total_steps / trainer.order.steps_per_epoch
         tables = {id(module.weight) for module in trainer.loaded.modules() if isinstance(module, nn.Embedding)}
-        weights = sum(weight.numel() for weight in trainer.loaded.parameters() if id(weight) not in tables)
-        speed = CPU_FLOPS if trainer.device.type == "cpu" else GPU_FLOPS
-        seconds = 6 * weights * tokens * trainer.total_steps / trainer.order.steps_per_epoch / speed
-    return min(MAX_SECONDS, max(MIN_SECONDS, TRAINING_SHARE * seconds))
+        num_weights = sum(weight.numel() for weight in trainer.loaded.parameters() if id(weight) not in tables)
+        flops = CPU_FLOPS if trainer.device.type == "cpu" else GPU_FLOPS
+        training_seconds = 6 * num_weights * tokens * epochs / flops
+    return min(MAX_SECONDS, max(MIN_SECONDS, TRAINING_SHARE * training_seconds))
 
 
 def rows_of_splits(
     counts: Mapping[str, int], characters: Mapping[str, int], outputs: int, seconds: float
 ) -> dict[str, int]:
-    """Return how many examples of each split can be used in a time: all, or the same share of each split.
+    """Return how many examples of each split can be used within a time limit.
+
+    These are all examples, up to MAX_ROWS of a split, or the same share of each split.
 
     Args:
         counts: Counts of examples by split, including "train".
         characters: Counts of characters by split.
         outputs: How many outputs the linear model has.
-        seconds: Time for reading all examples, fitting to train and scoring the other splits.
+        seconds: Limit of the time for reading all examples, fitting to train and scoring the other splits.
 
     >>> rows_of_splits({"train": 100_000, "test": 1000}, {"train": 5_000_000, "test": 50_000}, 1, 10.0)
     {'train': 50000, 'test': 1000}
     >>> rows_of_splits({"train": 50_000, "test": 1000}, {"train": 50_000_000, "test": 10**6}, 1, 5.0)
     {'train': 32552, 'test': 651}
     """
-    rows = {split: min(MAX_ROWS, count) for split, count in counts.items()}
-    sizes = {split: characters[split] * rows[split] / max(1, counts[split]) for split in rows}
-    reading = READ_SECONDS * sum(sizes.values())
-    scoring = SCORE_SECONDS * (sum(rows.values()) - rows["train"])
-    fitting = outputs * (FIT_ROW_SECONDS * rows["train"] + FIT_CHARACTER_SECONDS * sizes["train"])
-    cost = reading + scoring + fitting
-    share = min(1.0, seconds / cost) if cost else 1.0
-    return {split: max(1, int(share * count)) for split, count in rows.items()}
+    max_rows = {split: min(MAX_ROWS, count) for split, count in counts.items()}
+    # estimated characters of these examples
+    max_characters = {split: characters[split] * max_rows[split] / max(1, counts[split]) for split in counts}
+    reading = READ_SECONDS * sum(max_characters.values())
+    scoring = SCORE_SECONDS * (sum(max_rows.values()) - max_rows["train"])
+    fitting = outputs * (FIT_ROW_SECONDS * max_rows["train"] + FIT_CHARACTER_SECONDS * max_characters["train"])
+    needed_seconds = reading + scoring + fitting
+    share = min(1.0, seconds / needed_seconds) if needed_seconds else 1.0
+    return {split: max(1, int(share * rows)) for split, rows in max_rows.items()}
 
 
 def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
@@ -119,14 +123,14 @@ def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
 
 
 def _sample_examples(
-    source: Dataset[Example], split: str, count: int, rows: int, seed: int
+    dataset: Dataset[Example], split: str, count: int, rows: int, seed: int
 ) -> Iterator[tuple[int, Example]]:
     """Yield (index, example) for `rows` of the `count` examples of a split, sampled with the seed, in their order."""
     if rows >= count:
-        yield from enumerate(source.examples(split))
+        yield from enumerate(dataset.examples(split))
         return
     mask = sample_mask(count, rows, seed)
-    yield from ((index, example) for index, example in enumerate(source.examples(split)) if mask[index])
+    yield from ((index, example) for index, example in enumerate(dataset.examples(split)) if mask[index])
 
 
 # -- the model -----------------------------------------------------------------------------------------------
@@ -171,8 +175,10 @@ class WordBaseline:
             ValueError: If the examples have no words, or a single label.
         """
         self.pairs = any(len(example.texts) > 1 for example in examples)
+        # outputs that are fitted at the same time: a regression per label is fitted one after the other
         outputs = len(self.task.labels) if self.kind == "logistic" and len(self.task.labels) > 2 else 1
-        self._vectorizer.max_features = max(1, MAX_WEIGHTS // (outputs * (3 if self.pairs else 1)))
+        feature_blocks = 3 if self.pairs else 1
+        self._vectorizer.max_features = max(1, MAX_WEIGHTS // (outputs * feature_blocks))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about convergence and about labels that all examples have
             features = self._fit_features(examples)
@@ -215,8 +221,9 @@ class WordBaseline:
         """Fit the vocabulary and the scale of the products, and return the features of the examples."""
         tfidf = self._vectorizer.fit_transform(self._texts(examples))
         if self.pairs:
-            squares = float(tfidf[: len(examples)].multiply(tfidf[len(examples) :]).power(2).sum())
-            self.product_scale = float(np.sqrt(len(examples) / squares)) if squares else 1.0
+            first, second = tfidf[: len(examples)], tfidf[len(examples) :]
+            sum_of_squares = float(first.multiply(second).power(2).sum())
+            self.product_scale = float(np.sqrt(len(examples) / sum_of_squares)) if sum_of_squares else 1.0
         return self._join_pairs(tfidf)
 
     def _features(self, examples: Sequence[Example]) -> csr_matrix:
@@ -239,7 +246,7 @@ class WordBaseline:
 def score_words(
     task: Task,
     loaded: ModelBundle,
-    source: Dataset[Example],
+    dataset: Dataset[Example],
     stats: DatasetStats,
     splits: Sequence[str],
     *,
@@ -252,7 +259,7 @@ def score_words(
     Args:
         task: The task, which has a linear model.
         loaded: The model. If it has thresholds of labels, thresholds of the bag of words are tuned on dev too.
-        source: The data.
+        dataset: The data.
         stats: Statistics of the data.
         splits: Names of the splits to score.
         seed: Seed of the sample of examples.
@@ -260,17 +267,18 @@ def score_words(
         folder: The run folder with the predictions of the model.
 
     Returns:
-        Plain data: the method, how many "rows" "of" train were used, the vocabulary size, "seconds", and for each split
-        "numbers", "intervals" and "difference", which is the model's metric minus the baseline's, with a 95 % interval.
-        If nothing can be fitted, "why" is the reason.
+        The entry "baseline" of results.json: "name", "method", "library", "rows" (sampled training examples), "of" (all
+        training examples), "words" (vocabulary size), "seconds", and "splits", each with "numbers", "intervals" and
+        "difference": the model's metric minus the baseline's, with a 95 % interval. If nothing can be fitted, "why" is
+        the reason.
     """
     kind = linear_model_of(task)
     assert kind is not None, "the task has no linear model"
     outputs = len(task.labels) if kind == "logistic_per_label" or len(task.labels) > 2 else 1
     counts = {split: stats.counts[split] for split in ("train", *splits)}
     rows = rows_of_splits(counts, stats.num_characters, outputs, seconds)
-    train = [example for _, example in _sample_examples(source, "train", counts["train"], rows["train"], seed)]
-    words = WordBaseline(task)
+    train = [example for _, example in _sample_examples(dataset, "train", counts["train"], rows["train"], seed)]
+    baseline = WordBaseline(task)
     result: JsonObject = {
         "name": "a bag of words",
         "method": METHODS[kind],
@@ -278,33 +286,38 @@ def score_words(
         "rows": rows["train"],
         "of": counts["train"],
     }
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
-        words.fit(train)
+        baseline.fit(train)
     except ValueError as error:  # raised by scikit-learn: no words, or a single label in the sampled rows
         return result | {"why": str(error), "splits": {}}
     del train
-    spent = time.perf_counter() - began
-    result |= {"words": words.words, "splits": {}}
+    seconds_spent = time.perf_counter() - start
+    result |= {"words": baseline.words, "splits": {}}
     for split in sorted(splits, key=lambda split: split != "dev"):  # dev first, since thresholds are tuned on dev
-        indexed = list(_sample_examples(source, split, counts[split], rows[split], seed))
-        began = time.perf_counter()
+        indexed_examples = list(_sample_examples(dataset, split, counts[split], rows[split], seed))
+        start = time.perf_counter()
         if split == "dev" and kind == "logistic_per_label" and loaded.thresholds:
-            words.thresholds = _tune_thresholds(words, [example for _, example in indexed])
-        baseline = measure_words(words, indexed)
-        spent += time.perf_counter() - began
-        model = _measure_predictions(task, indexed, read_predictions(folder, split))
-        result["splits"][split] = _compare(task, baseline, model, len(indexed))
-    return result | {"seconds": round(spent, 2)}
+            baseline.thresholds = _tune_thresholds(baseline, [example for _, example in indexed_examples])
+        baseline_metrics = measure_words(baseline, indexed_examples)
+        seconds_spent += time.perf_counter() - start
+        model_metrics = _measure_predictions(task, indexed_examples, read_predictions(folder, split))
+        result["splits"][split] = _compare(task, baseline_metrics, model_metrics, len(indexed_examples))
+    return result | {"seconds": round(seconds_spent, 2)}
 
 
-def measure_words(words: WordBaseline, indexed: Sequence[tuple[int, Example]]) -> EvalMetrics:
-    """Return the metrics of a word baseline on examples, which are pairs (index in the split, example)."""
-    metrics = _main_metric(words.task)
-    for chunk in batched(indexed, BATCH_EXAMPLES):
+def measure_words(baseline: WordBaseline, indexed_examples: Sequence[tuple[int, Example]]) -> EvalMetrics:
+    """Return the metrics of a fitted word baseline on examples of a split.
+
+    Args:
+        baseline: The fitted baseline.
+        indexed_examples: Pairs (index in the split, example).
+    """
+    metrics = _main_metric(baseline.task)
+    for chunk in batched(indexed_examples, BATCH_EXAMPLES):
         ids = [index for index, _ in chunk]
         examples = [example for _, example in chunk]
-        metrics = words.task.update_metrics(metrics, examples, words.answers(examples), ids)
+        metrics = baseline.task.update_metrics(metrics, examples, baseline.answers(examples), ids)
     return metrics
 
 
@@ -315,36 +328,46 @@ def _main_metric(task: Task) -> EvalMetrics:
 
 
 def _measure_predictions(
-    task: Task, indexed: Sequence[tuple[int, Example]], lines: Iterator[JsonObject]
+    task: Task, indexed_examples: Sequence[tuple[int, Example]], predictions: Iterator[JsonObject]
 ) -> EvalMetrics:
-    """Return the metrics of a model on examples, (index, example), from the lines of its predictions."""
+    """Return the metrics of a model on examples of a split.
+
+    Args:
+        task: The task.
+        indexed_examples: Pairs (index in the split, example).
+        predictions: The model's predictions for the whole split, with the index of the example as "id".
+    """
     metrics = _main_metric(task)
-    examples = dict(indexed)
-    matching = (line for line in lines if line["id"] in examples)
-    while chunk := list(islice(matching, BATCH_EXAMPLES)):
-        ids = [line["id"] for line in chunk]
-        metrics = task.update_metrics(metrics, [examples[id] for id in ids], [line["answer"] for line in chunk], ids)
+    example_by_id = dict(indexed_examples)
+    sampled_predictions = (prediction for prediction in predictions if prediction["id"] in example_by_id)
+    while chunk := list(islice(sampled_predictions, BATCH_EXAMPLES)):
+        ids = [prediction["id"] for prediction in chunk]
+        examples = [example_by_id[id] for id in ids]
+        answers = [prediction["answer"] for prediction in chunk]
+        metrics = task.update_metrics(metrics, examples, answers, ids)
     return metrics
 
 
-def _compare(task: Task, baseline: EvalMetrics, model: EvalMetrics, count: int) -> JsonObject:
+def _compare(task: Task, baseline_metrics: EvalMetrics, model_metrics: EvalMetrics, count: int) -> JsonObject:
     """Return the metrics of a baseline, and the difference to a model's metric on the same `count` examples."""
-    numbers = task.compute_metrics(baseline)
-    model_numbers = task.compute_metrics(model)
-    model_replicates = model.bootstraps[task.metric].values()
-    baseline_replicates = baseline.bootstraps[task.metric].values()
+    baseline_numbers = task.compute_metrics(baseline_metrics)
+    model_numbers = task.compute_metrics(model_metrics)
+    model_replicates = model_metrics.bootstraps[task.metric].values()
+    baseline_replicates = baseline_metrics.bootstraps[task.metric].values()
     interval = paired_difference(model_replicates, baseline_replicates, count=count)
+    float_numbers = {name: value for name, value in baseline_numbers.items() if isinstance(value, float)}
     return {
-        "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": count},
-        "intervals": baseline.intervals(),
-        "difference": {"value": model_numbers[task.metric] - numbers[task.metric]} | interval,
+        "numbers": float_numbers | {"count": count},
+        "intervals": baseline_metrics.intervals(),
+        "difference": {"value": model_numbers[task.metric] - baseline_numbers[task.metric]} | interval,
     }
 
 
-def _tune_thresholds(words: WordBaseline, examples: Sequence[Example]) -> dict[str, float]:
+def _tune_thresholds(baseline: WordBaseline, examples: Sequence[Example]) -> dict[str, float]:
     """Return the threshold of each label with the best F1 on these examples."""
-    labels = words.task.labels
-    probabilities = np.array([list(answer["probabilities"].values()) for answer in words.answers(examples)])
+    labels = baseline.task.labels
+    # both arrays are [examples, labels]
+    probabilities = np.array([list(answer["probabilities"].values()) for answer in baseline.answers(examples)])
     has_label = np.array(
         [
             [label in example.labels for label in labels]
@@ -352,4 +375,4 @@ def _tune_thresholds(words: WordBaseline, examples: Sequence[Example]) -> dict[s
             if isinstance(example, MultiLabelExample)
         ]
     )
-    return {label: best_threshold(probabilities[:, k], has_label[:, k]) for k, label in enumerate(labels)}
+    return {label: best_threshold(probabilities[:, index], has_label[:, index]) for index, label in enumerate(labels)}

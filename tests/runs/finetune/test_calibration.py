@@ -1,10 +1,10 @@
-"""Probabilities are calibrated by a temperature that is fitted on dev and becomes a part of the last layer."""
+"""Calibration of classifiers: a temperature fitted on dev, which the last layer includes, and prediction sets."""
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.errors import HeedfulError
-from heedful.runs.results import read_results
+from heedful.runs.results import read_predictions, read_results
 
-# overfits: 40 texts whose labels are wrong in a quarter of the cases, read 80 times
-HOW = {
+# settings with which a model overfits to 40 texts, many of which have random labels
+OVERFITTING = {
     "init.kind": "scratch",
     "init.width": 32,
     "init.layers": 1,
@@ -30,82 +30,103 @@ HOW = {
 WORDS = ("the", "cat", "dog", "sat", "ran", "mat", "on", "a", "in", "of")
 
 
-def rows(count: int, seed: int, several: bool) -> tuple[list[str], list[Any]]:
-    """Texts of six words; the word "dog" makes the label "dog", and a quarter of the labels are drawn anew."""
-    draw = random.Random(seed)
+def texts_and_labels(count: int, seed: int, multilabel: bool) -> tuple[list[str], list[Any]]:
+    """Return texts of six words, with the label "dog" if a text has this word, else "none".
+
+    A quarter of the labels are replaced by random ones. With `multilabel`, the label is in a list.
+    """
+    rng = random.Random(seed)
     texts, labels = [], []
     for _ in range(count):
-        words = draw.choices(WORDS, k=6)
+        words = rng.choices(WORDS, k=6)
         label = "dog" if "dog" in words else "none"
-        if draw.random() < 0.25:
-            label = draw.choice(["dog", "none"])
+        if rng.random() < 0.25:
+            label = rng.choice(["dog", "none"])
         texts.append(" ".join(words))
-        labels.append([label] if several else label)
+        labels.append([label] if multilabel else label)
     return texts, labels
 
 
-def run(folder: Path, several: bool, dev: int = 200, **more: object) -> Any:
-    data = {"train": rows(40, 0, several), "dev": rows(dev, 1, several), "test": rows(400, 2, several)}
-    return heedful.finetune("classify", data, output_dir=folder, overrides=HOW | more)
+def finetune_overfitting(
+    folder: Path, multilabel: bool = False, num_dev: int = 200, **settings: object
+) -> heedful.RunResult:
+    data = {
+        "train": texts_and_labels(40, 0, multilabel),
+        "dev": texts_and_labels(num_dev, 1, multilabel),
+        "test": texts_and_labels(400, 2, multilabel),
+    }
+    return heedful.finetune("classify", data, output_dir=folder, overrides=OVERFITTING | settings)
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with one label for each text."""
     folder = tmp_path_factory.mktemp("run_of_one_label") / "run"
-    run(folder, False)
+    finetune_overfitting(folder)
     return folder
 
 
 @pytest.mark.parametrize(
-    "several",
+    "multilabel",
     [pytest.param(False, id="one label"), pytest.param(True, id="any number of labels", marks=pytest.mark.slow)],
 )
-def test_a_temperature_makes_probabilities_honest(run_folder: Path, tmp_path: Path, several: bool) -> None:
-    plain = run(tmp_path / "plain", several, **{"task.calibrate": False}).results
+def test_a_temperature_makes_probabilities_honest(run_folder: Path, tmp_path: Path, multilabel: bool) -> None:
+    uncalibrated_folder = tmp_path / "uncalibrated"
+    uncalibrated = finetune_overfitting(uncalibrated_folder, multilabel, **{"task.calibrate": False}).results
     folder = run_folder
-    if several:
-        folder = run(tmp_path / "run", several).output_dir
+    if multilabel:
+        folder = finetune_overfitting(tmp_path / "run", multilabel).output_dir
     results = read_results(folder)
     temperature = results["temperature"]
-    assert temperature > 1.05 and any(f"divided by {temperature:.3g}" in note for note in results["notes"])
-    assert "temperature" not in plain
-    ours, theirs = (
-        load_file(place / "model/model.safetensors")["head.out.weight"] for place in (folder, tmp_path / "plain")
+    assert temperature > 1.05
+    assert any(f"divided by {temperature:.3g}" in note for note in results["notes"])
+    assert "temperature" not in uncalibrated
+    weight, uncalibrated_weight = (
+        load_file(path / "model/model.safetensors")["head.out.weight"] for path in (folder, uncalibrated_folder)
     )
-    assert torch.allclose(ours * temperature, theirs, rtol=1e-5), "it is a part of the last layer"
+    assert torch.allclose(weight * temperature, uncalibrated_weight, rtol=1e-5), "the last layer includes it"
+    metric = results["metric"]
     for split in ("dev", "test"):
-        numbers, before = (run_results["splits"][split]["numbers"] for run_results in (results, plain))
-        assert numbers["loss"] < before["loss"]
-        assert numbers[plain["metric"]] == before[plain["metric"]], "no prediction changes"
-        if not several:
-            assert numbers["ece"] < 0.7 * before["ece"]
-    texts = rows(3, 3, several)[0]
-    (answer,) = heedful.Engine(folder)(texts[:1])
-    written = [json.loads(line) for line in (folder / "predictions-test.jsonl").read_text().splitlines()]
-    assert all(0 <= value <= 1 for line in written for value in line["answer"]["probabilities"].values())
+        numbers = results["splits"][split]["numbers"]
+        uncalibrated_numbers = uncalibrated["splits"][split]["numbers"]
+        assert numbers["loss"] < uncalibrated_numbers["loss"]
+        assert numbers[metric] == uncalibrated_numbers[metric], "the temperature changes no prediction"
+        if not multilabel:
+            assert numbers["ece"] < 0.7 * uncalibrated_numbers["ece"]
+    (answer,) = heedful.Engine(folder)(["the dog sat"])
     assert set(answer["probabilities"]) == {"dog", "none"}
+    for prediction in read_predictions(folder, "test"):
+        for probability in prediction["answer"]["probabilities"].values():
+            assert 0 <= probability <= 1
 
 
-def test_prediction_sets_contain_the_label_as_often_as_asked(run_folder: Path) -> None:
-    texts, labels = rows(2000, 4, False)
-    for coverage in (0.7, 0.9):
-        answers = heedful.predict(run_folder, texts, heedful.Classification, prediction_set=coverage)
-        right = sum(label in answer.prediction_set for answer, label in zip(answers, labels, strict=True))
-        accuracy = sum(answer.label == label for answer, label in zip(answers, labels, strict=True)) / len(texts)
-        expected = max(coverage, accuracy)  # the most probable label is always in the set
-        assert right / len(texts) == pytest.approx(expected, abs=0.08)
-        assert all(answer.label in answer.prediction_set for answer in answers)
-    sizes = [len(answer.prediction_set) for answer in answers]
-    assert 1 < sum(sizes) / len(sizes) < 2, "some sets have both labels"
-    assert not any(answer.prediction_set for answer in heedful.predict(run_folder, texts[:2], heedful.Classification))
+@pytest.mark.parametrize("coverage", [0.7, 0.9])
+def test_prediction_sets_contain_the_label_as_often_as_requested(run_folder: Path, coverage: float) -> None:
+    texts, labels = texts_and_labels(2000, 4, multilabel=False)
+    answers = heedful.predict(run_folder, texts, heedful.Classification, prediction_set=coverage)
+    in_set = [label in answer.prediction_set for answer, label in zip(answers, labels, strict=True)]
+    correct = [answer.label == label for answer, label in zip(answers, labels, strict=True)]
+    assert all(answer.label in answer.prediction_set for answer in answers)
+    expected = max(coverage, fmean(correct))  # the predicted label is always in the set
+    assert fmean(in_set) == pytest.approx(expected, abs=0.08)
+    if coverage == 0.9:
+        assert 1 < fmean(len(answer.prediction_set) for answer in answers) < 2, "some sets have both labels"
 
 
-def test_a_small_dev_split_fits_nothing(tmp_path: Path) -> None:
-    results = run(tmp_path / "run", False, dev=99, **{"train.epochs": 1}).results
-    assert "temperature" not in results and not any("divided by" in note for note in results["notes"])
+def test_without_a_coverage_there_are_no_prediction_sets(run_folder: Path) -> None:
+    for answer in heedful.predict(run_folder, ["the cat sat", "the dog sat"], heedful.Classification):
+        assert not answer.prediction_set
+
+
+def test_a_small_dev_split_fits_no_temperature(tmp_path: Path) -> None:
+    results = finetune_overfitting(tmp_path / "run", num_dev=99, **{"train.epochs": 1}).results
+    assert "temperature" not in results
+    assert not any("divided by" in note for note in results["notes"])
     assert any("not calibrated: dev needs 100 examples" in note for note in results["notes"])
     assert heedful.Engine(tmp_path / "run", prediction_set=0.9)(["the dog sat"])[0]["prediction_set"]
-    run(tmp_path / "small", False, dev=19, **{"train.epochs": 1})
+
+
+def test_a_very_small_dev_split_calibrates_no_prediction_sets(tmp_path: Path) -> None:
+    finetune_overfitting(tmp_path / "run", num_dev=19, **{"train.epochs": 1})
     with pytest.raises(HeedfulError, match="no calibration for prediction sets"):
-        heedful.Engine(tmp_path / "small", prediction_set=0.9)
+        heedful.Engine(tmp_path / "run", prediction_set=0.9)

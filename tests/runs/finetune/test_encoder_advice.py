@@ -1,4 +1,4 @@
-"""Advice of a run where the encoder that ships is not the best start: other languages, long documents."""
+"""Advice to start from another encoder than the bundled one, for texts in other languages and for long texts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import read
-from heedful.runs.finetune import dry_run as dry
-from heedful.runs.finetune import training_time as expected
+from heedful.runs.finetune import training_time
 from heedful.runs.finetune.build import build_task
+from heedful.runs.finetune.dry_run import dry_run
 from heedful.runs.finetune.encoder_advice import encoder_advice, reading_notes
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
@@ -27,7 +27,7 @@ ENGLISH = [
     "Shares of the maker of turbines fell 3.4 % to $ 12.10 in late trading, Reuters said.",
     "omg cant believe u did that",
 ]
-OTHERS = {
+OTHER_LANGUAGES = {
     "German": "Ich möchte das Buch zurückgeben, das ich letzte Woche ausgeliehen habe, aber die Bücherei ist zu.",
     "French": "Je voudrais rendre le livre que j'ai emprunté la semaine dernière, mais la bibliothèque est fermée.",
     "Spanish": "Quisiera devolver el libro que pedí prestado la semana pasada, pero la biblioteca está cerrada.",
@@ -48,73 +48,89 @@ def tokenizer() -> Tokenizer:
     return loaded
 
 
-def learned(examples: int = 10, *, windowed: int = 0, cut: int = 0) -> EncodedSplit:
+def encoded_split(*, windowed: int = 0, truncated: int = 0) -> EncodedSplit:
+    """Return the counts of ten encoded examples, some of which are longer than the encoder's limit."""
     return EncodedSplit(
-        samples=[], examples=examples, tokens=0, windowed=windowed, truncated=cut, truncated_tokens=0, skipped=0,
+        samples=[],
+        examples=10,
+        tokens=0,
+        windowed=windowed,
+        truncated=truncated,
+        truncated_tokens=0,
+        skipped=0,
         example_indices=[],
         remarks={},  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
-def test_english_needs_no_other_encoder(tokenizer: Tokenizer) -> None:
+def test_there_is_no_advice_for_english_texts(tokenizer: Tokenizer) -> None:
     intents = read(Path(str(files("heedful") / "assets" / "intents")))
-    for texts in (ENGLISH, [each.text for each in intents.examples("train")], [], [""], ["12 - 5 = 7"]):
-        assert encoder_advice(texts, tokenizer, learned(), 512) == []
+    for texts in (ENGLISH, [example.text for example in intents.examples("train")], [], [""], ["12 - 5 = 7"]):
+        assert encoder_advice(texts, tokenizer, encoded_split(), 512) == []
 
 
-@pytest.mark.parametrize("language", OTHERS)
-def test_other_languages_are_told_with_what_to_do(language: str, tokenizer: Tokenizer) -> None:
-    (sentence,) = encoder_advice([OTHERS[language]], tokenizer, learned(), 512)
-    assert "do not look English" in sentence and "--model" in sentence and BUNDLED_ENCODER in sentence
-    why = "letters are not Latin" if language in ("Russian", "Chinese", "Hindi") else "tokens per word"
-    assert why in sentence
+@pytest.mark.parametrize("language", OTHER_LANGUAGES)
+def test_advice_for_another_language_has_a_reason_and_an_option(language: str, tokenizer: Tokenizer) -> None:
+    (advice,) = encoder_advice([OTHER_LANGUAGES[language]], tokenizer, encoded_split(), 512)
+    assert "do not look English" in advice
+    assert "--model" in advice
+    assert BUNDLED_ENCODER in advice
+    reason = "letters are not Latin" if language in ("Russian", "Chinese", "Hindi") else "tokens per word"
+    assert reason in advice
 
 
-def test_a_few_foreign_texts_among_english_ones_are_no_reason(tokenizer: Tokenizer) -> None:
-    assert not encoder_advice([*ENGLISH * 3, OTHERS["French"], OTHERS["Russian"]], tokenizer, learned(), 512)
+def test_there_is_no_advice_for_a_few_foreign_texts_among_english_ones(tokenizer: Tokenizer) -> None:
+    texts = [*ENGLISH * 3, OTHER_LANGUAGES["French"], OTHER_LANGUAGES["Russian"]]
+    assert not encoder_advice(texts, tokenizer, encoded_split(), 512)
 
 
-def test_long_documents_are_told_with_what_to_do(tokenizer: Tokenizer) -> None:
-    assert not encoder_advice(ENGLISH, tokenizer, learned(windowed=5), 512)
-    (sentence,) = encoder_advice(ENGLISH, tokenizer, learned(windowed=6), 512)
-    assert sentence.startswith("6 of 10 training examples are longer than the 512 tokens") and "--model" in sentence
-    assert "read in windows" in sentence
-    assert "are cut" in encoder_advice(ENGLISH, tokenizer, learned(cut=6), 512)[0]
-    assert not encoder_advice(ENGLISH, tokenizer, learned(cut=6), None), "it was told to read fewer"
+def test_advice_for_long_texts_says_how_they_are_read(tokenizer: Tokenizer) -> None:
+    assert not encoder_advice(ENGLISH, tokenizer, encoded_split(windowed=5), 512), "not more than half of them"
+    (with_windows,) = encoder_advice(ENGLISH, tokenizer, encoded_split(windowed=6), 512)
+    assert with_windows.startswith("6 of 10 training examples are longer than the 512 tokens")
+    assert "--model" in with_windows
+    assert "read in windows" in with_windows
+    (with_truncation,) = encoder_advice(ENGLISH, tokenizer, encoded_split(truncated=6), 512)
+    assert "are cut" in with_truncation
+    assert not encoder_advice(ENGLISH, tokenizer, encoded_split(truncated=6), None), "the user has limited the length"
 
 
-def german(path: Path, times: int = 1) -> Path:
-    """Six texts of two labels."""
-    rows = [
-        {"text": f"{OTHERS['German']} " * times + f"{'ja' if n % 2 else 'nein'} {n}", "label": "ab"[n % 2]}
-        for n in range(6)
-    ]
+def write_german_rows(path: Path, repetitions: int = 1) -> Path:
+    """Write six German texts with two labels, each with a sentence that is repeated."""
+    rows = []
+    for number in range(6):
+        answer = "ja" if number % 2 else "nein"
+        text = f"{OTHER_LANGUAGES['German']} " * repetitions + f"{answer} {number}"
+        rows.append({"text": text, "label": "ab"[number % 2]})
     return write_csv(path, rows)
 
 
-def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "TIMED_STEPS", 1)
+def test_a_run_from_the_bundled_encoder_gives_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_time, "TIMED_STEPS", 1)
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
-    labelled, short = german(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
-    done = finetune("classify", labelled, tmp_path / "run", assignments=short)
-    (advice,) = [note for note in done.results["notes"] if "--model" in note]
+    data, assignments = write_german_rows(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
+    results = finetune("classify", data, tmp_path / "run", assignments=assignments).results
+    (advice,) = [note for note in results["notes"] if "--model" in note]
     assert "do not look English" in advice
     assert "do not look English" in (tmp_path / "run" / "model" / "README.md").read_text()
-    assert advice in dry.dry_run("classify", labelled, tmp_path / "dry", assignments=short).notes
-    other = make_model_dir(tmp_path / "other", "bare")
-    done = finetune_tiny(
-        "classify", labelled, tmp_path / "named", {"data.dev_fraction": 0, "train.epochs": 1}, model=other
-    )
-    assert not [note for note in done.results["notes"] if "--model" in note]
+    assert advice in dry_run("classify", data, tmp_path / "dry", assignments=assignments).notes
+    other_encoder = make_model_dir(tmp_path / "other", "bare")
+    settings = {"data.dev_fraction": 0, "train.epochs": 1}
+    results = finetune_tiny("classify", data, tmp_path / "named", settings, model=other_encoder).results
+    assert not any("--model" in note for note in results["notes"])
 
 
-@pytest.mark.parametrize(("longest", "count"), [("", 2), ("max_length=64", 1)])
-def test_a_length_of_the_users_own_is_not_blamed_on_the_encoder(longest: str, count: int, tmp_path: Path) -> None:
-    plan = plan_finetune(
-        "classify", german(tmp_path / "rows.csv", 30), assignments=("data.dev_fraction=0", *filter(None, [longest]))
-    )
+@pytest.mark.parametrize(
+    ("assignments", "num_advices"),
+    [([], 2), (["max_length=64"], 1)],
+    ids=["language and length", "language only"],
+)
+def test_there_is_no_advice_on_length_if_the_user_has_limited_it(
+    assignments: list[str], num_advices: int, tmp_path: Path
+) -> None:
+    data = write_german_rows(tmp_path / "rows.csv", 30)
+    plan = plan_finetune("classify", data, assignments=["data.dev_fraction=0", *assignments])
     task, _ = build_task(plan.settings, plan.source, plan.stats, heedful.load(BUNDLED_ENCODER))
-    notes = reading_notes(
-        plan.settings, plan.source, plan.stats, task, task.encode_split(plan.source.examples("train"))
-    )
-    assert sum("--model" in sentence for sentence in notes) == count
+    encoded = task.encode_split(plan.source.examples("train"))
+    notes = reading_notes(plan.settings, plan.source, plan.stats, task, encoded)
+    assert sum("--model" in note for note in notes) == num_advices

@@ -1,4 +1,4 @@
-"""Settings of a run: defaults by the data, a recipe over them, assignments over both; wrong ones are refused."""
+"""Settings of a fine-tuning run: defaults that depend on the data, recipes, assignments, and refused settings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import tomllib
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs.distil import settings as distil_settings
-from heedful.runs.distil.settings import LayersStudent
+from heedful.runs.distil.settings import LayersStudent, check_overrides, distil_overrides, preview_distil_settings
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.settings import (
     FinetuneSettings,
@@ -32,26 +32,27 @@ from heedful.settings import from_file, from_mapping, load_mapping, overlay, to_
 from heedful.tasks.specs import SPECS, task_names
 from heedful.tasks.specs.classify import MultiLabelSettings
 from heedful.tasks.specs.embed import EmbedSettings
-from heedful.train import fit, optim, settings, trainer
+from heedful.train import fit, optim, trainer
+from heedful.train import settings as train_settings
 from heedful.train.settings import AdamW, DecayFromStart
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted(path for path in Path(str(files("heedful") / "assets" / "recipes")).iterdir() if "-" not in path.stem)
 
 
-def wished(task: str = "classify", recipe: Path | None = None, *assignments: str, examples: int = 600) -> Any:
-    """What a run of so many examples has."""
-    overrides = finetune_overrides(recipe=recipe, assignments=assignments)
-    return resolve_finetune(overrides, finetune_defaults(task, examples, random_init=False)[0]).settings
+def settings_for(task: str = "classify", recipe: Path | None = None, *assignments: str) -> Any:
+    """Return the settings of a run with 600 examples and a pretrained model."""
+    defaults, _ = finetune_defaults(task, 600, random_init=False)
+    return resolve_finetune(finetune_overrides(recipe=recipe, assignments=assignments), defaults).settings
 
 
-def early(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneSettings:
-    """What is known before the data are read."""
+def preview(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneSettings:
+    """Return the settings that are known before the data are read."""
     return preview_settings(task, finetune_overrides(recipe=recipe, assignments=assignments))
 
 
 @pytest.mark.parametrize(
-    ("examples", "epochs", "batch", "evaluate"),
+    ("examples", "epochs", "batch_size", "eval_every_epochs"),
     [
         (1, 15, 16, 1.0),
         (499, 15, 16, 1.0),
@@ -62,80 +63,92 @@ def early(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneS
         (500_000, 1, 32, 0.5),
     ],
 )
-def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, evaluate: float) -> None:
-    settings, why = finetune_defaults("classify", examples, random_init=False)
-    assert (settings.train.epochs, settings.train.batch_size, settings.fit.eval_every_epochs) == (
-        epochs,
-        batch,
-        evaluate,
-    )
-    assert settings.train.optimizer.lr == 5e-5
-    encoder = "a trained model 768 wide"
-    message = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, lr 5e-05"
-    assert training_summary(settings, why) == message
-    for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):
-        assert finetune_defaults("classify", examples, random_init=False, width=width)[0].train.optimizer.lr == rate
-    fresh, why = finetune_defaults("classify", examples, random_init=True)
-    assert fresh.train.epochs == settings.train.epochs and fresh.train.optimizer.lr == 5e-4
-    assert "a fresh encoder" in why
+def test_defaults_depend_on_the_number_of_examples(
+    examples: int, epochs: int, batch_size: int, eval_every_epochs: float
+) -> None:
+    defaults, reason = finetune_defaults("classify", examples, random_init=False)
+    assert defaults.train.epochs == epochs
+    assert defaults.train.batch_size == batch_size
+    assert defaults.fit.eval_every_epochs == eval_every_epochs
+    assert reason == f"defaults for {examples:,} examples and a trained model 768 wide"
+    assert training_summary(defaults, reason) == f"{reason}: {epochs} epochs, batches of {batch_size}, lr 5e-05"
+    of_random_weights, _ = finetune_defaults("classify", examples, random_init=True)
+    assert of_random_weights.train.epochs == epochs
+
+
+@pytest.mark.parametrize(("hidden_size", "lr"), [(256, 2e-4), (384, 1e-4), (768, 5e-5), (1024, 4e-5)])
+def test_the_default_learning_rate_depends_on_the_hidden_size(hidden_size: int, lr: float) -> None:
+    defaults, _ = finetune_defaults("classify", 600, random_init=False, width=hidden_size)
+    assert defaults.train.optimizer.lr == lr
+
+
+def test_the_default_learning_rate_is_higher_for_random_weights() -> None:
+    defaults, reason = finetune_defaults("classify", 600, random_init=True)
+    assert defaults.train.optimizer.lr == 5e-4
+    assert "a fresh encoder" in reason
 
 
 @pytest.mark.parametrize(("examples", "epochs"), [(499, 15), (2_000, 6), (14_041, 6), (50_000, 2)])
 def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: int) -> None:
-    defaults, why = finetune_defaults("tag", examples, random_init=False)
-    assert defaults.train.epochs == epochs and " characters" not in why
+    defaults, reason = finetune_defaults("tag", examples, random_init=False)
+    assert defaults.train.epochs == epochs
+    assert " characters" not in reason
 
 
 @pytest.mark.parametrize(
     ("examples", "characters", "epochs"),
     [
-        (400, 400 * 500, 15),  # short texts: by their number
-        (400, 400 * 12_000, 4),  # mails of 3,000 tokens, as 9,375 examples
+        (400, 400 * 500, 15),  # short texts: by the number of examples
+        (400, 400 * 12_000, 4),  # as 9,375 examples
         (25_000, 25_000 * 1_300, 2),
         (25_000, 25_000 * 80, 4),
         (3, 10**9, 1),
     ],
 )
 def test_long_texts_have_fewer_epochs(examples: int, characters: int, epochs: int) -> None:
-    defaults, why = finetune_defaults("classify", examples, random_init=False, characters=characters)
+    defaults, reason = finetune_defaults("classify", examples, random_init=False, characters=characters)
     assert defaults.train.epochs == epochs
-    by_number, _ = finetune_defaults("classify", examples, random_init=False)
-    assert (f" of {characters:,} characters " in why) == (defaults.train.epochs != by_number.train.epochs)
-    assert defaults.train.batch_size == by_number.train.batch_size
+    without_characters, _ = finetune_defaults("classify", examples, random_init=False)
+    assert defaults.train.batch_size == without_characters.train.batch_size
+    has_fewer_epochs = epochs < without_characters.train.epochs
+    assert (f" of {characters:,} characters " in reason) == has_fewer_epochs
 
 
-def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
+def test_the_summary_names_settings_that_were_set_by_hand(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[train]\nbatch_size = 7\n[train.optimizer]\nlr = 1e-3\n")
     overrides = finetune_overrides(recipe=recipe, assignments=["train.max_steps=9", "train.batch_size=5"])
-    usual, why = finetune_defaults("classify", 600, random_init=True)
-    resolved = resolve_finetune(overrides, usual)
-    assert training_summary(resolved.settings, why, tuple(resolved.sources)) == (
+    defaults, reason = finetune_defaults("classify", 600, random_init=True)
+    resolved = resolve_finetune(overrides, defaults)
+    assert training_summary(resolved.settings, reason, tuple(resolved.sources)) == (
         "defaults for 600 examples and a fresh encoder: 9 steps, batches of 5, lr 0.001; "
         "set by hand: train.batch_size, train.optimizer.lr, train.max_steps"
     )
 
 
 @pytest.mark.parametrize(
-    ("examples", "together", "batch"), [(600, 32, 32), (600, 12, 12), (20_000, 12, 24), (9, 4, 16)]
+    ("examples", "group_size", "batch_size"), [(600, 32, 32), (600, 12, 12), (20_000, 12, 24), (9, 4, 16)]
 )
-def test_a_batch_has_whole_groups(examples: int, together: int, batch: int) -> None:
-    defaults, why = finetune_defaults("embed", examples, random_init=False, group_size=together)
-    assert defaults.train.batch_size == batch and f"batches of {batch}," in training_summary(defaults, why, ())
-    check_batch_groups(defaults.train, together)
+def test_the_batch_size_is_a_multiple_of_the_group_size(examples: int, group_size: int, batch_size: int) -> None:
+    defaults, reason = finetune_defaults("embed", examples, random_init=False, group_size=group_size)
+    assert defaults.train.batch_size == batch_size
+    assert f"batches of {batch_size}," in training_summary(defaults, reason, ())
+    check_batch_groups(defaults.train, group_size)
     message = (
-        f"^train.batch_size is {batch + 1}, but an update takes whole groups of {together} pairs .* to {together} or"
+        f"^train.batch_size is {batch_size + 1}, but an update takes whole groups of {group_size} pairs "
+        f".* to {group_size} or"
     )
     with pytest.raises(HeedfulError, match=message):
-        check_batch_groups(replace(defaults.train, batch_size=batch + 1), together)
+        check_batch_groups(replace(defaults.train, batch_size=batch_size + 1), group_size)
 
 
-def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -> None:
+def test_a_recipe_overrides_defaults_and_assignments_override_both(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("seeds = 3\n[train]\nbatch_size = 7\n[train.optimizer]\nlr = 1e-3\nweight_decay = 0.5\n")
-    settings = wished("tag", recipe, "train.optimizer.lr=2e-3", "fit.patience=4")
+    settings = settings_for("tag", recipe, "train.optimizer.lr=2e-3", "fit.patience=4")
+    defaults, _ = finetune_defaults("tag", 600, random_init=False)
     assert settings == overlay(
-        finetune_defaults("tag", 600, random_init=False)[0],
+        defaults,
         {
             "seeds": 3,
             "train": {"batch_size": 7, "optimizer": {"lr": 2e-3, "weight_decay": 0.5}},
@@ -143,40 +156,52 @@ def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -
         },
         source="",
     )
-    assert settings.train.epochs == 8.0, "what nobody set follows from the size"
-    as_json = tmp_path / "mine.json"
-    as_json.write_text('{"seeds": 3, "train": {"batch_size": 7, "optimizer": {"lr": 1e-3, "weight_decay": 0.5}}}')
-    assert wished("tag", as_json, "train.optimizer.lr=2e-3", "fit.patience=4") == settings
-    other = wished("tag", recipe, "train.time_budget=2")
-    assert (other.train.epochs, other.train.time_budget) == (None, 2.0)
+    assert settings.train.epochs == 8.0, "the default"
+    json_recipe = tmp_path / "mine.json"
+    json_recipe.write_text('{"seeds": 3, "train": {"batch_size": 7, "optimizer": {"lr": 1e-3, "weight_decay": 0.5}}}')
+    assert settings_for("tag", json_recipe, "train.optimizer.lr=2e-3", "fit.patience=4") == settings
+
+
+def test_a_time_budget_replaces_the_default_epochs() -> None:
+    train = settings_for("tag", None, "train.time_budget=2").train
+    assert train.epochs is None
+    assert train.time_budget == 2.0
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_that_ships_resolves(path: Path) -> None:
+def test_a_bundled_recipe_begins_with_a_description(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.startswith("# ") and text.partition("\n")[0].endswith((".", ")"))
-    assert re.search(r"^\[|^\w+ = ", text, re.MULTILINE)
-    for task in SPECS:
-        plain = finetune_defaults(task, 600, random_init=False)[0]
-        settings = wished(task, path)
-        assert (
-            settings != plain
-            and from_mapping(FinetuneSettings, tomllib.loads(to_toml(settings)), source="") == settings
-        )
-        flat = to_mapping(settings)
-        for table, value in load_mapping(path).items():  # all of it has arrived
-            for name, each in value.items() if isinstance(value, dict) else ():
-                kept = flat[table][name]
-                assert kept == each or (isinstance(each, dict) and each.items() <= kept.items())
+    first_line = text.partition("\n")[0]
+    assert first_line.startswith("# ")
+    assert first_line.endswith((".", ")"))
+    assert re.search(r"^\[|^\w+ = ", text, re.MULTILINE), "a table or a setting"
 
 
-def test_the_published_recipe_is_the_published_one() -> None:
+@pytest.mark.parametrize("task", SPECS)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_bundled_recipe_applies_to_each_task(path: Path, task: str) -> None:
+    defaults, _ = finetune_defaults(task, 600, random_init=False)
+    settings = settings_for(task, path)
+    assert settings != defaults
+    assert from_mapping(FinetuneSettings, tomllib.loads(to_toml(settings)), source="") == settings
+    tables = to_mapping(settings)
+    for table_name, table in load_mapping(path).items():
+        if isinstance(table, dict):
+            for name, value in table.items():
+                resolved = tables[table_name][name]
+                if isinstance(value, dict):
+                    assert value.items() <= resolved.items()
+                else:
+                    assert resolved == value
+
+
+def test_the_recipe_of_the_paper_has_its_settings() -> None:
     (path,) = (path for path in RECIPES if path.stem == "paper")
-    settings = wished("classify", path).train
-    assert (
-        settings.epochs == 3.0 and settings.batch_size == 32 and settings.schedule == DecayFromStart(warmup_ratio=0.1)
-    )
-    assert settings.optimizer == AdamW.without_bias_correction(3e-5)
+    train = settings_for("classify", path).train
+    assert train.epochs == 3.0
+    assert train.batch_size == 32
+    assert train.schedule == DecayFromStart(warmup_ratio=0.1)
+    assert train.optimizer == AdamW.without_bias_correction(3e-5)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +238,7 @@ def test_the_published_recipe_is_the_published_one() -> None:
 )
 def test_wrong_assignments_are_refused(assignments: list[str], message: str) -> None:
     with pytest.raises(HeedfulError, match=re.escape(message)):
-        early("classify", *assignments)
+        preview("classify", *assignments)
 
 
 @pytest.mark.parametrize(
@@ -228,33 +253,36 @@ def test_wrong_assignments_are_refused(assignments: list[str], message: str) -> 
         ("[train]\nrate = nan", "mine.toml: train.rate is nan, expected a finite number"),
     ],
 )
-def test_wrong_recipes_are_refused_by_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_for_a_wrong_recipe_names_file_and_setting(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(HeedfulError, match=re.escape(message)) as raised:
-        early("classify", recipe=path)
-    assert str(raised.value).startswith(str(path))
+    with pytest.raises(HeedfulError, match=re.escape(message)) as caught:
+        preview("classify", recipe=path)
+    assert str(caught.value).startswith(str(path))
 
 
-def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path) -> None:
+def test_missing_recipes_and_unknown_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"no\.toml: there is no such file"):
-        early("classify", recipe=tmp_path / "no.toml")
+        preview("classify", recipe=tmp_path / "no.toml")
     with pytest.raises(
         HeedfulError, match=r'"clasify" is not a task \(did you mean "classify"\?\): use one of classify, '
     ):
-        early("clasify")
+        preview("clasify")
+
+
+def test_multi_label_classification_is_not_a_task_of_its_own() -> None:
     with pytest.raises(HeedfulError, match='"multiple" is not a task of its own'):
-        early("multiple")
-    assert set(task_names()) == set(SPECS) - {"multiple"}, "which classify finds out by itself"
+        preview("multiple")
+    assert set(task_names()) == set(SPECS) - {"multiple"}
 
 
-def test_classify_takes_settings_of_many_labels_before_it_has_seen_the_data() -> None:
+def test_classify_accepts_settings_of_multi_label_tasks_until_the_data_are_read() -> None:
     assignment = "task.thresholds=tuned"
-    assert early("classify", assignment).task == MultiLabelSettings(thresholds="tuned")
+    assert preview("classify", assignment).task == MultiLabelSettings(thresholds="tuned")
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):
-        wished("classify", None, assignment)  # one label, as it turned out
+        settings_for("classify", None, assignment)  # with data that have one label per text
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):
-        early("tag", assignment)
+        preview("tag", assignment)
 
 
 @pytest.mark.parametrize("arguments", [{"group_size": 1}, {"scale": 0.0}])
@@ -264,65 +292,79 @@ def test_settings_of_a_task_are_checked(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("task", SPECS)
-def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> None:
-    for resolved in (
-        finetune_defaults(task, 700, random_init=True)[0],
-        wished(
-            task,
-            None,
-            "max_length=64",
-            'data.columns={text = ["a", 2]}',
-            "train.optimizer.max_grad_norm=none",
-            "seeds=2",
-        ),
-        wished(task, None, 'init.model=a/"b"/ü 🦊', "data.delimiter=;", "train.schedule={kind = 'cosine'}"),
-    ):
-        path = tmp_path / "settings.toml"
-        path.write_text(to_toml(resolved), encoding="utf-8")
-        assert from_file(FinetuneSettings, path) == resolved
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        (),
+        ("max_length=64", 'data.columns={text = ["a", 2]}', "train.optimizer.max_grad_norm=none", "seeds=2"),
+        ('init.model=a/"b"/ü 🦊', "data.delimiter=;", "train.schedule={kind = 'cosine'}"),
+    ],
+    ids=["defaults", "none and numbers", "unusual texts"],
+)
+def test_settings_are_written_to_toml_and_read_again(task: str, assignments: tuple[str, ...], tmp_path: Path) -> None:
+    settings = settings_for(task, None, *assignments)
+    path = tmp_path / "settings.toml"
+    path.write_text(to_toml(settings), encoding="utf-8")
+    assert from_file(FinetuneSettings, path) == settings
 
 
-def test_a_run_from_the_hub_goes_on_whose_revision_was_saved_beside_the_name(tmp_path: Path) -> None:
-    apart, joined = 'model = "org/name"\nrevision = "v1"', 'model = "org/name@v1"\nrevision = ""'
-    student = distil_settings.preview_distil_settings(distil_settings.distil_overrides("t", student="org/name@v1"))
-    for wishes in (wished("tag", None, "init.model=org/name@v1"), student):
-        assert joined in to_toml(wishes)
-        (tmp_path / "settings.toml").write_text(to_toml(wishes).replace(joined, apart))
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        assert can_resume(tmp_path, wishes)
+def test_a_run_whose_settings_have_name_and_revision_separately_can_be_resumed(tmp_path: Path) -> None:
+    separate, joined = 'model = "org/name"\nrevision = "v1"', 'model = "org/name@v1"\nrevision = ""'
+    finetune_settings = settings_for("tag", None, "init.model=org/name@v1")
+    with_student = preview_distil_settings(distil_overrides("t", student="org/name@v1"))
+    (tmp_path / "checkpoints").mkdir()
+    for settings in (finetune_settings, with_student):
+        assert joined in to_toml(settings)
+        (tmp_path / "settings.toml").write_text(to_toml(settings).replace(joined, separate))
+        assert can_resume(tmp_path, settings)
 
 
-def test_a_revision_is_of_a_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "model_with_revision", "revision"),
+    [("a@v1", "a@v2", ""), ("folder", "folder", "v2"), (BUNDLED_ENCODER, BUNDLED_ENCODER, "v2")],
+)
+def test_a_revision_becomes_a_part_of_a_name_on_the_hub(
+    model: str, model_with_revision: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("here").mkdir()
-    apart = [(model, (model, "v2")) for model in ("here", BUNDLED_ENCODER)]
-    for model, named in (("a@v1", ("a@v2", "")), *apart):
-        settings = wished("tag", None, f"init.model={model}", "init.revision=v2").init
-        assert (settings.model, settings.revision) == named
+    Path("folder").mkdir()
+    init = settings_for("tag", None, f"init.model={model}", "init.revision=v2").init
+    assert init.model == model_with_revision
+    assert init.revision == revision
+
+
+def test_a_recipe_may_have_the_revision_of_an_assigned_model(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text('init.revision = "v1"\n')
-    assert wished("tag", recipe, "init.model=a").init.model == "a@v1"
+    assert settings_for("tag", recipe, "init.model=a").init.model == "a@v1"
 
 
-def test_settings_import_no_torch_and_keep_their_old_names() -> None:
+def test_the_settings_import_neither_torch_nor_other_large_packages() -> None:
     code = "import sys, heedful.runs.finetune.settings; print({'torch', 'pyarrow', 'tokenizers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-    for module in (fit, trainer, optim):
-        names = [name for name in module.__all__ if hasattr(settings, name)]
-        assert names and all(getattr(module, name) is getattr(settings, name) for name in names)
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "set()\n"
 
 
-def test_a_flag_and_an_assignment_cannot_set_the_same() -> None:
+@pytest.mark.parametrize("module", [fit, trainer, optim])
+def test_settings_of_training_can_be_imported_from_the_modules_that_use_them(module: ModuleType) -> None:
+    names = [name for name in module.__all__ if hasattr(train_settings, name)]
+    assert names
+    for name in names:
+        assert getattr(module, name) is getattr(train_settings, name)
+
+
+def test_a_flag_and_an_assignment_cannot_set_the_same_setting() -> None:
     with pytest.raises(SettingError, match=r"^--model a and init\.model=b both set init\.model:") as caught:
         plan_finetune("classify", "none.csv", model="a", assignments=["seeds=2", "init.model=b"])
-    assert (caught.value.code, caught.value.path) == ("duplicate", "init.model")
-    others = ["student.teacher_layers=[0, 2, 4]", "student.family=bert"]
-    overrides = distil_settings.distil_overrides("t", student="layers=3", assignments=others)
-    assert distil_settings.preview_distil_settings(overrides).student == LayersStudent(
-        teacher_layers=(0, 2, 4), family="bert"
-    )
-    for student, setting in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
-        overrides = distil_settings.distil_overrides("t", student=student, assignments=[setting])
-        with pytest.raises(SettingError, match=f"^--student {student} and {re.escape(setting)} both set"):
-            distil_settings.check_overrides(overrides)
+    assert caught.value.code == "duplicate"
+    assert caught.value.path == "init.model"
+
+
+def test_assignments_cannot_replace_the_settings_that_a_named_student_decides() -> None:
+    assignments = ["student.teacher_layers=[0, 2, 4]", "student.family=bert"]
+    settings = preview_distil_settings(distil_overrides("t", student="layers=3", assignments=assignments))
+    assert settings.student == LayersStudent(layers=3, teacher_layers=(0, 2, 4), family="bert")
+    for student, assignment in (("layers=3", "student.layers=2"), ("bag", "student = {kind = 'size'}")):
+        overrides = distil_overrides("t", student=student, assignments=[assignment])
+        with pytest.raises(SettingError, match=f"^--student {student} and {re.escape(assignment)} both set"):
+            check_overrides(overrides)

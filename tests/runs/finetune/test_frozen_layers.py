@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from heedful.checkpoint import load
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.distil.run import distil
-from heedful.runs.finetune.dry_run import dry_run
+from heedful.runs.finetune.dry_run import Estimate, dry_run
 from heedful.runs.finetune.run import finetune
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
 from heedful.train import frozen_outputs
@@ -25,12 +26,12 @@ from tests.support.reporters import Messages
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No timing; one thread, so that equal runs are equal."""
+    """Leave out the measurement of latency, and compute with one thread, so that equal runs are equal."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -41,91 +42,110 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SETTINGS = {"train.freeze_layers": 1, "train.epochs": 3, "eval_baseline": "false"}
 
 
-def frozen_as_in(folder: Path, bare: Path) -> bool:
-    before, after = load(bare).named_tensors(), load(folder / "model").named_tensors()
-    names = [name for name in before if name.startswith(("embedding.", "encoder.blocks.0."))]
-    assert any(not torch.equal(before[name], after[name]) for name in before if name.startswith("encoder.blocks.1."))
-    return all(torch.equal(before[name], after[name]) for name in names)
+def assert_lowest_layer_unchanged(folder: Path, initial_model: Path) -> None:
+    """Check that training changed the weights of the second layer, but not of the embedding and the first layer."""
+    initial, trained = load(initial_model).named_tensors(), load(folder / "model").named_tensors()
+    changed = {name for name in initial if not torch.equal(initial[name], trained[name])}
+    assert any(name.startswith("encoder.blocks.1.") for name in changed)
+    assert not any(name.startswith(("embedding.", "encoder.blocks.0.")) for name in changed)
 
 
 def test_seeds_share_the_cache_which_is_removed(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts: list[int] = []
-    write = frozen_outputs.CachedOutputs.write_part
-    monkeypatch.setattr(
-        frozen_outputs.CachedOutputs, "write_part", lambda self, part, b: (parts.append(part), write(self, part, b))[1]
-    )
-    log, folder = Messages(), tmp_path / "run"
-    done = finetune_tiny(
-        "classify", write_splits("single", tmp_path / "data"), folder, SETTINGS | {"seeds": 2}, model=bare, reporter=log
-    )
-    assert done.status == "completed" and parts == [0]
-    log_messages = [text for text in log.messages if "frozen" in text]
-    assert len(log_messages) == 2 and "lowest layer are frozen, without dropout; their outputs for" in log_messages[0]
-    assert not (folder / "frozen").exists() and frozen_as_in(folder, bare)
+    written_parts: list[int] = []
+    write_part = frozen_outputs.CachedOutputs.write_part
+
+    def write_and_record(self: frozen_outputs.CachedOutputs, part: int, data: bytes) -> None:
+        written_parts.append(part)
+        write_part(self, part, data)
+
+    monkeypatch.setattr(frozen_outputs.CachedOutputs, "write_part", write_and_record)
+    recorder, run, data = Messages(), tmp_path / "run", write_splits("single", tmp_path / "data")
+    settings = SETTINGS | {"seeds": 2}
+    assert finetune_tiny("classify", data, run, settings, model=bare, reporter=recorder).status == "completed"
+    assert written_parts == [0], "once for both seeds"
+    first, _second = (message for message in recorder.messages if "frozen" in message)
+    assert "lowest layer are frozen, without dropout; their outputs for" in first
+    assert not (run / "frozen").exists()
+    assert_lowest_layer_unchanged(run, bare)
 
 
-def test_a_run_that_was_interrupted_gives_the_same_bits(tmp_path: Path, bare: Path) -> None:
-    source = write_splits("single", tmp_path / "data")
-    finetune_tiny("classify", source, tmp_path / "whole", SETTINGS, model=bare)
-    stopped = finetune_tiny("classify", source, tmp_path / "run", SETTINGS, model=bare, reporter=Messages(stop_after=3))
-    assert stopped.status == "interrupted" and (tmp_path / "run" / "frozen" / "about.json").exists()
-    assert finetune_tiny("classify", source, tmp_path / "run", SETTINGS, model=bare).status == "completed"
-    expected = load(tmp_path / "whole" / "model").named_tensors()
-    actual = load(tmp_path / "run" / "model").named_tensors()
-    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+def test_a_resumed_run_has_the_same_weights(tmp_path: Path, bare: Path) -> None:
+    data, uninterrupted, resumed = write_splits("single", tmp_path / "data"), tmp_path / "one", tmp_path / "two"
+    finetune_tiny("classify", data, uninterrupted, SETTINGS, model=bare)
+    stop = Messages(stop_after=3)
+    assert finetune_tiny("classify", data, resumed, SETTINGS, model=bare, reporter=stop).status == "interrupted"
+    assert (resumed / "frozen" / "about.json").exists()
+    assert finetune_tiny("classify", data, resumed, SETTINGS, model=bare).status == "completed"
+    tensors, expected = (load(run / "model").named_tensors() for run in (resumed, uninterrupted))
+    for name, tensor in expected.items():
+        assert torch.equal(tensors[name], tensor), name
 
 
 @pytest.mark.slow
-def test_other_tasks_and_the_contrastive_method_freeze_layers_too(tmp_path: Path, bare: Path) -> None:
-    for task, kind, more in (
+@pytest.mark.parametrize(
+    ("task", "kind", "settings"),
+    [
         ("tag", "tag", {}),
         ("qa", "qa", {}),
         ("embed", "together", {"task.group_size": 4}),
         ("multiple-choice", "choose 2", {}),
         ("classify", "multiple", {"method": "contrastive"}),
-    ):
-        folder, log = tmp_path / kind, Messages()
-        finetune_tiny(
-            task, write_splits(kind, tmp_path / f"{kind} data"), folder, SETTINGS | more, model=bare, reporter=log
-        )
-        assert any("computed once" in text for text in log.messages), kind
-        assert frozen_as_in(folder, bare), kind
+    ],
+)
+def test_other_tasks_and_the_contrastive_method_freeze_layers_too(
+    tmp_path: Path, bare: Path, task: str, kind: str, settings: dict[str, Any]
+) -> None:
+    run, recorder, data = tmp_path / "run", Messages(), write_splits(kind, tmp_path / "data")
+    finetune_tiny(task, data, run, SETTINGS | settings, model=bare, reporter=recorder)
+    assert any("computed once" in message for message in recorder.messages)
+    assert_lowest_layer_unchanged(run, bare)
 
 
 @pytest.mark.slow
 def test_distillation_freezes_layers_of_the_student(tmp_path: Path) -> None:
-    teacher, log = make_model_dir(tmp_path / "teacher", "single"), Messages()
-    source, how = write_splits("single", tmp_path / "data"), ["train.freeze_layers=1", *NO_BASELINE]
-    distil(teacher, source, tmp_path / "run", student="layers=2", loss="tinybert", assignments=how, reporter=log)
-    assert any(text.endswith("are frozen, without dropout, and recomputed in every step") for text in log.messages)
-    assert frozen_as_in(tmp_path / "run", tmp_path / "run" / "start")
+    teacher, recorder, run = make_model_dir(tmp_path / "teacher", "single"), Messages(), tmp_path / "run"
+    data, assignments = write_splits("single", tmp_path / "data"), ["train.freeze_layers=1", *NO_BASELINE]
+    distil(teacher, data, run, student="layers=2", loss="tinybert", assignments=assignments, reporter=recorder)
+    ending = "are frozen, without dropout, and recomputed in every step"
+    assert any(message.endswith(ending) for message in recorder.messages)
+    assert_lowest_layer_unchanged(run, run / "start")
 
 
-def test_distillation_refuses_what_it_cannot_freeze(tmp_path: Path) -> None:
-    teacher, source = make_model_dir(tmp_path / "teacher", "single"), write_splits("single", tmp_path / "data")
-    for how, student, expected in (
-        (["freeze_layers=1", "cache_gb=3"], "layers=2", "train.cache_gb would change nothing: only finetune caches"),
-        (["freeze_layers=3"], "layers=2", "the model has 2 layers: give 2 or fewer"),
-        (["freeze_layers=1"], "tiny", "training starts from random weights"),
-    ):
-        with pytest.raises(HeedfulError, match=expected):
-            distil(teacher, source, tmp_path / "no", student=student, assignments=how)
-    assert not (tmp_path / "no" / "settings.toml").exists()
+@pytest.mark.parametrize(
+    ("student", "assignments", "message"),
+    [
+        ("layers=2", ["freeze_layers=1", "cache_gb=3"], "train.cache_gb would change nothing: only finetune caches"),
+        ("layers=2", ["freeze_layers=3"], "the model has 2 layers: give 2 or fewer"),
+        ("tiny", ["freeze_layers=1"], "training starts from random weights"),
+    ],
+)
+def test_distillation_refuses_layers_that_cannot_be_frozen(
+    tmp_path: Path, student: str, assignments: list[str], message: str
+) -> None:
+    teacher, data = make_model_dir(tmp_path / "teacher", "single"), write_splits("single", tmp_path / "data")
+    with pytest.raises(HeedfulError, match=message):
+        distil(teacher, data, tmp_path / "run", student=student, assignments=assignments)
+    assert not (tmp_path / "run" / "settings.toml").exists()
 
 
-def test_what_cannot_be_frozen_is_refused_before_anything_is_written(tmp_path: Path, bare: Path) -> None:
-    source = write_splits("single", tmp_path / "data")
-    for model, how, expected in (
-        (bare, ["freeze_layers=3"], "train.freeze_layers is 3, but the model has 2 layers"),
-        ("", ["freeze_layers=1", "init.kind=scratch"], "training starts from random weights"),
-        (bare, ["freeze_layers=1", "method=linear"], "train.freeze_layers would change nothing: method is linear"),
-    ):
-        with pytest.raises(HeedfulError, match=expected):
-            finetune("classify", source, tmp_path / "no", model=model, assignments=how)
-    assert not (tmp_path / "no").exists()
+@pytest.mark.parametrize(
+    ("has_model", "assignments", "message"),
+    [
+        (True, ["freeze_layers=3"], "train.freeze_layers is 3, but the model has 2 layers"),
+        (False, ["freeze_layers=1", "init.kind=scratch"], "training starts from random weights"),
+        (True, ["freeze_layers=1", "method=linear"], "train.freeze_layers would change nothing: method is linear"),
+    ],
+)
+def test_finetuning_refuses_layers_that_cannot_be_frozen(
+    tmp_path: Path, bare: Path, has_model: bool, assignments: list[str], message: str
+) -> None:
+    data, model = write_splits("single", tmp_path / "data"), bare if has_model else ""
+    with pytest.raises(HeedfulError, match=message):
+        finetune("classify", data, tmp_path / "run", model=model, assignments=assignments)
+    assert not (tmp_path / "run").exists()
 
 
-def test_pretraining_freezes_layers_of_a_trained_model_alone() -> None:
+def test_pretraining_freezes_layers_only_of_a_trained_model() -> None:
     train = TrainSettings(epochs=1, freeze_layers=1)
     PretrainSettings(train=train, model=ModelSettings(init_from="folder"))
     with pytest.raises(HeedfulError, match=r"or set model\.init_from"):
@@ -134,10 +154,13 @@ def test_pretraining_freezes_layers_of_a_trained_model_alone() -> None:
         PretrainSettings(train=replace(train, cache_gb=1), model=ModelSettings(init_from="folder"))
 
 
-def test_a_dry_run_counts_the_cache(tmp_path: Path, bare: Path) -> None:
-    source = write_splits("single", tmp_path / "data")
-    plain, frozen, uncached = (
-        dry_run("classify", source, tmp_path / "run", model=bare, assignments=["epochs=3", *how])
-        for how in ([], ["freeze_layers=1"], ["freeze_layers=1", "cache_gb=0"])
-    )
-    assert frozen.disk - plain.disk == 4 * 32 * frozen.tokens and uncached.disk == plain.disk
+def test_the_disk_space_of_a_dry_run_includes_the_cache(tmp_path: Path, bare: Path) -> None:
+    data = write_splits("single", tmp_path / "data")
+
+    def estimate(*assignments: str) -> Estimate:
+        return dry_run("classify", data, tmp_path / "run", model=bare, assignments=["epochs=3", *assignments])
+
+    unfrozen, frozen, uncached = estimate(), estimate("freeze_layers=1"), estimate("freeze_layers=1", "cache_gb=0")
+    hidden_state_bytes = 4 * 32
+    assert frozen.disk - unfrozen.disk == hidden_state_bytes * frozen.tokens
+    assert uncached.disk == unfrozen.disk

@@ -1,17 +1,19 @@
-"""quickstart replaces what an earlier one made and nothing else; the whole of it runs in test_cli.py."""
+"""`quickstart` replaces the folder of an earlier quickstart and nothing else.
+
+Its fine-tuning is replaced here; the tests of the command line run the whole.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.runs.finetune import quickstart as module
+from heedful.runs.finetune import quickstart as quickstart_module
 from heedful.runs.finetune.quickstart import MARK, MARK_CONTENT, quickstart
 from heedful.runs.results import RunResult
 from heedful.train.run_lock import lock_run
@@ -19,70 +21,102 @@ from heedful.train.run_lock import lock_run
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Runs are noted and not made."""
+    """The folders of runs, which are recorded instead of trained."""
     folders: list[Path] = []
 
-    def finetune(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
-        assert task == "classify" and (data / "train.csv").is_file()
-        assert [path.name for path in folder.iterdir()] == [MARK], "it starts in an empty folder"
+    def fake_finetune(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
+        assert task == "classify"
+        assert (data / "train.csv").is_file()
+        assert [path.name for path in folder.iterdir()] == [MARK], "files of an earlier quickstart are removed"
         folders.append(folder)
-        lines = [{"correct": False, "input": "a"}, {"correct": True, "input": "b"}, {"correct": False, "input": "c"}]
-        lines += [{"correct": False, "input": name} for name in ("d", "beyond those that are shown")]
-        (folder / "predictions-test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        predictions = [
+            {"correct": False, "input": "first mistake"},
+            {"correct": True, "input": "no mistake"},
+            {"correct": False, "input": "second mistake"},
+            {"correct": False, "input": "third mistake"},
+            {"correct": False, "input": "fourth mistake"},
+        ]
+        lines = "".join(json.dumps(prediction) + "\n" for prediction in predictions)
+        (folder / "predictions-test.jsonl").write_text(lines)
         return RunResult(output_dir=folder, status="completed", results={"metric": "accuracy"})
 
-    monkeypatch.setattr(module, "finetune", finetune)
-    monkeypatch.setattr(module, "Engine", lambda folder: lambda texts: [{"label": "x"} for _ in texts])
+    monkeypatch.setattr(quickstart_module, "finetune", fake_finetune)
+    monkeypatch.setattr(quickstart_module, "Engine", lambda folder: lambda texts: [{"label": "x"} for _ in texts])
     return folders
 
 
-def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
+def test_the_result_has_three_mistakes_and_answers_to_new_texts(tmp_path: Path, runs: list[Path]) -> None:
+    result = quickstart(tmp_path / "run")
+    assert result is not None
+    assert result.results == {"metric": "accuracy"}
+    mistakes = [mistake["input"] for mistake in result.mistakes]
+    assert mistakes == ["first mistake", "second mistake", "third mistake"]
+    assert len(result.answers) == 3
+    for answer in result.answers:
+        assert answer["label"] == "x"
+        assert answer["text"]
+
+
+def test_an_earlier_quickstart_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
     folder = tmp_path / "a b"
-    done = quickstart(folder)
-    assert done is not None and done.results == {"metric": "accuracy"}
-    assert [line["input"] for line in done.mistakes] == ["a", "c", "d"]
-    assert [answer["label"] for answer in done.answers] == ["x"] * 3 and all(a["text"] for a in done.answers)
+    result = quickstart(folder)
     assert (folder / MARK).read_text() == MARK_CONTENT
-    assert quickstart(folder) == done and runs == [folder, folder]
-    (tmp_path / "empty").mkdir()
-    assert quickstart(tmp_path / "empty") is not None
+    assert quickstart(folder) == result
+    assert runs == [folder, folder]
 
 
-def test_one_that_was_stopped_is_replaced(tmp_path: Path, runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(how: Callable[[], RunResult]) -> Any:
-        def finetune(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
-            (folder / "settings.toml").write_text("half of a run")
-            return how()
+def test_an_empty_folder_is_used(tmp_path: Path, runs: list[Path]) -> None:
+    assert quickstart(tmp_path) is not None
+    assert runs == [tmp_path]
 
-        return finetune
 
-    def interrupt() -> RunResult:
+def test_an_interrupted_quickstart_is_replaced(
+    tmp_path: Path, runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def stop_after_a_signal(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
+        (folder / "settings.toml").write_text("half of a run")
+        return RunResult(output_dir=folder, status="interrupted", results={})
+
+    def stop_without_warning(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
+        (folder / "settings.toml").write_text("half of a run")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            module, "finetune", stopped(lambda: RunResult(output_dir=tmp_path, status="interrupted", results={}))
-        )
-        assert quickstart(tmp_path / "run") is None
-        patch.setattr(module, "finetune", stopped(interrupt))
+        patch.setattr(quickstart_module, "finetune", stop_after_a_signal)
+        assert quickstart(run) is None
+        patch.setattr(quickstart_module, "finetune", stop_without_warning)
         with pytest.raises(KeyboardInterrupt):
-            quickstart(tmp_path / "run")
-    assert quickstart(tmp_path / "run") is not None and len(runs) == 1
+            quickstart(run)
+    assert quickstart(run) is not None
+    assert runs == [run]
 
 
-def test_what_no_quickstart_made_stays(tmp_path: Path, runs: list[Path]) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "work").write_text("of years")
-    for mark in (None, "*\n", b"\xff\xfe"):
-        if mark is not None:
-            (tmp_path / "mine" / MARK).write_bytes(mark.encode() if isinstance(mark, str) else mark)
-        with pytest.raises(HeedfulError, match="mine exists, and no quickstart made it: give another folder"):
-            quickstart(tmp_path / "mine")
+@pytest.mark.parametrize("mark", [None, b"*\n", b"\xff\xfe"], ids=["no mark", "other mark", "no text"])
+def test_a_folder_that_is_not_from_a_quickstart_is_refused(
+    tmp_path: Path, runs: list[Path], mark: bytes | None
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "work").write_text("of years")
+    if mark is not None:
+        (folder / MARK).write_bytes(mark)
+    with pytest.raises(HeedfulError, match="mine exists, and no quickstart made it: give another folder"):
+        quickstart(folder)
+    assert (folder / "work").read_text() == "of years"
+    assert not runs
+
+
+def test_a_file_is_refused(tmp_path: Path, runs: list[Path]) -> None:
+    file = tmp_path / "work"
+    file.write_text("of years")
     with pytest.raises(HeedfulError, match="work exists, and no quickstart made it"):
-        quickstart(tmp_path / "mine" / "work")
+        quickstart(file)
     with pytest.raises(HeedfulError, match=r"work/run cannot be written: Not a directory: give another folder"):
-        quickstart(tmp_path / "mine" / "work" / "run")
-    assert (tmp_path / "mine" / "work").read_text() == "of years" and not runs
+        quickstart(file / "run")
+    assert file.read_text() == "of years"
+    assert not runs
 
 
 def test_a_running_quickstart_is_not_replaced(tmp_path: Path, runs: list[Path]) -> None:
@@ -90,7 +124,8 @@ def test_a_running_quickstart_is_not_replaced(tmp_path: Path, runs: list[Path]) 
     quickstart(folder)
     with lock_run(folder), pytest.raises(HeedfulError, match=re.escape("another run, pid ")):
         quickstart(folder)
-    assert (folder / "predictions-test.jsonl").is_file() and len(runs) == 1
+    assert (folder / "predictions-test.jsonl").is_file()
+    assert len(runs) == 1
 
 
 def test_a_link_is_not_replaced(tmp_path: Path, runs: list[Path]) -> None:
