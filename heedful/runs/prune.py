@@ -206,7 +206,7 @@ def _faster(
 
 
 def _measure(engine: BundleEngine, task: Task, examples: Sequence[Example], pruning: TokenPruning | None) -> Measured:
-    """Evaluate an engine on examples with a pruning (None: all tokens). Afterwards the engine still has this pruning."""
+    """Evaluate an engine on examples with a pruning (None: all tokens). The engine keeps this pruning afterwards."""
     engine.loaded.prune_tokens(pruning)
     metrics = evaluate_task(task, engine, examples)
     return Measured(metrics, float(task.compute_metrics(metrics)[task.metric]))
