@@ -1,4 +1,8 @@
-"""Build model, objectives and samples of a pre-training run from its components, for `runs.pretrain.run`."""
+"""Build model, objectives and samples of a pre-training run from its components.
+
+A training sample is a packed row: several sequences of tokens, end to end without padding. `runs.pretrain.run` and the
+distillation of masked language models call these functions.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,15 @@ from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.settings import PretrainTokenizer
 
-Part = TypeVar("Part", EmbeddingConfig, StackConfig, None)
-DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
+ConfigPart = TypeVar("ConfigPart", EmbeddingConfig, StackConfig, None)
+DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")  # fields of them
 
 
 # -- checks before text is read -------------------------------------------------------------------------------------
 
 
 def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> None:
-    """Refuse settings that differ from the defaults and would change nothing.
+    """Refuse settings that differ from their defaults although the run would not use them.
 
     Args:
         settings: The settings of the run.
@@ -43,13 +47,15 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
     """
     init_from, defaults = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
     trains_tokenizer = not (from_corpus or init_from or settings.tokenizer.path)
-    origin = "--tokenizer names one" if settings.tokenizer.path else f"{init_from or 'the corpus'} has its own"
+    tokenizer_source = (
+        "--tokenizer names one" if settings.tokenizer.path else f"{init_from or 'the corpus'} has its own"
+    )
     training_options = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
     corpus_options = [field.name for field in fields(CorpusSettings)]
     for table, names, is_used, reason in (
         ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
         ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
-        ("tokenizer", training_options, trains_tokenizer, f"no tokenizer is trained, {origin}"),
+        ("tokenizer", training_options, trains_tokenizer, f"no tokenizer is trained, {tokenizer_source}"),
         ("corpus", corpus_options, not from_corpus, "the corpus was made before"),
         ("model", ("family", "size", "layers", "width", "heads"), not init_from, f"{init_from} has a shape of its own"),
     ):
@@ -62,7 +68,11 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
 
 
 def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> None:
-    """Check that the model to continue from, or the family, fits the objective, before text is read.
+    """Check that the model fits the objective, before text is read.
+
+    Args:
+        settings: The settings of the run.
+        init_model: The model that training continues from. If None, the family of the settings is checked.
 
     Raises:
         HeedfulError: If the objective's head or the lengths do not fit the model.
@@ -98,7 +108,10 @@ def _family(settings: PretrainSettings) -> str:
 
 
 def build_model(components: Components) -> ModelBundle:
-    """Make a model with random weights, or use the model to continue from, and add the objective's head."""
+    """Return the model to train, with the objective's head.
+
+    It has random weights, or those of the model that training continues from.
+    """
     settings, seed = components.settings, components.settings.train.seed
     head = settings.spec.head
     if components.init_model is not None:
@@ -129,6 +142,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
     layers, width, heads = settings.model.shape
 
     def resize_stack(config: StackConfig | None) -> StackConfig | None:
+        """Return the config of a stack with the shape of the settings. Ratios of sizes are those of the family."""
         if config is None:
             return None
         return replace(
@@ -143,20 +157,24 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         )
 
     def resize_embedding(embedding: EmbeddingConfig) -> EmbeddingConfig:
+        """Return the config of an embedding for the vocabulary, the hidden size and the lengths."""
         positions = embedding.positions
         new_width = width
         if embedding.width != model.width:  # a family whose embedding dimension is below its hidden size
             new_width = min(embedding.width, max(1, width // 2))
         if isinstance(positions, Learned):
             padding = None if positions.padding is None else tokenizer.special.pad
-            offset = positions.offset if padding is None else padding + 1
+            offset = positions.offset if padding is None else padding + 1  # positions begin after the padding row
             positions = replace(positions, count=max(settings.lengths) + offset, offset=offset, padding=padding)
+        num_types = embedding.types
+        if num_types:  # at least as many token types as the tokenizer uses for a pair of texts
+            num_types = max(num_types, 1 + max(tokenizer.encode(("a", "a")).types))
         return replace(
             embedding,
             vocabulary=tokenizer.size,
             width=new_width,
             positions=positions,
-            types=embedding.types and max(embedding.types, 1 + max(tokenizer.encode(("a", "a")).types)),
+            types=num_types,
             padding=None if embedding.padding is None else tokenizer.special.pad,
             scale=new_width**0.5 if embedding.scale == embedding.width**0.5 else embedding.scale,
         )
@@ -169,7 +187,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         decoder_embedding=None if model.decoder_embedding is None else resize_embedding(model.decoder_embedding),
         start=None if model.start is None else tokenizer.special.pad,
     )
-    # in some families the initialisation depends on how many layers there are, so read it from the new config
+    # in some families the initialisation depends on the number of layers: take that of the new config
     reread = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
     return BundleConfig(family=family, model=replace(model, initialisation=reread.initialisation))
 
@@ -183,7 +201,7 @@ def with_dropout(model: ModelConfig, source: ModelConfig, rate: float | None = N
         rate: Replaces all rates of `source` that are not 0. If None, they are copied unchanged.
     """
 
-    def copy_rates(config: Part, source_config: Part) -> Part:
+    def copy_rates(config: ConfigPart, source_config: ConfigPart) -> ConfigPart:
         if config is None or source_config is None:
             return config
         rates: dict[str, Any] = {
@@ -207,9 +225,9 @@ def _with_config(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
 
 
 def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
-    """Return the model with the dropout of its family, or of the model that training continued from.
+    """Return the trained model with the dropout rates of its family, or of the model that training continued from.
 
-    Fine-tuning starts with this dropout.
+    These are the rates for fine-tuning. The dropout of pre-training is a setting of its own.
     """
     init_model = components.init_model
     source = _family_config(loaded.config.family) if init_model is None else init_model.config.model
@@ -222,7 +240,13 @@ def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
 def build_objectives(
     components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
 ) -> list[SelfSupervised]:
-    """Return the objective of each phase for a model with the objective's head. `samples` has the samples of each."""
+    """Return the objective of each phase for a model with the objective's head.
+
+    Args:
+        components: The components of the run.
+        loaded: The model.
+        samples: The training samples of each phase.
+    """
     return components.builder.objectives(components, loaded, samples)
 
 
@@ -232,7 +256,8 @@ def build_objectives(
 def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
     """Return the training samples of each phase, and the validation samples.
 
-    Validation samples have the length of the first phase. Rows are added until they have `eval_tokens` tokens.
+    Validation samples have the maximum length of the first phase. They are packed rows that are chosen at random until
+    they have at least `eval_tokens` tokens together.
 
     Raises:
         HeedfulError: If the corpus has too few documents.
@@ -266,10 +291,10 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
 
 
 def _fixed_shape(components: Components) -> FixedShape | None:
-    """Return the fixed shape of all rows by `sequences_per_pack`, or None if it is unset.
+    """Return the shape that all packed rows have by the setting `sequences_per_pack`, or None if it is unset.
 
     Raises:
-        HeedfulError: If the objective or the tokenizer cannot have rows of fixed shape.
+        HeedfulError: If rows of a fixed shape are not possible with the objective or the tokenizer.
     """
     settings, pad = components.settings, components.tokenizer.special.pad
     sequences = settings.sequences_per_pack
