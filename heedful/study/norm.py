@@ -28,12 +28,12 @@ from heedful.train.settings import Constant
 
 PRE, POST, PRE_BATCH, POST_BATCH = "pre, layer", "post, layer", "pre, batch", "post, batch"
 ARMS = (PRE, POST, PRE_BATCH, POST_BATCH)
-WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # warmup as a share of the steps, for each measure
-SMOOTHING = 10  # steps that one point of a learning curve averages
+WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # warmup as a share of the steps, by name of the measure
+SMOOTHING = 10  # number of steps whose losses are averaged to a point of a learning curve
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> ModelBundle:
-    """Return a Transformer with the norms of an arm."""
+    """Return a Transformer classifier with the kind and the place of norms of an arm."""
     loaded = transformer_classifier(
         tokenizer,
         LABELS,
@@ -58,8 +58,8 @@ def run(config: StudyConfig) -> StudyResult:
         test = labelled_examples((row.text, row.label) for row in data["test"])
         tokenizer = word_level_tokenizer(example.text for example in train)
         for arm in recorder.missing_arms(ARMS, seed):
-            accuracies: dict[str, float] = {}
-            losses: dict[str, list[float]] = {}
+            accuracies: dict[str, float] = {}  # by measure: with and without warmup
+            losses: dict[str, list[float]] = {}  # loss of each step, by measure
             for name, warmup_ratio in WARMUPS.items():
                 loaded = build_model(arm, tokenizer, seed, layers)
                 task = classification_task(tokenizer, LABELS, loaded)

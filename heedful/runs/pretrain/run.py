@@ -330,7 +330,7 @@ class PretrainTraining:
             write_file(path, baseline_before_training({"validation": {"numbers": metrics}}))
 
     def _save_last(self, components: Components, model: ModelBundle) -> None:
-        """Save the weights of the last step as a checkpoint, since the run's model may have those of an earlier step."""
+        """Save the weights of the last step as a checkpoint, since the run's model may be that of an earlier step."""
         if self.run.ranks.is_main:
             save(
                 model_to_save(model, components),
