@@ -1,4 +1,4 @@
-"""Settings as data, for flags, references and completion."""
+"""The schema of settings: path, type, default, meaning and choices, read from dataclasses and their comments."""
 
 from __future__ import annotations
 
@@ -57,14 +57,12 @@ def test_every_setting_has_path_type_default_meaning_and_choices() -> None:
 
 def test_defaults_are_those_of_an_instance() -> None:
     drawing = Drawing(name="a", shape=Circle(radius=5.0))
-    described = {setting.path: setting.default for setting in describe_settings(drawing)}
-    assert (described["name"], described["shape.kind"], described["shape.radius"], described["shape.side"]) == (
-        "a",
-        "circle",
-        5.0,
-        2.0,
-    )
-    assert {setting.path: setting.default for setting in describe_settings(replace(drawing, bare=3))}["bare"] == 3
+    defaults = {setting.path: setting.default for setting in describe_settings(drawing)}
+    assert (defaults["name"], defaults["shape.kind"]) == ("a", "circle")
+    assert defaults["shape.radius"] == 5.0
+    assert defaults["shape.side"] == 2.0, "the default of the class, since the instance has another kind"
+    changed = {setting.path: setting.default for setting in describe_settings(replace(drawing, bare=3))}
+    assert changed["bare"] == 3
 
 
 def test_paths_say_what_may_lie_below_them() -> None:
@@ -77,5 +75,5 @@ def test_the_settings_of_all_runs_can_be_described() -> None:
         settings = describe_settings(cls)
         assert {setting.path for setting in settings} <= setting_paths(cls).keys()
         docs = {setting.path: setting.doc for setting in settings}
-        (batch,) = (path for path in docs if path.endswith("train.batch_size"))
-        assert docs[batch].startswith("samples of an update")
+        (batch_size_path,) = (path for path in docs if path.endswith("train.batch_size"))
+        assert docs[batch_size_path].startswith("samples of an update")
