@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder of data, and the content of a run on it that was not interrupted. The run is in its sibling folder run."""
+    """A folder of data, and the content of an uninterrupted run on it. The folder of the run is its sibling "run"."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     data = write_splits("multiple", folder / "data")
     torch.set_num_threads(1)
