@@ -1,4 +1,4 @@
-"""Toy data: equal seeds give equal data, no text is in two splits, and a bag of words is at chance on the hard parts."""
+"""Toy data: equal seeds give equal data, no text is in two splits, and a bag of words is at chance on hard parts."""
 
 from __future__ import annotations
 
