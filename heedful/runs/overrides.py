@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 class Located(NamedTuple):
     """All entries of some overrides, with the full paths of one settings class."""
 
-    layers: list[list[Entry]]  # recipe, presets, entries by hand, values of `with_values`; a later layer has priority
+    layers: list[list[Entry]]  # of `Overrides`, and then that of `with_values`; a later layer has priority
     renamed: dict[str, str]  # full path by foreign name, for the foreign names that were used
 
 
@@ -63,16 +63,16 @@ class Resolved(Generic[Settings]):
 class Overrides:
     """Settings that a user gives. They are read once; `resolve` merges them over defaults.
 
+    They are merged in three layers, each over the ones before it: the recipe; the presets; and flags, assignments and
+    values. A layer may give each setting only once. If settings exclude each other, such as epochs and max_steps, a
+    layer may give only one of them, which replaces the one in an earlier layer.
+
     Args:
-        recipe: Path of a .toml or .json file, or its content as a mapping. All other arguments override it.
-        presets: Tables of settings by the flag that chooses them, as {"--loss logits": {"loss": {...}}}. Other flags,
-            assignments and values override them.
+        recipe: Path of a .toml or .json file, or its content as a mapping.
+        presets: Tables of settings by the flag that chooses them, as {"--loss logits": {"loss": {...}}}.
         flags: Values by flag and full path, as {"--lr 0.1": {"train.optimizer.lr": 0.1}}.
         assignments: Texts such as "lr=0.1".
         values: Python values by path or short name, or nested mappings.
-
-    Flags, assignments and values together may give each setting once. If settings exclude each other, such as epochs
-    and max_steps, they may give only one of these settings, which then replaces the one in the recipe.
 
     Raises:
         SettingError: If an assignment is not of the form name=value.
@@ -88,18 +88,9 @@ class Overrides:
         assignments: Sequence[str] = (),
         values: Mapping[str, object] | None = None,
     ) -> None:
-        table: Mapping[str, object]
-        if recipe is None:
-            source, table = "", {}
-        elif isinstance(recipe, Mapping):
-            source, table = "recipe", recipe
-        else:
-            source, table = str(recipe), load_mapping(recipe) if recipe else {}
-        self._recipe = _entries(_as_plain_table(table, source), source)
-        self._presets, self._by_hand = list[Entry](), list[Entry]()
-        for layer, tables in ((self._presets, presets), (self._by_hand, flags)):
-            for flag, flag_table in (tables or {}).items():
-                layer += _entries(_as_plain_table(flag_table, flag), flag)
+        self._recipe = _recipe_entries(recipe)
+        self._presets = _flag_entries(presets or {})
+        self._by_hand = _flag_entries(flags or {})
         for assignment in assignments:
             self._by_hand += _parse_assignment(assignment)
         for name, value in _as_plain_table(values or {}, "values").items():
@@ -186,6 +177,7 @@ class Overrides:
 
 
 def _same_settings(first: object, second: object) -> bool:
+    """Whether two settings are of the same class and equal."""
     return type(first) is type(second) and first == second
 
 
@@ -268,7 +260,24 @@ def _without_classes(value: object) -> object:
         return [_without_classes(item) for item in value]
     if isinstance(value, Path):
         return str(value)
-    return to_mapping(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_mapping(value)
+    return value
+
+
+def _recipe_entries(recipe: str | Path | Mapping[str, object] | None) -> list[Entry]:
+    """Return the entries of a recipe: of a file, of its content, or of no recipe for None or ""."""
+    if not recipe:
+        return []
+    if isinstance(recipe, Mapping):
+        return _entries(_as_plain_table(recipe, "recipe"), "recipe")
+    source = str(recipe)
+    return _entries(_as_plain_table(load_mapping(recipe), source), source)
+
+
+def _flag_entries(tables: Mapping[str, Mapping[str, object]]) -> list[Entry]:
+    """Return the entries of flags, from a table of settings by flag."""
+    return [entry for flag, table in tables.items() for entry in _entries(_as_plain_table(table, flag), flag)]
 
 
 def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
@@ -284,7 +293,7 @@ def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
 
 
 def _leaves(value: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
-    """Yield (path, value) for each value in nested tables. The path is () if the value itself is no table."""
+    """Yield (path, value) for each value in nested tables, or ((), value) if the value itself is not a table."""
     if isinstance(value, dict) and value:
         for key, branch in value.items():
             yield from (((key, *rest), leaf) for rest, leaf in _leaves(branch))
@@ -312,8 +321,9 @@ def toml_value(text: str) -> Json:
     ([1, 2], 'cosine')
     """
     try:
-        value = parse(f"value = {text}", "TOML", text)
-        return to_plain_data(value["value"], (), text) if len(value) == 1 else text
+        table = parse(f"value = {text}", "TOML", text)
+        has_only_this_value = len(table) == 1  # a text with line breaks could contain further keys
+        return to_plain_data(table["value"], (), text) if has_only_this_value else text
     except HeedfulError:
         return text
 
