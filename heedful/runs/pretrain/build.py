@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -138,58 +139,70 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         settings: Layers, hidden size, heads and lengths.
         tokenizer: The tokenizer of the model.
     """
-    model = _family_config(family)
-    layers, width, heads = settings.model.shape
-
-    def resize_stack(config: StackConfig | None) -> StackConfig | None:
-        """Return the config of a stack with the shape of the settings. Ratios of sizes are those of the family."""
-        if config is None:
-            return None
-        return replace(
-            config,
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=config.kv_heads_of(heads),
-            head_width=width // heads,
-            inner_width=round(config.inner_width / config.width * width),
-            blocks=None if config.blocks is None else min(config.blocks, layers),
-        )
-
-    def resize_embedding(embedding: EmbeddingConfig) -> EmbeddingConfig:
-        """Return the config of an embedding for the vocabulary, the hidden size and the lengths."""
-        positions = embedding.positions
-        new_width = width
-        if embedding.width != model.width:  # a family whose embedding dimension is below its hidden size
-            new_width = min(embedding.width, max(1, width // 2))
-        if isinstance(positions, Learned):
-            padding = None if positions.padding is None else tokenizer.special.pad
-            offset = positions.offset if padding is None else padding + 1  # positions begin after the padding row
-            positions = replace(positions, count=max(settings.lengths) + offset, offset=offset, padding=padding)
-        num_types = embedding.types
-        if num_types:  # at least as many token types as the tokenizer uses for a pair of texts
-            num_types = max(num_types, 1 + max(tokenizer.encode(("a", "a")).types))
-        return replace(
-            embedding,
-            vocabulary=tokenizer.size,
-            width=new_width,
-            positions=positions,
-            types=num_types,
-            padding=None if embedding.padding is None else tokenizer.special.pad,
-            scale=new_width**0.5 if embedding.scale == embedding.width**0.5 else embedding.scale,
-        )
-
+    published = _family_config(family)
+    shape = settings.model.shape
+    resize_embedding = partial(_resize_embedding, family_width=published.width, settings=settings, tokenizer=tokenizer)
     model = replace(
-        model,
-        embedding=resize_embedding(model.embedding),
-        encoder=resize_stack(model.encoder),
-        decoder=resize_stack(model.decoder),
-        decoder_embedding=None if model.decoder_embedding is None else resize_embedding(model.decoder_embedding),
-        start=None if model.start is None else tokenizer.special.pad,
+        published,
+        embedding=resize_embedding(published.embedding),
+        encoder=None if published.encoder is None else _resize_stack(published.encoder, shape),
+        decoder=None if published.decoder is None else _resize_stack(published.decoder, shape),
+        decoder_embedding=(
+            None if published.decoder_embedding is None else resize_embedding(published.decoder_embedding)
+        ),
+        start=None if published.start is None else tokenizer.special.pad,
     )
     # in some families the initialisation depends on the number of layers: take that of the new config
     reread = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
     return BundleConfig(family=family, model=replace(model, initialisation=reread.initialisation))
+
+
+def _resize_stack(config: StackConfig, shape: tuple[int, int, int]) -> StackConfig:
+    """Return the config of a stack with another shape (layers, hidden size, heads). Ratios of sizes are unchanged."""
+    layers, width, heads = shape
+    return replace(
+        config,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=config.kv_heads_of(heads),
+        head_width=width // heads,
+        inner_width=round(config.inner_width / config.width * width),
+        blocks=None if config.blocks is None else min(config.blocks, layers),
+    )
+
+
+def _resize_embedding(
+    embedding: EmbeddingConfig, *, family_width: int, settings: PretrainSettings, tokenizer: Tokenizer
+) -> EmbeddingConfig:
+    """Return the config of an embedding for the hidden size and lengths of the settings, and for a tokenizer.
+
+    Args:
+        embedding: The published config.
+        family_width: Hidden size of the published model.
+        settings: The settings of the run.
+        tokenizer: The tokenizer of the model.
+    """
+    _, width, _ = settings.model.shape
+    if embedding.width != family_width:  # a family whose embedding dimension is below its hidden size
+        width = min(embedding.width, max(1, width // 2))
+    positions = embedding.positions
+    if isinstance(positions, Learned):
+        padding = None if positions.padding is None else tokenizer.special.pad
+        offset = positions.offset if padding is None else padding + 1  # positions begin after the padding row
+        positions = replace(positions, count=max(settings.lengths) + offset, offset=offset, padding=padding)
+    num_types = embedding.types
+    if num_types:  # at least as many token types as the tokenizer uses for a pair of texts
+        num_types = max(num_types, 1 + max(tokenizer.encode(("a", "a")).types))
+    return replace(
+        embedding,
+        vocabulary=tokenizer.size,
+        width=width,
+        positions=positions,
+        types=num_types,
+        padding=None if embedding.padding is None else tokenizer.special.pad,
+        scale=width**0.5 if embedding.scale == embedding.width**0.5 else embedding.scale,
+    )
 
 
 def with_dropout(model: ModelConfig, source: ModelConfig, rate: float | None = None) -> ModelConfig:
