@@ -10,7 +10,7 @@ search. `study.multi30k` is the same study on real data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heedful.checkpoint import BundleConfig, ModelBundle, create
@@ -163,23 +163,7 @@ def run(config: StudyConfig) -> StudyResult:
         f"layers. {budget.steps} steps of {budget.batch_size} sentences with learning rate {LR:g}."
     )
     eval_steps = list(range(budget.eval_every, budget.steps + 1, budget.eval_every))
-    panels = [
-        charts.Panel(
-            x_label="steps",
-            y_label="right (%)",
-            lines=tuple(
-                charts.Line(
-                    name=arm, points=tuple((step, 100 * share) for step, share in zip(eval_steps, shares, strict=True))
-                )
-                for arm, shares in dev_curves.items()
-            ),
-        ),
-        charts.Panel(
-            x_label="steps",
-            y_label="loss per token",
-            lines=tuple(charts.Line(name=arm, points=charts.smooth(curve, 20)) for arm, curve in loss_curves.items()),
-        ),
-    ]
+    panels = [_dev_panel(eval_steps, dev_curves), _loss_panel(loss_curves)]
     curve_figure = charts.line_plot(
         panels, "The toy language: learning curves", f"mean of {seed_count(len(config.seeds))}"
     )
@@ -196,3 +180,18 @@ def run(config: StudyConfig) -> StudyResult:
         facts=facts,
         extra_figures={"curves": curve_figure},
     )
+
+
+def _dev_panel(eval_steps: Sequence[int], dev_curves: Mapping[str, Sequence[float]]) -> charts.Panel:
+    """Return a panel with the share of exact translations on dev at each evaluation, for each arm."""
+    lines = []
+    for arm, shares in dev_curves.items():
+        points = tuple((step, 100 * share) for step, share in zip(eval_steps, shares, strict=True))
+        lines.append(charts.Line(name=arm, points=points))
+    return charts.Panel(x_label="steps", y_label="right (%)", lines=tuple(lines))
+
+
+def _loss_panel(loss_curves: Mapping[str, Sequence[float]]) -> charts.Panel:
+    """Return a panel with the smoothed training loss of each arm."""
+    lines = tuple(charts.Line(name=arm, points=charts.smooth(losses, 20)) for arm, losses in loss_curves.items())
+    return charts.Panel(x_label="steps", y_label="loss per token", lines=lines)
