@@ -254,8 +254,8 @@ def test_python_functions_take_overrides(tmp_path: Path) -> None:
 
 def test_no_heavy_library_is_imported() -> None:
     code = "import sys, heedful.runs.overrides; print({'torch', 'pyarrow', 'pydantic'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "set()\n"
 
 
 def test_a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() -> None:

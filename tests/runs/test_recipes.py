@@ -112,5 +112,5 @@ def test_a_recipe_is_copied_to_another_path_unless_it_exists(tmp_path: Path) -> 
 
 def test_they_import_no_torch() -> None:
     code = "import sys; from heedful.runs import recipes; list(recipes.list_assets()); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "False\n"

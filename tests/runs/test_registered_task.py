@@ -120,9 +120,9 @@ class Order(Task):
     def engine_input(self, example: Any) -> Any:
         return (example.text, example.text_pair)
 
-    def make_samples(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
-        ((encoded,),) = seen
-        return [Sample.of([encoded.ids], [encoded.types], target=int(not example.right))]
+    def make_samples(self, example: Any, item_windows: list[list[Encoding]]) -> list[Sample]:
+        ((encoding,),) = item_windows  # one window of the only input
+        return [Sample.of([encoding.ids], [encoding.types], target=int(not example.right))]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])
@@ -137,7 +137,7 @@ class Order(Task):
         )
 
     def update_metrics(
-        self, measure: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+        self, metrics: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
         predictions = [score.prediction for score in scored]
@@ -146,15 +146,15 @@ class Order(Task):
         correct = [(score.correct, 1) for score in scored]
         return EvalMetrics(
             metrics={
-                "accuracy": measure.metrics["accuracy"].update(predictions, labels),
-                "loss": measure.metrics["loss"].update(losses, [1] * len(scored)),
+                "accuracy": metrics.metrics["accuracy"].update(predictions, labels),
+                "loss": metrics.metrics["loss"].update(losses, [1] * len(scored)),
             },
-            bootstraps={"accuracy": measure.bootstraps["accuracy"].update(ids, correct)},
+            bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, correct)},
         )
 
-    def compute_metrics(self, measure: EvalMetrics) -> Result:
-        result: Result = measure.metrics["accuracy"].compute()
-        return result | {"loss": measure.metrics["loss"].compute()["loss"]}
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        result: Result = metrics.metrics["accuracy"].compute()
+        return result | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: Any, answer: Answer) -> ScoredAnswer:
         label = "yes" if example.right else "no"
