@@ -1,6 +1,6 @@
-"""Search for label errors in classification data by confident learning, for `heedful check --label-errors`.
+"""Search for label errors in classification data by confident learning (Northcutt et al. 2021).
 
-The method is from Northcutt et al. 2021.
+`heedful check --label-errors` and the Python function `heedful.find_label_errors` use it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class LabelError:
     text_pair: str | None  # second text of a pair
     label: str  # label in the data
     suggested_label: str  # label of most near duplicates, else the most probable label
-    probability: float  # probability of `label`, by models fitted without the example
-    suggested_probability: float  # probability of `suggested_label`, by models fitted without the example
+    probability: float  # probability of `label`, predicted by models that were fitted without this example
+    suggested_probability: float  # probability of `suggested_label`, predicted by the same models
     reason: Reason  # "near-duplicate": most near duplicates of the text have another label
-    split: str
-    file: str
-    line: int  # line of the file
+    split: str  # "train", "dev" or "test"
+    file: str  # path of the file with the example, or a name for data in memory
+    line: int  # line number in the file, from 1
 
     def to_dict(self) -> dict[str, object]:
         """Convert to plain data for JSON."""
@@ -51,9 +51,9 @@ class LabelError:
 class LabelErrors:
     """Result of `find_label_errors`."""
 
-    errors: tuple[LabelError, ...]  # near duplicates with different labels first, then the least probable labels
-    examples: int  # examples that were examined
-    accuracy: float  # accuracy of models fitted without the example
+    errors: tuple[LabelError, ...]  # those with the reason "near-duplicate" first; then by increasing `probability`
+    examples: int  # number of examples that were examined
+    accuracy: float  # share of the examples whose label is predicted by models that were fitted without the example
 
     def to_csv(self, path: str | Path) -> None:
         """Write a CSV file in which a person corrects the column `label`, for the setting `data.corrections`.
@@ -63,13 +63,18 @@ class LabelErrors:
         Raises:
             DataError: If the file exists or cannot be written.
         """
-        pairs = any(error.text_pair is not None for error in self.errors)
-        columns = ["text", *(["text_pair"] if pairs else []), "label", "given_label", "suggested_label"]
+        has_pairs = any(error.text_pair is not None for error in self.errors)
+        columns = ["text", *(["text_pair"] if has_pairs else []), "label", "given_label", "suggested_label"]
         columns += ["probability", "suggested_probability", "reason", "split", "file", "line"]
-        rows = []
-        for error in self.errors:
-            numbers = {name: f"{getattr(error, name):.4f}" for name in ("probability", "suggested_probability")}
-            rows.append(error.to_dict() | {"given_label": error.label} | numbers)
+        rows = [
+            error.to_dict()
+            | {
+                "given_label": error.label,
+                "probability": f"{error.probability:.4f}",
+                "suggested_probability": f"{error.suggested_probability:.4f}",
+            }
+            for error in self.errors
+        ]
         write_review_file(Path(path), columns, rows)
 
 
@@ -85,22 +90,22 @@ def find_label_errors(
 ) -> LabelErrors:
     """Find examples whose label is likely wrong.
 
-    Linear models over frozen sentence vectors and words are fitted by cross-validation, with near duplicates in the
-    same fold. An example is listed for one of two reasons:
+    Two linear models, one over frozen sentence vectors and one over TF-IDF of words, predict the label of each example
+    by cross-validation. Near duplicates are in the same fold. An example is listed for one of two reasons:
 
-    - The models predict another label, and the example's label is among the least probable ones. The count of these
-      examples is the count of wrong labels that confident learning estimates (Northcutt et al. 2021, section 3).
+    - The models predict another label, and the example's label is among the least probable ones. As many examples are
+      listed as confident learning estimates to be wrong (Northcutt et al. 2021, section 3).
     - Most near duplicates of the text have another label.
 
-    All splits are examined together.
+    The splits are not kept apart: all examples are in one cross-validation.
 
     Args:
         data: A file, a folder, or any other data that `finetune` accepts, with one label per example.
         model: A sentence embedding model.
-        folds: How many folds.
-        seed: Seed of the folds.
+        folds: Number of folds of the cross-validation.
+        seed: Random seed of the assignment of examples to folds.
         device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
-        settings: How the data is read. If None, with defaults.
+        settings: How the data is read. If None, the defaults, without a dev split made from train.
         on_bad_row: Policy for rows that cannot be read. If None, such a row is an error.
 
     Raises:
@@ -119,15 +124,8 @@ def label_errors_of(
     seed: int = 0,
     device: str | None = None,
 ) -> LabelErrors:
-    """Find label errors in an open dataset; see `find_label_errors`."""
-    examples: list[LabelledExample] = []
-    splits: list[str] = []
-    for split in source.splits:
-        for example in source.examples(split):
-            if not isinstance(example, LabelledExample):
-                raise DataError(f"label errors need examples with one label, but each example is {example.about}")
-            examples.append(example)
-            splits.append(split)
+    """Find label errors in a dataset that is open already. See `find_label_errors` for the method and the arguments."""
+    examples, splits = _read_examples(source)
     labels = sorted({example.label for example in examples})
     class_of_label = {label: index for index, label in enumerate(labels)}
     targets = np.array([class_of_label[example.label] for example in examples], np.int64)
@@ -142,6 +140,7 @@ def label_errors_of(
     suggested = np.where(differs_from_group, group_targets, _best_other_class(probabilities, targets))
     target_probabilities = probabilities[np.arange(len(targets)), targets]
     listed = np.flatnonzero(differs_from_group | is_unlikely)
+    # near duplicates first, then by increasing probability; the last key of lexsort is the primary one
     listed = listed[np.lexsort((target_probabilities[listed], ~differs_from_group[listed]))]
     errors = []
     for index in listed.tolist():
@@ -164,6 +163,23 @@ def label_errors_of(
     return LabelErrors(errors=tuple(errors), examples=len(examples), accuracy=accuracy)
 
 
+def _read_examples(source: Dataset[Example]) -> tuple[list[LabelledExample], list[str]]:
+    """Return the examples of all splits, and the name of the split of each example.
+
+    Raises:
+        DataError: If the examples do not have exactly one label each.
+    """
+    examples: list[LabelledExample] = []
+    splits: list[str] = []
+    for split in source.splits:
+        for example in source.examples(split):
+            if not isinstance(example, LabelledExample):
+                raise DataError(f"label errors need examples with one label, but each example is {example.about}")
+            examples.append(example)
+            splits.append(split)
+    return examples, splits
+
+
 def confident_errors(
     probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
 ) -> Bool[NDArray[np.bool_], " examples"]:
@@ -173,33 +189,43 @@ def confident_errors(
     example is the most probable class among those that reach their threshold. An example is marked if it has a
     confident class other than its label.
 
+    Args:
+        probabilities: Predicted probability of each class for each example.
+        targets: Class id of each example's label, [examples].
+
     >>> confident_errors(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
     [False, False, True, False]
     """
-    classes = probabilities.shape[1]
-    has_label = targets[:, None] == np.arange(classes)
+    num_classes = probabilities.shape[1]
+    has_label = targets[:, None] == np.arange(num_classes)  # one-hot labels [examples, classes]
     thresholds = (probabilities * has_label).sum(axis=0) / np.maximum(has_label.sum(axis=0), 1)
-    confident = np.where(probabilities >= thresholds, probabilities, -1.0)
-    errors: NDArray[np.bool_] = (confident.max(axis=1) >= 0) & (confident.argmax(axis=1) != targets)
+    reached = np.where(probabilities >= thresholds, probabilities, -1.0)  # -1: below the threshold of the class
+    has_confident_class = reached.max(axis=1) >= 0
+    errors: NDArray[np.bool_] = has_confident_class & (reached.argmax(axis=1) != targets)
     return errors
 
 
 def least_likely_labels(
     probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
 ) -> Bool[NDArray[np.bool_], " examples"]:
-    """Mark the examples with the least probable labels, equally many as `confident_errors` marks.
+    """Mark the examples with the least probable labels: as many examples as `confident_errors` marks.
 
-    Examples whose label is the most probable one are not marked. This is pruning by self-confidence over all classes
+    Examples whose label is the most probable class are not marked. This is pruning by self-confidence over all classes
     (Northcutt et al. 2021, section 3.2).
+
+    Args:
+        probabilities: Predicted probability of each class for each example.
+        targets: Class id of each example's label, [examples].
 
     >>> least_likely_labels(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
     [False, False, True, False]
     """
     target_probabilities = probabilities[np.arange(len(targets)), targets]
     mispredicted = np.flatnonzero(probabilities.argmax(axis=1) != targets)
+    by_probability = mispredicted[np.argsort(target_probabilities[mispredicted], kind="stable")]
     count = int(confident_errors(probabilities, targets).sum())
     errors = np.zeros(len(targets), bool)
-    errors[mispredicted[np.argsort(target_probabilities[mispredicted], kind="stable")[:count]]] = True
+    errors[by_probability[:count]] = True
     return errors
 
 
@@ -214,19 +240,21 @@ def _best_other_class(probabilities: NDArray[np.float64], targets: NDArray[np.in
 def _group_targets(
     probabilities: NDArray[np.float64], targets: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the most frequent target in the group of each example. Between equal counts, mean probability decides.
+    """Return for each example the most frequent label in its group of near duplicates, as a class id.
+
+    If several labels are equally frequent, the one with the highest mean probability in the group is returned.
 
     Args:
         probabilities: Probability of each class for each example, [examples, classes].
-        targets: Class id of each example.
+        targets: Class id of each example's label, [examples].
         groups: Group id of each example, from 0 to examples - 1.
     """
-    counts = np.zeros_like(probabilities)
-    probability_sums = np.zeros_like(probabilities)
+    counts = np.zeros_like(probabilities)  # [groups, classes], with a row for each possible group id
+    probability_sums = np.zeros_like(probabilities)  # [groups, classes]
     np.add.at(counts, (groups, targets), 1.0)
     np.add.at(probability_sums, groups, probabilities)
-    sizes = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    # half a mean probability is less than 1, which is the smallest difference of counts
-    scores = np.where(counts > 0, counts + probability_sums / (2 * sizes), 0.0)
+    group_sizes = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    # half of a mean probability is below 1, so it decides only between equal counts
+    scores = np.where(counts > 0, counts + probability_sums / (2 * group_sizes), 0.0)
     best: NDArray[np.int64] = scores.argmax(axis=1)
     return best[groups]

@@ -1,9 +1,10 @@
-"""Settings given by hand, merged over defaults: a recipe, then flags, assignments and Python values.
+"""Settings that a user gives, merged over defaults: a recipe, then flags, assignments and Python values.
 
 Every command that has settings resolves them with `Overrides`. A setting may be given by its full path,
 "train.optimizer.lr", or by a short name if only one setting has it. A short name is the end of a path, such as "lr" or
-"optimizer.lr". Values of assignments are TOML; anything else is text. This module imports nothing heavy, so that a
-wrong setting is refused immediately.
+"optimizer.lr". A name that another library uses, such as "learning_rate", is a foreign name. The value of an assignment
+such as "lr=0.1" is parsed as TOML, and is a text if it is not TOML. This module imports nothing heavy, so that a wrong
+setting is refused immediately.
 """
 
 from __future__ import annotations
@@ -26,43 +27,52 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
 MAX_SUGGESTIONS = 5  # maximum paths that an error suggests
+MAX_COMPARED_CHARS = 200  # characters of an unknown name that are compared with known names
 
 
 class Entry(NamedTuple):
     """A value for one setting, and the place where it was given."""
 
-    path: tuple[str, ...]  # parts of a full path or of a short name
+    path: tuple[str, ...]  # components of a full path, a short name or a foreign name
     value: Json
-    source: str  # assignment, flag or recipe file, for errors about the value
-    text: str  # text of the assignment or flag, for errors about two values
+    source: str  # for errors: the assignment or the flag with its value, or the recipe file; "": unknown
+
+
+class Located(NamedTuple):
+    """All entries of some overrides, with the full paths of one settings class."""
+
+    layers: list[list[Entry]]  # of `Overrides`, and then that of `with_values`; a later layer has priority
+    renamed: dict[str, str]  # full path by foreign name, for the foreign names that were used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved(Generic[Settings]):
-    """Settings, and which of them were given by hand."""
+    """Settings, and which of them the user gave."""
 
     settings: Settings
-    sources: Mapping[str, str]  # source by full path, in the order recipe, presets, flags, assignments, values
+    # `Entry.source` by full path of each setting that the user gave: first those of the recipe, then of presets, flags,
+    # assignments and values
+    sources: Mapping[str, str]
     renamed: Mapping[str, str]  # full path by foreign name, for the foreign names that were used
 
     def has(self, path: str) -> bool:
-        """Whether a setting, or one in a table of settings, was given by hand."""
+        """Whether the user gave the setting at a path, or a setting in the table at this path."""
         return any(f"{name}.".startswith(f"{path}.") for name in self.sources)
 
 
 class Overrides:
-    """Settings given by hand. They are read once; `resolve` merges them over defaults.
+    """Settings that a user gives. They are read once; `resolve` merges them over defaults.
+
+    They are merged in three layers, each over the ones before it: the recipe; the presets; and flags, assignments and
+    values. A layer may give each setting only once. If settings exclude each other, such as epochs and max_steps, a
+    layer may give only one of them, which replaces the one in an earlier layer.
 
     Args:
-        recipe: Path of a .toml or .json file, or its table. Everything else overrides it.
-        presets: Tables of settings by the flag that chooses them, as {"--loss logits": {"loss": {...}}}. Other flags,
-            assignments and values override them.
+        recipe: Path of a .toml or .json file, or its content as a mapping.
+        presets: Tables of settings by the flag that chooses them, as {"--loss logits": {"loss": {...}}}.
         flags: Values by flag and full path, as {"--lr 0.1": {"train.optimizer.lr": 0.1}}.
         assignments: Texts such as "lr=0.1".
         values: Python values by path or short name, or nested mappings.
-
-    A setting may be given once among flags, assignments and values. If settings exclude each other, such as epochs and
-    max_steps, one of them may be given there, and replaces the one in the recipe.
 
     Raises:
         SettingError: If an assignment is not of the form name=value.
@@ -78,37 +88,27 @@ class Overrides:
         assignments: Sequence[str] = (),
         values: Mapping[str, object] | None = None,
     ) -> None:
-        table: Mapping[str, object]
-        if recipe is None:
-            source, table = "", {}
-        elif isinstance(recipe, Mapping):
-            source, table = "recipe", recipe
-        else:
-            source, table = str(recipe), load_mapping(recipe) if recipe else {}
-        self._recipe = _entries(_as_plain_table(table, source), source)
-        self._presets, self._by_hand = list[Entry](), list[Entry]()
-        for layer, tables in ((self._presets, presets), (self._by_hand, flags)):
-            for flag, flag_table in (tables or {}).items():
-                layer += _entries(_as_plain_table(flag_table, flag), flag)
+        self._recipe = _recipe_entries(recipe)
+        self._presets = _flag_entries(presets or {})
+        self._by_hand = _flag_entries(flags or {})
         for assignment in assignments:
             self._by_hand += _parse_assignment(assignment)
         for name, value in _as_plain_table(values or {}, "values").items():
             self._by_hand += _entries({name: value}, f"{name}={as_json(value)}")
         self._over_all: list[Entry] = []  # values given to `with_values`
-        # (layers with full paths, full paths by foreign name) by class of settings
-        self._located: dict[type, tuple[list[list[Entry]], dict[str, str]]] = {}
+        self._located: dict[type, Located] = {}  # by settings class
         self._resolved: list[tuple[object, Resolved[Any]]] = []  # (defaults, result) of earlier calls of `resolve`
 
     @classmethod
     def of(cls, values: Overrides | Mapping[str, object] | None, **arguments: Any) -> Overrides:
-        """Return `values` if they are overrides already, else new overrides with these and other arguments."""
+        """Return `values` if it is an `Overrides` object, else `Overrides` of `values` and the other arguments."""
         if isinstance(values, cls):
             assert not any(arguments.values()), "collected overrides include everything"
             return values
         return cls(values=values, **arguments)  # type: ignore[arg-type]
 
     def with_values(self, values: Mapping[str, object]) -> Overrides:
-        """Return overrides with Python values that override everything else, including values of equal settings."""
+        """Return a copy of the overrides with more Python values, which have priority over all others."""
         changed = copy(self)
         changed._over_all = [*self._over_all, *_entries(_as_plain_table(values, "values"), "values")]
         changed._located, changed._resolved = {}, []
@@ -117,10 +117,10 @@ class Overrides:
     @property
     def renamed(self) -> dict[str, str]:
         """Full paths by foreign name, for the foreign names that were resolved so far."""
-        return {name: path for _, renamed in self._located.values() for name, path in renamed.items()}
+        return {name: path for located in self._located.values() for name, path in located.renamed.items()}
 
     def mentions(self, name: str) -> bool:
-        """Whether a path begins with this name, which need not be the name of a setting."""
+        """Whether a path in the overrides begins with the component `name`, such as "init" in "init.model"."""
         return any(entry.path[0] == name for layer in (self._recipe, self._presets, self._by_hand) for entry in layer)
 
     def resolve(self, defaults: Settings, fixed: Mapping[str, str] | None = None) -> Resolved[Settings]:
@@ -128,7 +128,7 @@ class Overrides:
 
         Args:
             defaults: Settings for everything that is not given by hand.
-            fixed: Settings that may not be changed: a reason by path.
+            fixed: Why a setting may not be changed, by path of the setting.
 
         Raises:
             SettingError: If a name is unknown or ambiguous, if a setting is given twice, or if a value is refused.
@@ -137,12 +137,13 @@ class Overrides:
         if resolved is None:
             resolved = self._merge_over(defaults)
             self._resolved.append((defaults, resolved))
-        for path, decided_by in (fixed or {}).items():
+        for path, reason in (fixed or {}).items():
             if (value := setting_at(resolved.settings, path)) != setting_at(defaults, path):
-                raise SettingError(f"{path} is {as_json(value)}, but {decided_by}: leave it out", path=path)
+                raise SettingError(f"{path} is {as_json(value)}, but {reason}: leave it out", path=path)
         return resolved
 
     def _merge_over(self, defaults: Settings) -> Resolved[Settings]:
+        """Return the defaults with the entries of all layers merged over them, without a cache."""
         layers, renamed = self._locate(type(defaults))
         table = to_mapping(defaults)
         for layer in layers:
@@ -153,12 +154,13 @@ class Overrides:
         except SettingError as error:
             raise _other_kind_error(type(defaults), error) or error from None
         cls: type = type(defaults)
+        # an exclusive setting has no value in the table if a setting of a later layer has replaced it
         replaced = {path for group in exclusive_paths(cls) for path in group if not _has_value(table, path)}
-        sources = {".".join(entry.path): entry.text for entry in entries if entry.path not in replaced}
+        sources = {".".join(entry.path): entry.source for entry in entries if entry.path not in replaced}
         return Resolved(settings=settings, sources=sources, renamed=renamed)
 
-    def _locate(self, cls: type) -> tuple[list[list[Entry]], dict[str, str]]:
-        """Return the layers with the full paths of a settings class, lowest first, and full paths by foreign name.
+    def _locate(self, cls: type) -> Located:
+        """Find the full path of each entry in a settings class. The result is cached by class.
 
         Raises:
             SettingError: If a name is unknown or ambiguous, or if a layer gives a setting twice.
@@ -170,11 +172,12 @@ class Overrides:
             for layer in layers:
                 _refuse_duplicates(layer)
                 _refuse_exclusive(cls, layer)
-            self._located[cls] = layers, renamed
+            self._located[cls] = Located(layers, renamed)
         return self._located[cls]
 
 
 def _same_settings(first: object, second: object) -> bool:
+    """Whether two settings are of the same class and equal."""
     return type(first) is type(second) and first == second
 
 
@@ -184,7 +187,7 @@ def find_setting(cls: type, name: str) -> str:
     Raises:
         SettingError: If no setting or several settings have the name.
     """
-    entry = Entry(path=tuple(name.split(".")), value=None, source="", text="")
+    entry = Entry(path=tuple(name.split(".")), value=None, source="")
     return ".".join(_locate_entry(cls, entry, {}).path)
 
 
@@ -257,23 +260,40 @@ def _without_classes(value: object) -> object:
         return [_without_classes(item) for item in value]
     if isinstance(value, Path):
         return str(value)
-    return to_mapping(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_mapping(value)
+    return value
+
+
+def _recipe_entries(recipe: str | Path | Mapping[str, object] | None) -> list[Entry]:
+    """Return the entries of a recipe: of a file, of its content, or of no recipe for None or ""."""
+    if not recipe:
+        return []
+    if isinstance(recipe, Mapping):
+        return _entries(_as_plain_table(recipe, "recipe"), "recipe")
+    source = str(recipe)
+    return _entries(_as_plain_table(load_mapping(recipe), source), source)
+
+
+def _flag_entries(tables: Mapping[str, Mapping[str, object]]) -> list[Entry]:
+    """Return the entries of flags, from a table of settings by flag."""
+    return [entry for flag, table in tables.items() for entry in _entries(_as_plain_table(table, flag), flag)]
 
 
 def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
     """Return an entry for each value of a table.
 
-    A dot in a key of the table separates the parts of a path. A dot in a key of an inner table is part of the key.
+    A dot in a key of the table separates the components of a path. A dot in a key of an inner table is part of the key.
     """
     return [
-        Entry(path=(*key.split("."), *rest), value=value, source=source, text=source)
+        Entry(path=(*key.split("."), *rest), value=value, source=source)
         for key, branch in table.items()
         for rest, value in _leaves(branch)
     ]
 
 
 def _leaves(value: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
-    """Yield (path, value) for each value in nested tables. The path is () if the value itself is no table."""
+    """Yield (path, value) for each value in nested tables, or ((), value) if the value itself is not a table."""
     if isinstance(value, dict) and value:
         for key, branch in value.items():
             yield from (((key, *rest), leaf) for rest, leaf in _leaves(branch))
@@ -291,7 +311,7 @@ def _parse_assignment(assignment: str) -> list[Entry]:
         )
     source = cut(assignment)
     leaves = _leaves(toml_value(text.strip()))
-    return [Entry(path=(*path, *rest), value=value, source=source, text=source) for rest, value in leaves]
+    return [Entry(path=(*path, *rest), value=value, source=source) for rest, value in leaves]
 
 
 def toml_value(text: str) -> Json:
@@ -301,8 +321,9 @@ def toml_value(text: str) -> Json:
     ([1, 2], 'cosine')
     """
     try:
-        value = parse(f"value = {text}", "TOML", text)
-        return to_plain_data(value["value"], (), text) if len(value) == 1 else text
+        table = parse(f"value = {text}", "TOML", text)
+        has_only_this_value = len(table) == 1  # a text with line breaks could contain further keys
+        return to_plain_data(table["value"], (), text) if has_only_this_value else text
     except HeedfulError:
         return text
 
@@ -357,7 +378,15 @@ def _unknown_error(known: Mapping[str, Kind], prefix: str, name: str, entry: Ent
 
 
 def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, source: str) -> SettingError:
-    """Return the error for a foreign name that is not accepted; `path` is Heedful's setting, or "" without one."""
+    """Return the error for a foreign name that is not accepted.
+
+    Args:
+        prefix: Beginning of the message, with the source of the entry, or "".
+        name: The foreign name.
+        foreign: What the foreign name means.
+        path: Path of the setting of this command with the same meaning, or "" if there is no such setting.
+        source: Source of the entry.
+    """
     advice = f": {foreign.advice}" if foreign.advice else ""
     if path or not foreign.is_setting:
         message = f"{prefix}{name} is not a setting (did you mean {as_json(path or foreign.meant[0])}?){advice}"
@@ -368,9 +397,15 @@ def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, sour
 
 
 def _leads_to_setting(known: Mapping[str, Kind], path: tuple[str, ...]) -> bool:
-    """Whether a path belongs to a setting or table, or leads into the value of a setting, which is checked later."""
-    longest = next((depth for depth in range(len(path), 0, -1) if ".".join(path[:depth]) in known), 0)
-    return longest == len(path) or (longest > 0 and known[".".join(path[:longest])] != "table")
+    """Whether a path is that of a setting or a table, or begins with the path of a setting.
+
+    In the latter case the other components are keys in the value of the setting, which is checked later.
+    """
+    for depth in range(len(path), 0, -1):
+        kind = known.get(".".join(path[:depth]))
+        if kind is not None:
+            return depth == len(path) or kind != "table"
+    return False
 
 
 def _matching_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -384,44 +419,56 @@ def _matching_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> list[tu
 
 
 def _complete(path: list[str], kind: Kind, name: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the full path that a short name means if `path` ends with the name, or None if it does not.
+    """Return the full path that a short name means if the setting at `path` has this name, else None.
 
-    If the setting at `path` is a dict, the name may also end with a key of the dict.
+    The setting has the name if its path ends with it. A key may follow the name of a dict: "columns.text" means
+    "data.columns.text" for the dict at "data.columns".
     """
-    for depth in range(1, len(name) + 1) if kind == "dict" else (len(name),):
-        if tuple(path[-depth:]) == name[:depth] and name != ("kind",):
-            return (*path, *name[depth:])
+    if name == ("kind",):  # many tables have a setting of this name, so it is never a short name
+        return None
+    possible_lengths = range(1, len(name) + 1) if kind == "dict" else (len(name),)
+    for length in possible_lengths:  # number of components before the keys of a dict
+        if tuple(path[-length:]) == name[:length]:
+            return (*path, *name[length:])
     return None
 
 
 def _similar_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[str, ...]:
-    """Return full paths to suggest for an unknown name: the first of the following groups that is not empty.
+    """Return full paths to suggest for an unknown name: the first of these groups that is not empty.
 
-    Paths with the same last component. Paths in the same table with a similar last component. Any paths with a similar
-    last component. The most similar path. The setting of the most similar foreign name.
+    1. Paths with the same last component, or the most similar one of them if one is similar.
+    2. Paths in the same table with a similar last component.
+    3. Any paths with a similar last component.
+    4. The most similar path.
+    5. The path of the setting with the most similar foreign name.
     """
     *table, last = name
     full_name, parent = ".".join(name), ".".join(table)
     same_last = [path for path in known if path.rpartition(".")[2] == last]
-    same_last = get_close_matches(full_name[:200], same_last, n=1) or same_last
     siblings = _children(known, parent) if parent in known or not table else []
     for paths in (
-        same_last,
+        _most_similar(full_name, same_last) or same_last,
         _paths_with_similar_end(last, siblings),
         _paths_with_similar_end(last, known),
-        get_close_matches(full_name[:200], known, n=1),
+        _most_similar(full_name, known),
     ):
         if paths:
             return tuple(paths[:MAX_SUGGESTIONS])
-    return tuple(path for alias in get_close_matches(last[:200], ALIASES, n=1) if (path := ALIASES[alias].path(known)))
+    foreign_paths = [ALIASES[foreign_name].path(known) for foreign_name in _most_similar(last, ALIASES)]
+    return tuple(path for path in foreign_paths if path)
+
+
+def _most_similar(name: str, candidates: Iterable[str]) -> list[str]:
+    """Return a list with the candidate that is most similar to a name, or [] if no candidate is similar."""
+    return get_close_matches(name[:MAX_COMPARED_CHARS], list(candidates), n=1)
 
 
 def _paths_with_similar_end(name: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths whose last component is most similar to a name."""
-    by_last: dict[str, list[str]] = {}
+    """Return the paths with the last component that is most similar to a name, or [] if no component is similar."""
+    paths_by_end: dict[str, list[str]] = {}
     for path in paths:
-        by_last.setdefault(path.rpartition(".")[2], []).append(path)
-    return [path for last in get_close_matches(name[:200], by_last, n=1) for path in by_last[last]]
+        paths_by_end.setdefault(path.rpartition(".")[2], []).append(path)
+    return [path for end in _most_similar(name, paths_by_end) for path in paths_by_end[end]]
 
 
 def _children(known: Mapping[str, Kind], parent: str) -> list[str]:
@@ -431,14 +478,16 @@ def _children(known: Mapping[str, Kind], parent: str) -> list[str]:
 
 def _refuse_duplicates(entries: Sequence[Entry]) -> None:
     """Raise a SettingError if a layer has two values for one setting, or for a table and a setting in it."""
-    seen: dict[tuple[str, ...], Entry] = {}
-    for entry in sorted((entry for entry in entries if entry.value != {}), key=lambda entry: len(entry.path)):
+    entry_by_path: dict[tuple[str, ...], Entry] = {}
+    with_values = [entry for entry in entries if entry.value != {}]
+    for entry in sorted(with_values, key=lambda entry: len(entry.path)):  # a table before the settings in it
         for depth in range(1, len(entry.path) + 1):
-            if (earlier := seen.get(entry.path[:depth])) is not None:
+            earlier = entry_by_path.get(entry.path[:depth])
+            if earlier is not None:
                 path = ".".join(earlier.path)
-                message = f"{earlier.text} and {entry.text} both set {path}: give one of them"
+                message = f"{earlier.source} and {entry.source} both set {path}: give one of them"
                 raise SettingError(message, path=path, source=entry.source, code="duplicate")
-        seen[entry.path] = entry
+        entry_by_path[entry.path] = entry
 
 
 def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
@@ -448,8 +497,9 @@ def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
         if len(conflicting) > 1:
             last = conflicting[-1]
             names, path = [".".join(setting_path) for setting_path in group], ".".join(last.path)
-            if len({entry.text for entry in conflicting}) > 1:
-                conflict = " and ".join(dict.fromkeys(entry.text for entry in conflicting))
+            sources = list(dict.fromkeys(entry.source for entry in conflicting))
+            if len(sources) > 1:
+                conflict = " and ".join(sources)
             else:  # all values are from one table, so the message has their paths
                 paths = " and ".join(".".join(entry.path) for entry in conflicting)
                 conflict = f"{last.source}: {paths}" if last.source else paths
@@ -458,16 +508,22 @@ def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
 
 
 def _other_kind_error(cls: type, error: SettingError) -> SettingError | None:
-    """Return an error that names the kinds of a table that have a setting, or None if no other kind has it."""
+    """Return the error for a setting that only other kinds of its table have, or None if no kind has it.
+
+    Args:
+        cls: The settings class.
+        error: The error about an unknown setting. For errors of another code, the result is None.
+    """
+    if error.code != "unknown":
+        return None
     parent = error.path.rpartition(".")[0]
     settings = [setting for setting in describe_settings(cls) if f"{setting.path}.".startswith(f"{error.path}.")]
-    kinds = [kind for setting in settings for kind in setting.when if kind.startswith(f"{parent}.kind = ")]
-    if error.code != "unknown" or not kinds:
+    conditions = [condition for setting in settings for condition in setting.when]  # such as 'init.kind = "scratch"'
+    kinds = dict.fromkeys(condition for condition in conditions if condition.startswith(f"{parent}.kind = "))
+    if not kinds:
         return None
     prefix = f"{error.source}: " if error.source else ""
-    message = (
-        f"{prefix}{error.path} is for {' or '.join(dict.fromkeys(kinds))}: choose that kind, or leave {error.path} out"
-    )
+    message = f"{prefix}{error.path} is for {' or '.join(kinds)}: choose that kind, or leave {error.path} out"
     return SettingError(message, path=error.path, source=error.source, code="unknown")
 
 
@@ -477,11 +533,11 @@ def _other_kind_error(cls: type, error: SettingError) -> SettingError | None:
 def _as_nested_table(entries: Sequence[Entry]) -> dict[str, Json]:
     """Return the values of entries as nested tables."""
     root: dict[str, Json] = {}
-    for entry in sorted(entries, key=lambda entry: len(entry.path)):
+    for entry in sorted(entries, key=lambda entry: len(entry.path)):  # a table before the settings in it
         table = root
-        for part in entry.path[:-1]:
-            inner = table.setdefault(part, {})
-            assert isinstance(inner, dict), "duplicates are refused"
+        for key in entry.path[:-1]:
+            inner = table.setdefault(key, {})
+            assert isinstance(inner, dict), "_refuse_duplicates refuses a value and a table at the same path"
             table = inner
         if entry.value != {}:
             table[entry.path[-1]] = entry.value
@@ -491,20 +547,20 @@ def _as_nested_table(entries: Sequence[Entry]) -> dict[str, Json]:
 
 
 def _has_value(table: object, path: Sequence[str]) -> bool:
-    """Whether a table has a value at a path other than None and "none"."""
-    for part in path:
-        table = table.get(part) if isinstance(table, dict) else None
+    """Whether nested tables have a value at a path that is neither None nor "none"."""
+    for key in path:
+        table = table.get(key) if isinstance(table, dict) else None
     return is_set(table)
 
 
 def _source_of(entries: Sequence[Entry], path: Sequence[str | int]) -> str:
-    """Return the source of the value at a path, or "" if it was not given.
+    """Return the source of the value at a path, or "" if no entry gave it.
 
-    This is the source of the last entry whose path is a beginning of this path, or the other way round.
+    It is the source of the last entry for this path, for a table that contains it, or for a value inside it.
     """
-    parts = tuple(str(part) for part in path)
+    keys = tuple(str(key) for key in path)
     for entry in reversed(entries):
-        depth = min(len(entry.path), len(parts))
-        if entry.path[:depth] == parts[:depth]:
+        depth = min(len(entry.path), len(keys))
+        if entry.path[:depth] == keys[:depth]:
             return str(entry.source)
     return ""

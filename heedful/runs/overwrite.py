@@ -1,4 +1,4 @@
-"""The option --overwrite: replace a run by a new one in the same folder."""
+"""Replacement of a run by a new one in the same folder, for the option --overwrite of commands that train."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from heedful.train.run_lock import LOCK, lock_run
 
 @contextmanager
 def overwriting(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Iterator[None]:
-    """Move the run in a folder aside until a new run there has written its results. All ranks call this.
+    """Move the run in a folder aside within a `with` block, in which a new run is trained there. All ranks call this.
 
-    The same command resumes a new run that was interrupted. If a new run fails before it begins, the old run is put
-    back.
+    The old run is removed when the new run has written its results. If the new run is interrupted, the old run stays
+    aside, and the same command resumes the new run. If the new run fails before it has written its settings, the old
+    run is put back.
 
     Args:
         folder: A run folder, an empty folder or a missing folder.
-        ranks: The processes that train together. The first one moves folders.
-        log: Receives a sentence that says where the old run is.
+        ranks: The processes that train together. The first rank moves the folders.
+        log: Receives a sentence that says where the old run is, if it is not removed.
 
     Raises:
         HeedfulError: If the folder is not a run, or a process is training in it.
@@ -43,7 +44,7 @@ def overwriting(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Itera
                 remove(old_run)
             elif (folder / SETTINGS).exists() or (folder / SEARCH_FILE).exists():
                 log(f"the run that {folder} had before is in {old_run} until the new one has finished")
-            else:  # the new run has not begun
+            else:  # the new run has not written its settings
                 if folder.exists():
                     remove(folder)
                 os.rename(old_run, folder)
@@ -56,9 +57,14 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _move_aside(folder: Path, old_run: Path) -> None:
-    """Move the run in `folder` to `old_run`, unless `folder` has a new run that was interrupted and may be resumed."""
+    """Move the run in `folder` to `old_run`, unless `folder` has a new run that was interrupted and may be resumed.
+
+    Raises:
+        HeedfulError: If the folder is not a run, cannot be moved, or a process is training in it.
+    """
     names = visible_names(folder)
-    if names and not {LOCK, SEARCH_FILE} <= names:
+    is_search = {LOCK, SEARCH_FILE} <= names  # search for a student, whose folder lacks the settings of a run
+    if names and not is_search:
         check_run_folder(folder)
     if old_run.exists():
         if not _is_finished(folder):

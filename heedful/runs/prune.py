@@ -1,8 +1,10 @@
-"""`heedful prune`: which tokens the upper layers of a model can leave out, measured on labelled rows.
+"""`heedful prune`: choose a token pruning for a model by its speed and its loss of quality.
 
-Pairs of a layer and a share of tokens are timed, and evaluated from the fastest on, until one loses no more of the
-metric than allowed. It is chosen on one set of rows and reported on another: dev and test, or two halves of the only
-split. The model is not trained.
+With token pruning, the lower layers compute all tokens, and the other layers compute only the tokens to which the first
+token attends most. The candidates, called trials, are pairs of a number of lower layers and a share of tokens. All
+trials are timed. They are evaluated from the fastest one on until one loses no more of the metric than allowed. The
+trial is chosen on some labelled examples, and its scores are reported on others: on dev and test, or on two halves of
+the only split. The model is not trained.
 """
 
 from __future__ import annotations
@@ -37,19 +39,19 @@ from heedful.tasks.metrics import format_difference, format_metric
 from heedful.tasks.metrics.bootstrap import paired_difference
 from heedful.tasks.task import EvalMetrics, Task, evaluate_task
 
-LAYER_SHARES = (1 / 3, 1 / 2, 2 / 3)  # tried: shares of the layers that compute all tokens
-KEEP_RATES = (0.2, 0.3, 0.5, 0.7)  # tried: shares of the tokens that the other layers compute
-TRIAL_TEXTS = 64  # texts whose speed is measured to order the pairs
-REPORT_TEXTS = 256  # texts whose speed is reported
-ROUNDS = 5  # timed calls with all of these texts; an untimed one comes first
-CARD = "README.md"
+LAYER_SHARES = (1 / 3, 1 / 2, 2 / 3)  # shares of the layers that compute all tokens, for the default trials
+KEEP_RATES = (0.2, 0.3, 0.5, 0.7)  # shares of the tokens that the other layers compute, for the default trials
+TRIAL_TEXTS = 64  # texts with which the trials are timed to sort them
+REPORT_TEXTS = 256  # texts with which the chosen trial is timed for the report
+ROUNDS = 5  # timed calls with all texts, after one that is not timed
+CARD = "README.md"  # model card in a model folder
 
 
 class Measured(NamedTuple):
-    """An engine with one pruning, on labelled rows."""
+    """Scores of a model with one pruning on labelled examples."""
 
     metrics: EvalMetrics
-    value: float  # the metric of the task
+    value: float  # value of the task's main metric
 
 
 def prune(
@@ -71,12 +73,12 @@ def prune(
 
     Args:
         run: A run or a model folder that classifies or scores texts by their first token.
-        data: Labelled data that the run was not trained on; of files that it was trained on, its dev split is used.
+        data: Labelled data that the run was not trained on. If it was trained on these files, its dev split is used.
         output_dir: The folder for the model.
         max_loss: Percentage points of the task's metric (hundredths of a correlation) that may be lost.
-        layers: How many lower layers compute all tokens, a number for each trial. If empty, a third, half and two
-            thirds of the layers.
-        keep_rates: Shares of the tokens that the other layers compute, from 0 to 1.
+        layers: Numbers of lower layers that compute all tokens. If empty, a third, half and two thirds of the layers.
+        keep_rates: Shares of the tokens that the other layers compute, from 0 to 1. Each is tried with each of
+            `layers`.
         precision: Precision in which quality and speed are measured; see `Engine`.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
         overwrite: Whether to replace a model folder in `output_dir`.
@@ -103,57 +105,87 @@ def prune(
     for trial in trials:
         bundle.prune_tokens(trial)  # raises an error before anything is measured
     source, long_inputs = _open_held_out(run, bundle, data)
-    fitted, reported, rows = split_rows(source, source.splits, source.settings.seed)
-    task, engine.loaded = build_eval_task(bundle, source, rows["split"], long_inputs)
+    fitted, reported, description = split_rows(source, source.splits, source.settings.seed)
+    task, engine.loaded = build_eval_task(bundle, source, description["split"], long_inputs)
     engine.max_length = task.truncation_length
-    report: JsonObject = rows | {"metric": task.metric, "max_loss": max_loss, "precision": engine.precision}
+    report: JsonObject = description | {"metric": task.metric, "max_loss": max_loss, "precision": engine.precision}
     if max_loss * len(fitted) < 100:
-        log(
-            f"{len(fitted)} rows to choose by are few: one of them is more than the allowed loss of {max_loss:g} points"
-        )
-    log(f"measuring the model with all tokens on {rows['fitted_on']} ({len(fitted):,} rows)")
-    full = _measure(engine, task, fitted, None)
-    chosen = None
-    report["trials"] = []
-    for trial, speedup in _faster(engine, task, fitted[:TRIAL_TEXTS], trials):
-        entry = _entry(engine, task, fitted, trial, _measure(engine, task, fitted, trial), full) | {"speedup": speedup}
-        report["trials"].append(entry)
-        log(_trial_line(task.metric, entry))
-        if entry["difference"] >= -max_loss / 100 - 1e-9:
-            chosen = trial  # all others are slower
-            break
-    if chosen is None:
-        raise _nothing_chosen(report)
-    log(f"measuring it on {rows['reported_on']} ({len(reported):,} rows)")
-    full, pruned = _measure(engine, task, reported, None), _measure(engine, task, reported, chosen)
-    speeds = _texts_per_second(engine, task, reported[:REPORT_TEXTS], [None, chosen])
-    report["all_tokens"] = _model_numbers(task.metric, full) | {"texts_per_second": round(speeds[None], 1)}
-    report["pruned"] = _model_numbers(task.metric, pruned) | {"texts_per_second": round(speeds[chosen], 1)}
-    report["chosen"] = _entry(engine, task, reported, chosen, pruned, full)
-    report["chosen"] |= {"speedup": speeds[chosen] / speeds[None]}
+        log(f"with only {len(fitted)} rows to choose by, one wrong answer loses more than {max_loss:g} points")
+    log(f"measuring the model with all tokens on {report['fitted_on']} ({len(fitted):,} rows)")
+    chosen = _choose(engine, task, fitted, trials, report, log)
+    log(f"measuring it on {report['reported_on']} ({len(reported):,} rows)")
+    report |= _compare_with_all_tokens(engine, task, reported, chosen)
     report["sentence"] = pruning_sentence(report)
     engine.loaded.prune_tokens(chosen)
     _save(run, Path(output_dir), chosen, task.calibration(engine, fitted), report, overwrite=overwrite)
     return report
 
 
+def _choose(
+    engine: BundleEngine,
+    task: Task,
+    examples: Sequence[Example],
+    trials: Sequence[TokenPruning],
+    report: JsonObject,
+    log: Callable[[str], None],
+) -> TokenPruning:
+    """Return the fastest trial that loses at most `report["max_loss"]`.
+
+    The results of all trials that are evaluated are added to the report as "trials".
+
+    Raises:
+        HeedfulError: If no trial is both faster than the model with all tokens and within the allowed loss.
+    """
+    full = _measure(engine, task, examples, None)
+    report["trials"] = []
+    for trial, speedup in _faster(engine, task, examples[:TRIAL_TEXTS], trials):
+        pruned = _measure(engine, task, examples, trial)
+        entry = _trial_entry(engine, task, examples, trial, pruned, full) | {"speedup": speedup}
+        report["trials"].append(entry)
+        log(_trial_line(task.metric, entry))
+        if entry["difference"] >= -report["max_loss"] / 100 - 1e-9:
+            return trial  # the trials after it are slower
+    raise _nothing_chosen(report)
+
+
+def _compare_with_all_tokens(
+    engine: BundleEngine, task: Task, examples: Sequence[Example], chosen: TokenPruning
+) -> JsonObject:
+    """Return quality and speed of the model with all tokens and with the chosen pruning, for the report."""
+    full, pruned = _measure(engine, task, examples, None), _measure(engine, task, examples, chosen)
+    speeds = _texts_per_second(engine, task, examples[:REPORT_TEXTS], [None, chosen])
+    return {
+        "all_tokens": _model_numbers(task.metric, full) | {"texts_per_second": round(speeds[None], 1)},
+        "pruned": _model_numbers(task.metric, pruned) | {"texts_per_second": round(speeds[chosen], 1)},
+        "chosen": _trial_entry(engine, task, examples, chosen, pruned, full)
+        | {"speedup": speeds[chosen] / speeds[None]},
+    }
+
+
 def _layers_to_try(bundle: ModelBundle) -> list[int]:
-    """Return a third, half and two thirds of the number of layers; 1 for a model without an encoder's layers."""
+    """Return the shares LAYER_SHARES of the number of layers, each from 1 to one less than the number of layers.
+
+    For a model without an encoder, the result is [1].
+    """
     encoder = bundle.config.model.encoder
     layers = 2 if encoder is None else encoder.layers
-    return sorted({min(max(round(share * layers), 1), max(layers - 1, 1)) for share in LAYER_SHARES})
+    most = max(layers - 1, 1)
+    return sorted({min(max(round(share * layers), 1), most) for share in LAYER_SHARES})
 
 
 def _open_held_out(run: str | Path, bundle: ModelBundle, data: object) -> tuple[Dataset[Example], LongInputs]:
     """Open labelled data, and return it with the run's treatment of long texts.
 
-    Data without dev and test splits are used as a whole. If the run was trained on them, its dev split is made again.
+    If the data has no dev and no test split, but files that the run was trained on, the dev split that the run made
+    from them is made again.
+
+    Raises:
+        HeedfulError: If the run was trained on all rows of such files.
     """
     settings, long_inputs = data_settings_for(run, data)
     source = open_for_model(bundle, data, settings, Raise())
-    if {"dev", "test"}.isdisjoint(source.splits) and any(
-        files_trained_on(run, source.names_by_split.get(split, ())) for split in source.splits
-    ):
+    has_only_train = {"dev", "test"}.isdisjoint(source.splits)
+    if has_only_train and any(files_trained_on(run, source.names_by_split.get(split, ())) for split in source.splits):
         source = open_for_model(bundle, data, replace(settings, **dev_split_settings(str(run))), Raise())
         if "dev" not in source.splits:
             raise HeedfulError(f"{run} was trained on all rows of {data}: give rows that it was not trained on")
@@ -163,14 +195,18 @@ def _open_held_out(run: str | Path, bundle: ModelBundle, data: object) -> tuple[
 def _faster(
     engine: BundleEngine, task: Task, examples: Sequence[Example], trials: Sequence[TokenPruning]
 ) -> list[tuple[TokenPruning, float]]:
-    """Return the trials that are faster than all tokens, the fastest first, with how many times as fast they are."""
+    """Return (trial, speedup) for the trials that are faster than the model with all tokens, the fastest first.
+
+    A speedup of 2 means twice as many texts per second.
+    """
     speeds = _texts_per_second(engine, task, examples, [None, *trials])
     speedups = [(trial, speeds[trial] / speeds[None]) for trial in trials]
-    return sorted(((trial, speedup) for trial, speedup in speedups if speedup > 1), key=lambda pair: -pair[1])
+    faster = [(trial, speedup) for trial, speedup in speedups if speedup > 1]
+    return sorted(faster, key=lambda trial_and_speedup: -trial_and_speedup[1])
 
 
 def _measure(engine: BundleEngine, task: Task, examples: Sequence[Example], pruning: TokenPruning | None) -> Measured:
-    """Evaluate an engine on examples with a pruning, which stays set."""
+    """Evaluate an engine on examples with a pruning (None: all tokens). The engine keeps this pruning afterwards."""
     engine.loaded.prune_tokens(pruning)
     metrics = evaluate_task(task, engine, examples)
     return Measured(metrics, float(task.compute_metrics(metrics)[task.metric]))
@@ -179,20 +215,23 @@ def _measure(engine: BundleEngine, task: Task, examples: Sequence[Example], prun
 def _texts_per_second(
     engine: BundleEngine, task: Task, examples: Sequence[Example], prunings: Sequence[TokenPruning | None]
 ) -> dict[TokenPruning | None, float]:
-    """Return the median texts per second by pruning, tokenizing included; the prunings take turns on the same texts."""
+    """Return the texts per second of the engine with each pruning, tokenizing included, as the median of ROUNDS calls.
+
+    The prunings take turns, so that a change in the load of the machine affects all of them. None means all tokens.
+    """
     inputs = [task.engine_input(example) for example in examples]
     seconds: dict[TokenPruning | None, list[float]] = {pruning: [] for pruning in prunings}
-    for number in range(1 + ROUNDS):
+    for round_index in range(1 + ROUNDS):
         for pruning in prunings:
             engine.loaded.prune_tokens(pruning)
             start = time.perf_counter()
             engine(inputs)
-            if number:
+            if round_index > 0:  # the first round is a warm-up
                 seconds[pruning].append(time.perf_counter() - start)
     return {pruning: len(inputs) / statistics.median(times) for pruning, times in seconds.items()}
 
 
-def _entry(
+def _trial_entry(
     engine: BundleEngine,
     task: Task,
     examples: Sequence[Example],
@@ -200,12 +239,21 @@ def _entry(
     pruned: Measured,
     full: Measured,
 ) -> JsonObject:
-    """Return the numbers of a trial: its pruning, the tokens left, its metric, and the difference with its interval."""
-    lengths = [
-        len(chunk.encoded)
-        for encoded_input in engine.tokenize([task.engine_input(example) for example in examples[:REPORT_TEXTS]])
-        for chunk in encoded_input.chunks
-    ]
+    """Return the result of a trial as data for JSON.
+
+    The keys are those of the pruning; "tokens_left", a share from 0 to 1; "value", the metric; "difference" to the
+    model with all tokens; and "low" and "high", the 95 % interval of the difference, None if the metric has none.
+
+    Args:
+        engine: The engine, for its tokenizer.
+        task: The task.
+        examples: The examples with which the scores were measured.
+        pruning: The pruning of the trial.
+        pruned: Scores with this pruning.
+        full: Scores with all tokens.
+    """
+    inputs = [task.engine_input(example) for example in examples[:REPORT_TEXTS]]
+    lengths = [len(chunk.encoded) for encoded_input in engine.tokenize(inputs) for chunk in encoded_input.chunks]
     interval: JsonObject = {"low": None, "high": None}
     if task.metric in full.metrics.bootstraps:
         replicates = (measured.metrics.bootstraps[task.metric].values() for measured in (pruned, full))
@@ -220,7 +268,7 @@ def _entry(
 
 
 def _trial_line(metric: str, entry: JsonObject) -> str:
-    """Describe a trial in a line."""
+    """Describe the result of a trial (see `_trial_entry`) on one line."""
     return (
         f"layer {entry['layer']}, keep rate {entry['keep_rate']:g}: {metric} "
         f"{format_metric(metric, entry['value'])} ({format_difference(metric, entry['difference'])}), "
@@ -229,8 +277,8 @@ def _trial_line(metric: str, entry: JsonObject) -> str:
 
 
 def _nothing_chosen(report: JsonObject) -> HeedfulError:
-    """Return the error for a model with no pruning that is both faster and within the allowed loss."""
-    if not report["trials"]:
+    """Return the error for trials that are all too slow or lose too much."""
+    if not report["trials"]:  # only trials that are faster were evaluated
         return HeedfulError("no pruning is faster on these texts: keep all tokens; only long texts gain")
     best = max(report["trials"], key=lambda entry: entry["difference"])
     return HeedfulError(
@@ -241,7 +289,7 @@ def _nothing_chosen(report: JsonObject) -> HeedfulError:
 
 
 def _model_numbers(metric: str, measured: Measured) -> JsonObject:
-    """Return the metric of a model, with its 95 % interval if it has one."""
+    """Return the metric of a model as data for JSON, with its 95 % interval, or None if the metric has none."""
     return {"value": measured.value, "interval": measured.metrics.intervals().get(metric)}
 
 
@@ -259,13 +307,13 @@ def _save(
     bundle.prune_tokens(pruning)
     bundle.calibration = calibration
     save(bundle, folder, overwrite=overwrite)
-    for name in (SETTINGS, DATA):  # commands read data for the pruned model as for the run
+    for name in (SETTINGS, DATA):  # with these files, commands read data for the pruned model as for the run
         if (Path(run) / name).is_file():
             copyfile(Path(run) / name, folder / name)
     write_file(folder / PRUNING, report)
     card = folder_of(run, None) / CARD
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {folder.absolute().name}"
-    text, *_ = text.split(f"\n{HEADING}\n")  # without the section of a model that was pruned before
-    parts = [text.rstrip("\n"), *("\n".join(lines) for lines in pruning_section(report))]
+    text, *_ = text.split(f"\n{HEADING}\n")  # drops the section of a model that was pruned before
+    blocks = [text.rstrip("\n"), *("\n".join(lines) for lines in pruning_section(report))]
     with atomic_path(folder / CARD) as temporary:
-        write_synced(temporary, ["\n\n".join(parts).encode("utf-8", "replace"), b"\n"])
+        write_synced(temporary, ["\n\n".join(blocks).encode("utf-8", "replace"), b"\n"])

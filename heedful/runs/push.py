@@ -1,4 +1,7 @@
-"""`heedful push`: upload a run's model, card and tokenizer to the Hugging Face hub, without texts of the data."""
+"""`heedful push`: upload a run's model, card and tokenizer to the Hugging Face hub, without texts of the data.
+
+`plan_push` lists what is uploaded and what is not, and `push` uploads it.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from heedful.runs.results import RESULTS
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-MODEL = "model"  # folder of the model in a run
+MODEL = "model"  # folder of the model in a run folder
 CARD = "README.md"  # model card in the model's folder
-UPLOADED = (  # patterns of paths in the model's folder
+UPLOADED = (  # patterns of the files in the model's folder that are uploaded
     CARD,
     "config.json",
     "generation_config.json",
@@ -41,10 +44,10 @@ UPLOADED = (  # patterns of paths in the model's folder
     "*_Normalize/config.json",
     "plots/*.png",
 )
-QUOTING_FILES = ("predictions-*.jsonl",)  # patterns of files in a run that quote texts of the data
+QUOTING_FILES = ("predictions-*.jsonl",)  # patterns of files in a run folder that quote texts of the data
 QUOTES_TEXTS = "quotes texts of the data; --with-examples uploads it"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-EMPTY_REPOSITORY = {".gitattributes"}  # files of a new repository on the hub
+EMPTY_REPOSITORY = {".gitattributes"}  # files that a new repository on the hub has already
 LOGIN_ADVICE = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 T = TypeVar("T")
@@ -70,7 +73,7 @@ class PushPlan:
     repository: str  # OWNER/NAME
     private: bool
     files: tuple[Upload, ...]
-    left_out: dict[str, str]  # reason by path in the run folder
+    left_out: dict[str, str]  # why a file is left out, by its path in the run folder
 
 
 def plan_push(run: str | Path, repository: str, *, private: bool = True, with_examples: bool = False) -> PushPlan:
@@ -93,11 +96,25 @@ def plan_push(run: str | Path, repository: str, *, private: bool = True, with_ex
             f"{folder} is not the folder of a finished run: it has no {RESULTS}, or no {MODEL}/config.json; give the "
             "folder that heedful finetune, distil or pretrain wrote"
         )
+    model_files, model_left_out = _plan_model_folder(folder / MODEL, with_examples)
+    other_files, other_left_out = _plan_other_files(folder, with_examples)
+    return PushPlan(
+        repository=repository,
+        private=private,
+        files=(*model_files, *other_files),
+        left_out=model_left_out | other_left_out,
+    )
+
+
+def _plan_model_folder(model_folder: Path, with_examples: bool) -> tuple[list[Upload], dict[str, str]]:
+    """Return the files in the model's folder to upload, and the reason for each one that is left out."""
     files, left_out = [], dict[str, str]()
-    for path in _files(folder / MODEL):
-        name = path.relative_to(folder / MODEL).as_posix()
-        if path.is_symlink() or not any(fnmatchcase(name, pattern) for pattern in UPLOADED):
-            left_out[f"{MODEL}/{name}"] = "a link" if path.is_symlink() else "not a file of a model"
+    for path in _files(model_folder):
+        name = path.relative_to(model_folder).as_posix()
+        if path.is_symlink():
+            left_out[f"{MODEL}/{name}"] = "a link"
+        elif not any(fnmatchcase(name, pattern) for pattern in UPLOADED):
+            left_out[f"{MODEL}/{name}"] = "not a file of a model"
         elif name == CARD and not with_examples:
             text = path.read_text(encoding="utf-8")
             files.append(Upload(name=name, content=without_mistakes(text).encode()))
@@ -105,24 +122,30 @@ def plan_push(run: str | Path, repository: str, *, private: bool = True, with_ex
                 left_out[f"{MODEL}/{CARD}, mistakes"] = QUOTES_TEXTS
         else:
             files.append(Upload(name=name, content=path))
+    return files, left_out
+
+
+def _plan_other_files(folder: Path, with_examples: bool) -> tuple[list[Upload], dict[str, str]]:
+    """Return the files to upload that are directly in a run folder, and the reason for each one that is left out."""
+    files, left_out = [], dict[str, str]()
     for path in sorted(folder.iterdir()):
         if path.name == MODEL or path.name.startswith("."):
             continue
-        if any(fnmatchcase(path.name, pattern) for pattern in QUOTING_FILES) and path.is_file():
-            if with_examples:
-                files.append(Upload(name=path.name, content=path))
-            else:
-                left_out[path.name] = QUOTES_TEXTS
+        quotes_texts = path.is_file() and any(fnmatchcase(path.name, pattern) for pattern in QUOTING_FILES)
+        if quotes_texts and with_examples:
+            files.append(Upload(name=path.name, content=path))
+        elif quotes_texts:
+            left_out[path.name] = QUOTES_TEXTS
         else:
             left_out[path.name + ("/" if path.is_dir() else "")] = "not part of the model"
-    return PushPlan(repository=repository, private=private, files=tuple(files), left_out=left_out)
+    return files, left_out
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files and links in a folder and its subfolders, sorted, without hidden ones."""
     for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if (path.is_file() or path.is_symlink()) and not any(part.startswith(".") for part in parts):
+        is_hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
+        if (path.is_file() or path.is_symlink()) and not is_hidden:
             yield path
 
 
@@ -144,8 +167,8 @@ def push(plan: PushPlan) -> str:
     If the repository exists, it must be empty.
 
     Raises:
-        HeedfulError: If there is no token, if the repository has files, if it is public but the plan is private, or if
-            the hub fails.
+        HeedfulError: If no access token is set, if the repository has files, if it is public but the plan is private,
+            or if a request to the hub fails.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 

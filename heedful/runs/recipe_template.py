@@ -1,4 +1,7 @@
-"""Templates of recipes for `heedful init`: all settings of a kind of run, commented out, with default and meaning."""
+"""Templates of recipes for `heedful init`: TOML text with all settings of a kind of run, each one commented out.
+
+A line of a template is "#NAME = DEFAULT  # MEANING".
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from heedful.runs.aliases import canonical_task
+from heedful.runs.overrides import setting_at
 from heedful.runs.settings_schema import Setting, describe_settings
 from heedful.settings import to_mapping
 from heedful.tasks.specs import task_names
@@ -19,16 +23,19 @@ if TYPE_CHECKING:
     from heedful.runs.pretrain.settings import PretrainSettings
 
 EXAMPLES = 1_000  # assumed training examples, for defaults that depend on the size of the data
-RUNS = ("pretrain", "distil")  # templates other than those for tasks of finetune
+OTHER_TEMPLATES = ("pretrain", "distil")  # templates that are not for a task of finetune
 
 
 def template_names() -> list[str]:
     """Return the names of all templates: the tasks of finetune, "pretrain" and "distil"."""
-    return [*task_names(), *RUNS]
+    return [*task_names(), *OTHER_TEMPLATES]
 
 
 def template_settings(name: str) -> FinetuneSettings | PretrainSettings | DistilSettings:
-    """Return the default settings of a task of finetune, of pretrain, or of distil.
+    """Return the default settings that a template shows.
+
+    Args:
+        name: A task of finetune or one of its aliases, "pretrain" or "distil".
 
     Raises:
         HeedfulError: If `name` is not the name of a template.
@@ -39,10 +46,9 @@ def template_settings(name: str) -> FinetuneSettings | PretrainSettings | Distil
 
     if name == "pretrain":
         return pretrain_settings.pretrain_defaults("mlm", 256, continued=False)
-    task = canonical_task(task_names()[0] if name == "distil" else name)
-    defaults = settings.finetune_defaults(task, EXAMPLES, random_init=False)[0]
     if name != "distil":
-        return defaults
+        return settings.finetune_defaults(canonical_task(name), EXAMPLES, random_init=False)[0]
+    defaults = settings.finetune_defaults(task_names()[0], EXAMPLES, random_init=False)[0]
     return distil_settings.DistilSettings(task=defaults.task, teacher="TEACHER", train=defaults.train, fit=defaults.fit)
 
 
@@ -52,7 +58,7 @@ def recipe_template(name: str) -> str:
     Raises:
         HeedfulError: If there is no such template.
     """
-    command = name if name in RUNS else f"finetune {name}"
+    command = name if name in OTHER_TEMPLATES else f"finetune {name}"
     head = [
         f"# Settings of heedful {command}, each with its default. To change one, remove the # in front of it.",
         "# Give this file to the command with --recipe FILE.",
@@ -63,12 +69,16 @@ def recipe_template(name: str) -> str:
 
 
 def comment_out(settings: DataclassInstance, head: Sequence[str]) -> str:
-    """Return the text of a TOML file: the lines `head`, then all settings, each commented out."""
-    # reversed, so that the first one of several settings with the same path is used
-    setting_by_path = {
-        setting.path: setting for setting in reversed(describe_settings(settings)) if _is_chosen(setting, settings)
-    }
-    lines, table = list(head), ""
+    """Return the text of a TOML file: the lines `head`, then all settings, each commented out.
+
+    A table with several kinds has the settings of its default kind. Comments name the settings of the other kinds.
+    """
+    setting_by_path: dict[str, Setting] = {}
+    for setting in describe_settings(settings):
+        if _is_of_default_kinds(setting, settings):
+            setting_by_path.setdefault(setting.path, setting)
+    lines = list(head)
+    table = ""  # path of the table of the current line; "": the root
     for line in "\n".join(toml_lines(to_mapping(settings), ())).split("\n"):
         if line.startswith("["):
             table = line.strip("[]")
@@ -89,23 +99,27 @@ def _comment(setting: Setting | None) -> str:
     return f"  # {setting.doc}{choices}"
 
 
-def _is_chosen(setting: Setting, settings: DataclassInstance) -> bool:
-    """Whether a setting belongs to the kinds of tables that the defaults have."""
-    for condition in setting.when:
-        path, kind = condition.split(" = ")
-        value: object = settings
-        for part in path.split("."):
-            value = getattr(value, part, None)
-        if f'"{value}"' != kind:
+def _is_of_default_kinds(setting: Setting, settings: DataclassInstance) -> bool:
+    """Whether the default settings have a setting: whether all its conditions on kinds of tables hold for them."""
+    for condition in setting.when:  # such as 'train.schedule.kind = "cosine"'
+        path, required_kind = condition.split(" = ")
+        if f'"{setting_at(settings, path)}"' != required_kind:
             return False
     return True
 
 
 def _other_kinds(settings: DataclassInstance, table: str) -> Iterator[str]:
-    """Yield a comment for each kind of a table except the default kind, with the names of the kind's settings."""
-    by_kind: dict[str, list[str]] = {}
+    """Yield a comment for each kind of a table except the default kind, with the names of the kind's settings.
+
+    Args:
+        settings: The default settings.
+        table: Path of the table.
+    """
+    names_by_condition: dict[str, list[str]] = {}  # names of settings in the table, by 'kind = "cosine"'
     for setting in describe_settings(settings):
-        if setting.when and setting.when[-1].startswith(f"{table}.kind = ") and not _is_chosen(setting, settings):
-            by_kind.setdefault(setting.when[-1].removeprefix(f"{table}."), []).append(setting.path[len(table) + 1 :])
-    for kind, paths in by_kind.items():
-        yield f"# with {kind}: {', '.join(dict.fromkeys(paths))}"
+        is_in_table = bool(setting.when) and setting.when[-1].startswith(f"{table}.kind = ")
+        if is_in_table and not _is_of_default_kinds(setting, settings):
+            condition = setting.when[-1].removeprefix(f"{table}.")
+            names_by_condition.setdefault(condition, []).append(setting.path.removeprefix(f"{table}."))
+    for condition, names in names_by_condition.items():
+        yield f"# with {condition}: {', '.join(dict.fromkeys(names))}"

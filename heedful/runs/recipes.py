@@ -16,7 +16,7 @@ SAMPLES = {  # (description, task) by folder of sample data
     "tags": ("data: 150 sentences with names of people, places and things", "tag"),
     "questions": ("data: 120 questions on 40 texts, one in six without an answer", "qa"),
 }
-COMMANDS = {  # command by first part of a recipe's name; other recipes are for finetune
+COMMANDS = {  # command with its arguments, by first word of a recipe's name; other recipes are for finetune
     "pretrain": "pretrain DATA",
     "distil": "distil TEACHER DATA",
     "translate": "finetune seq2seq DATA",
@@ -33,7 +33,7 @@ class Asset(NamedTuple):
 
 
 def list_assets() -> Iterator[Asset]:
-    """Yield recipes by name, then sample data."""
+    """Yield the recipes, sorted by name, and then the sample data."""
     assets = files("heedful") / "assets"
     for path in sorted((assets / "recipes").iterdir(), key=lambda path: path.name):
         about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
@@ -44,7 +44,7 @@ def list_assets() -> Iterator[Asset]:
 
 
 def copy_asset(name: str, to: Path | None = None) -> tuple[Path, Asset]:
-    """Copy a recipe to a new file, or sample data to a new folder.
+    """Copy a recipe to a new file, or sample data to a new folder. Nothing is overwritten.
 
     Args:
         name: Name of the recipe or of the sample data.

@@ -1,6 +1,6 @@
-"""report.html of a run: scores, plots, the worst mistakes and the data, in one file without scripts.
+"""report.html of a run: scores, plots, the worst mistakes and facts about the data, in one file without scripts.
 
-Every run writes it at its end with `write_report`.
+Every run calls `write_report` at its end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from heedful.runs.card.verdict import VERDICT, verdict_table
 from heedful.runs.results import JsonObject, as_float, headline_split, read_predictions, read_results
 from heedful.runs.run_folder import read_run_json
 from heedful.tasks.metrics import format_metric
+from heedful.tasks.spec import Card
 from heedful.tasks.specs import SPECS
 
 REPORT = "report.html"
@@ -83,13 +84,13 @@ def write_report(folder: Path) -> Path:
         f"<title>{_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
     path = folder / REPORT
-    with atomic_path(path) as part:
-        write_synced(part, [page.encode("utf-8", "replace")])
+    with atomic_path(path) as temporary:
+        write_synced(temporary, [page.encode("utf-8", "replace")])
     return path
 
 
 def _body(folder: Path, results: JsonObject) -> Iterator[str]:
-    """Yield the HTML of all sections. A section without content is left out."""
+    """Yield the HTML of the page: its title, and the sections that have content."""
     yield f"<h1>{_text(_title(folder, results))}</h1>"
     yield f'<p class="soft">{_text(_subtitle(results))}</p>'
     yield from _scores(results)
@@ -103,6 +104,7 @@ def _body(folder: Path, results: JsonObject) -> Iterator[str]:
 
 
 def _title(folder: Path, results: JsonObject) -> str:
+    """Return the name of the run folder and of the task."""
     task = SPECS[results["task"]].card.name if results["task"] in SPECS else "A pre-trained model"
     return f"{folder.absolute().name}: {task}"
 
@@ -128,31 +130,41 @@ def _scores(results: JsonObject) -> Iterator[str]:
     if not splits:
         yield "<p>Nothing was measured: the data had neither dev nor test.</p>"
         return
-    names = list(dict.fromkeys(name for split in splits.values() for name in split["numbers"]))
-    names = [name for name in names if any(_is_number(split["numbers"].get(name)) for split in splits.values())]
+    all_names = dict.fromkeys(name for split in splits.values() for name in split["numbers"])
+    metric_names = [
+        name for name in all_names if any(_is_metric_value(split["numbers"].get(name)) for split in splits.values())
+    ]
     rows = []
-    for name in sorted(names, key=lambda name: name != metric):
+    for name in sorted(metric_names, key=lambda name: name != metric):  # the main metric first
         cells = [name]
         for split in splits.values():
-            value = split["numbers"].get(name)
-            interval = split.get("intervals", {}).get(name)
-            ends = "" if not interval else " to ".join(format_metric(name, interval[end]) for end in ("low", "high"))
-            cells += ["" if value is None else format_metric(name, as_float(value)), ends]
+            cells += _score_cells(split, name)
         rows.append((cells, name == metric))
-    counts = ["examples"]
+    count_cells = ["examples"]
     for split in splits.values():
-        counts += [f"{split['numbers'].get('count', 0):,}", ""]
-    rows.append((counts, False))
+        count_cells += [f"{split['numbers'].get('count', 0):,}", ""]
+    rows.append((count_cells, False))
     head = [cell for split in splits for cell in (split, "95 % interval")]
     yield _table(["", *head], rows)
 
 
-def _is_number(value: object) -> bool:
-    """Whether a JSON value is a metric: a float, or a float that JSON cannot hold, as text."""
+def _score_cells(split: JsonObject, name: str) -> tuple[str, str]:
+    """Return the cells for the value of a metric on a split and for its 95 % interval. A missing one is empty."""
+    value = split["numbers"].get(name)
+    value_cell = "" if value is None else format_metric(name, as_float(value))
+    interval = split.get("intervals", {}).get(name)
+    if not interval:
+        return value_cell, ""
+    return value_cell, f"{format_metric(name, interval['low'])} to {format_metric(name, interval['high'])}"
+
+
+def _is_metric_value(value: object) -> bool:
+    """Whether a JSON value is a float, or the text of a float that JSON cannot represent. Counts are not metrics."""
     return isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity")
 
 
 def _baseline(results: JsonObject) -> Iterator[str]:
+    """Yield the comparison with the baseline, if the run has one."""
     lines = baseline_lines(results)
     if lines:
         yield "<h2>Baseline</h2>"
@@ -162,6 +174,7 @@ def _baseline(results: JsonObject) -> Iterator[str]:
 
 
 def _methods(results: JsonObject) -> Iterator[str]:
+    """Yield the table of the methods between which the run chose, if it chose."""
     head, rows = method_table(results)
     if rows:
         yield f"<h2>{HEADING}</h2>"
@@ -169,6 +182,7 @@ def _methods(results: JsonObject) -> Iterator[str]:
 
 
 def _verdict(folder: Path) -> Iterator[str]:
+    """Yield the comparison of a student with its teacher, if the run has one."""
     if (folder / VERDICT).is_file():
         verdict = read_run_json(folder / VERDICT)
         head, rows = verdict_table(verdict)
@@ -178,6 +192,7 @@ def _verdict(folder: Path) -> Iterator[str]:
 
 
 def _cascade(folder: Path) -> Iterator[str]:
+    """Yield the measurements of the cascade of student and teacher, if the run has one."""
     if (folder / CASCADE).is_file():
         report = read_run_json(folder / CASCADE)
         head, rows = cascade_table(report)
@@ -187,6 +202,7 @@ def _cascade(folder: Path) -> Iterator[str]:
 
 
 def _plots(folder: Path) -> Iterator[str]:
+    """Yield the plots of the run as images inside the page, in the order of PLOTS."""
     paths = sorted((folder / "plots").glob("*.svg")) if (folder / "plots").is_dir() else []
     paths.sort(key=lambda path: [*PLOTS].index(path.stem) if path.stem in PLOTS else len(PLOTS))
     if paths:
@@ -202,28 +218,45 @@ def _plots(folder: Path) -> Iterator[str]:
 
 
 def _mistakes(folder: Path, results: JsonObject) -> Iterator[str]:
+    """Yield the predictions with the largest losses on test or dev, among the labelled examples with a wrong answer."""
     headline = headline_split(results)
     if headline is None or results["task"] not in SPECS:
         return
     split, card = headline[0], SPECS[results["task"]].card
-    lines = (line for line in read_predictions(folder, split) if line["correct"] is not True)
-    mistakes = list(islice((line for line in lines if line["label"] is not None), MAX_MISTAKES))
-    if not mistakes:
+    mistakes = (
+        prediction
+        for prediction in read_predictions(folder, split)
+        if prediction["correct"] is not True and prediction["label"] is not None
+    )
+    worst = list(islice(mistakes, MAX_MISTAKES))  # the file has the worst mistakes first
+    if not worst:
         return
     yield f"<h2>The worst mistakes on {_text(split)}</h2>"
     yield "<p>The command below each shows what the prediction rests on.</p>"
-    for line in mistakes:
-        label, prediction = card.describe_mistake(line, results, _format_number)
-        probability = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
-        confidence = f" ({format_metric('probability', as_float(probability))})" if probability else ""
-        command = look_command(folder, line["input"], pairs=card.takes_pairs)
-        command_block = f'<pre tabindex="0"><code>{_text(command)}</code></pre>' if command else ""
-        yield (
-            f"<article><p><bdi>{_text(_shorten(card.input_text(line['input'])))}</bdi></p>"
-            f'<p><span class="soft">label</span> {_text(_shorten(str(label)))} · '
-            f'<span class="soft">prediction</span> {_text(_shorten(str(prediction)))}{_text(confidence)}</p>'
-            f"{command_block}</article>"
-        )
+    for mistake in worst:
+        yield _mistake(folder, card, results, mistake)
+
+
+def _mistake(folder: Path, card: Card, results: JsonObject, mistake: JsonObject) -> str:
+    """Return the HTML of one mistake: input, label, prediction with its probability, and the command to explain it.
+
+    Args:
+        folder: The run folder.
+        card: How the task describes its inputs and mistakes.
+        results: Content of results.json.
+        mistake: A line of the file of predictions.
+    """
+    label, predicted = card.describe_mistake(mistake, results, _format_number)
+    probability = mistake["answer"].get("probability") if isinstance(mistake.get("answer"), dict) else None
+    confidence = f" ({format_metric('probability', as_float(probability))})" if probability else ""
+    command = look_command(folder, mistake["input"], pairs=card.takes_pairs)
+    command_block = f'<pre tabindex="0"><code>{_text(command)}</code></pre>' if command else ""
+    return (
+        f"<article><p><bdi>{_text(_shorten(card.input_text(mistake['input'])))}</bdi></p>"
+        f'<p><span class="soft">label</span> {_text(_shorten(str(label)))} · '
+        f'<span class="soft">prediction</span> {_text(_shorten(str(predicted)))}{_text(confidence)}</p>'
+        f"{command_block}</article>"
+    )
 
 
 def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> str:
@@ -232,7 +265,7 @@ def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> st
     Args:
         folder: The run folder.
         model_input: A text, a pair, words, a question with its context, or a prompt with its choices.
-        pairs: Whether a list of two texts is a pair. If false, it is a list of words.
+        pairs: Whether a list of two texts is a pair of texts. If false, it is a list of two words.
 
     >>> look_command(Path("run"), ["one text", "its pair"])
     "heedful look run 'one text' --pair 'its pair'"
@@ -251,12 +284,13 @@ def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> st
             text = " ".join(map(str, words))
         case _:
             return ""
-    line = command_line("heedful look", [str(folder), text], options)
-    printable = all(part.isprintable() for part in (text, *(value for _, value in options)))
-    return line if text.strip() and printable and len(line) <= MAX_COMMAND_CHARS else ""
+    command = command_line("heedful look", [str(folder), text], options)
+    is_printable = all(value.isprintable() for value in (text, *(value for _, value in options)))
+    return command if text.strip() and is_printable and len(command) <= MAX_COMMAND_CHARS else ""
 
 
 def _data(results: JsonObject) -> Iterator[str]:
+    """Yield the number of examples of each split, how the data was read, and the problems found in it."""
     data = results.get("data") or {}
     if not data.get("splits"):
         return
@@ -296,16 +330,20 @@ def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> s
 
 
 def _format_number(value: object) -> str:
+    """Format a number of a prediction, such as a score, with four digits."""
     return f"{as_float(value):.4g}"
 
 
 def _shorten(text: str) -> str:
-    """Cut a text after MAX_TEXT_CHARS characters, and add its length."""
+    """Return a text, cut after MAX_TEXT_CHARS characters. A text that is cut has its number of characters added."""
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]} … ({len(text):,} characters)"
 
 
 def _text(text: object) -> str:
-    """Return a text as escaped HTML, with invisible characters and changes of direction as \\uXXXX."""
+    """Return a text as escaped HTML on one line. Characters that are not printable are written as \\uXXXX.
+
+    They include control characters and changes of the writing direction.
+    """
     printable = "".join(
         character if character.isprintable() or character in "\n\t" else f"\\u{ord(character):04x}"
         for character in str(text)

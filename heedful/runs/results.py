@@ -1,4 +1,4 @@
-"""Results of a run: `RunResult`, which the commands return, and readers of results.json and predictions."""
+"""Results of a run: `RunResult`, which `finetune`, `pretrain`, `distil` and `tune` return, and readers of its files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 from heedful.errors import RunError
 from heedful.train.journal import read_journal
 
-RESULTS = "results.json"
-JOURNAL = "journal.jsonl"
-BEFORE = "before.json"  # scores before training, which a resumed run does not compute again
+RESULTS = "results.json"  # scores and settings of a finished run
+JOURNAL = "journal.jsonl"  # a line for each update and each evaluation during training
+BEFORE = "before.json"  # scores before training, which a resumed run reads instead of computing them again
 JsonObject: TypeAlias = dict[str, Any]  # JSON object as `json` returns it
 
 
@@ -25,19 +25,17 @@ class RunResult:
 
     output_dir: Path  # the run folder, which `Engine` and `load` accept
     status: Literal["completed", "interrupted"]  # interrupted: a signal stopped the run; the same call resumes it
-    results: JsonObject  # contents of results.json; {}: the run was interrupted
+    results: JsonObject  # content of results.json; {} if the run was interrupted
 
     @property
     def metric(self) -> str:
-        """The name of the metric that ranks models, or "" if the run was interrupted."""
+        """The name of the main metric, by which checkpoints are ranked, or "" if the run was interrupted."""
         return str(self.results.get("metric", ""))
 
     @property
     def scores(self) -> dict[str, float]:
-        """The value of the metric by evaluated split."""
-        return {
-            split: float(scored["numbers"][self.metric]) for split, scored in self.results.get("splits", {}).items()
-        }
+        """The value of the main metric on each evaluated split, by name of the split."""
+        return {split: float(entry["numbers"][self.metric]) for split, entry in self.results.get("splits", {}).items()}
 
     def to_dict(self) -> JsonObject:
         """Convert to plain data for JSON."""
@@ -65,14 +63,20 @@ def read_results(folder: Path) -> JsonObject:
 
 
 def headline_split(results: JsonObject) -> tuple[str, JsonObject] | None:
-    """Return (split, metrics) for plots and tables, test before dev, or None if no split was evaluated."""
+    """Return the name and the metrics of the split that plots and tables show, or None if no split was evaluated.
+
+    It is test if that was evaluated, else dev, else the first split.
+    """
     splits = results["splits"]
     names = [name for name in ("test", "dev", *splits) if name in splits]
     return (names[0], splits[names[0]]["numbers"]) if names else None
 
 
 def read_predictions(folder: Path, split: str) -> Iterator[JsonObject]:
-    """Return the lines of predictions-SPLIT.jsonl, the worst mistakes first. A missing file has no lines."""
+    """Return an iterator over predictions-SPLIT.jsonl, one object per example, the worst mistakes first.
+
+    If the file is missing, the iterator is empty.
+    """
     path = folder / f"predictions-{split}.jsonl"
     return read_journal(path) if path.is_file() else iter(())
 
@@ -90,18 +94,23 @@ def as_float(value: object) -> float:
 
 
 def seed_entry(results: JsonObject) -> JsonObject:
-    """Return the entry of one seed in results.json: steps, seconds, and the metric on each split."""
-    scores = {split: scored["numbers"][results["metric"]] for split, scored in results["splits"].items()}
+    """Return a summary of one seed's results: its seed, steps and seconds, and the main metric on each split.
+
+    results.json of a run with several seeds has such an entry for each of them.
+    """
+    scores = {split: entry["numbers"][results["metric"]] for split, entry in results["splits"].items()}
     return {name: results[name] for name in ("seed", "best_step", "steps", "seconds")} | {"splits": scores}
 
 
 def across_seeds(seeds: Sequence[JsonObject], split: str) -> JsonObject:
-    """Return the mean and standard deviation of the metric on a split, over the results of all seeds."""
+    """Return the mean and standard deviation of the main metric on a split, over the results of several seeds."""
     return summarize_seeds([results["splits"][split]["numbers"][results["metric"]] for results in seeds])
 
 
 def summarize_seeds(scores: Sequence[float]) -> JsonObject:
-    """Return the mean and the sample standard deviation of the scores of seeds. For a single score the latter is None.
+    """Return mean, sample standard deviation and number of the scores of several seeds.
+
+    The standard deviation of a single score is None.
 
     >>> summarize_seeds([0.75])
     {'mean': 0.75, 'std': None, 'seeds': 1}

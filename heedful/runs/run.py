@@ -1,6 +1,7 @@
-"""Run: the steps that fine-tuning, pre-training and distillation share.
+"""`Run`: the steps that fine-tuning, pre-training and distillation share.
 
-They lock the folder, begin or resume the run, train, and write results, plots and the model card.
+These are locking the run folder, beginning or resuming the run, training, and writing results, plots and the model
+card.
 """
 
 from __future__ import annotations
@@ -42,21 +43,28 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
 class Training(Protocol):
-    """The part of a run that differs between fine-tuning, pre-training and distillation."""
+    """The part of a run that differs between fine-tuning, pre-training and distillation. `Run.execute` calls it."""
 
     def notes(self) -> Iterable[str]:
-        """Return sentences to report before training. Empty ones are left out."""
+        """Return sentences to report before training. Empty sentences are not reported."""
 
     def train(self) -> bool:
-        """Train on all ranks, and write the results on the first one. Return False if a signal interrupted training."""
+        """Train on all ranks, and write the results on the first rank.
+
+        Returns:
+            Whether training has finished. It is False if a signal interrupted it.
+        """
 
     def finish(self) -> None:
-        """Write plots and the model card if they are missing. Only the first rank calls this, after every run."""
+        """Write plots and the model card if they are missing.
+
+        Only the first rank calls this: after training, and whenever the command of a finished run is repeated.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run: its folder, the reporter of its progress, and the ranks that train."""
+    """A run: its folder, the reporter of its progress, and the processes (ranks) that train together."""
 
     folder: Path
     reporter: Reporter
@@ -64,18 +72,20 @@ class Run:
 
     @classmethod
     def open(cls, output_dir: str | Path, reporter: Reporter | None, ranks: Ranks) -> Run:
-        """Return the run of a folder. Only the first rank reports progress.
+        """Return the run in a folder, new or begun before. Only the first rank reports progress.
 
         Raises:
-            HeedfulError: If the folder has files that are not a run.
+            HeedfulError: If the folder has files that are not of a run.
         """
-        check_run_folder(Path(output_dir))
-        return cls(
-            folder=Path(output_dir), reporter=reporter if reporter and ranks.is_main else Reporter(), ranks=ranks
-        )
+        folder = Path(output_dir)
+        check_run_folder(folder)
+        silent = Reporter()
+        return cls(folder=folder, reporter=reporter if reporter and ranks.is_main else silent, ranks=ranks)
 
     def resolve(self, settings: Settings, train_path: str = "train") -> Settings:
-        """Replace device and precision "auto", and add commits to names of models on the hub. All ranks call this.
+        """Return settings without "auto" as device or precision, and with commits for models on the hub.
+
+        All ranks must call this.
 
         Args:
             settings: Settings of the run.
@@ -88,21 +98,25 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the folder. I/O errors become HeedfulErrors that say how to resume."""
+        """Hold the lock of the folder within a `with` block. I/O errors become HeedfulErrors that say how to resume."""
         with lock_run(self.folder) if self.ranks.is_main else nullcontext(), translate_io_errors(self.folder):
             yield
 
     def begin(self, init_folder: Callable[[], None]) -> None:
-        """Call `init_folder` on the first rank, while the other ranks wait.
+        """Begin or resume the run: call `init_folder` on the first rank, while the other ranks wait.
 
-        `init_folder` writes the settings of a new run, or checks that the run in the folder has the same settings.
+        Args:
+            init_folder: Writes the settings of a new run, or checks that the run in the folder has the same settings.
         """
         if self.ranks.is_main:
             init_folder()
         self.ranks.barrier()
 
     def execute(self, training: Training) -> RunResult:
-        """Train unless the folder has results already. Callers must use `locked` and `begin` before."""
+        """Train unless the folder has results already, and return the result.
+
+        Callers must call `begin` before, and hold `locked`.
+        """
         if (self.folder / RESULTS).exists():
             self.reporter.message(f"{self.folder} is finished already")
         else:
@@ -116,25 +130,29 @@ class Run:
         return self.result()
 
     def result(self, **more: object) -> RunResult:
-        """Return the result of a finished run, with `more` entries. On ranks other than the first, results are {}."""
+        """Return the result of a finished run, with `more` entries in its results.
+
+        On ranks other than the first, the results are {}.
+        """
         results = read_results(self.folder) | more if self.ranks.is_main else {}
         return RunResult(output_dir=self.folder, status="completed", results=results)
 
     # -- steps of a training --------------------------------------------------------------------------------------
 
     def report_bad_rows(self) -> None:
-        """Report the file of bad rows, if there is one."""
+        """Report where the rows are that could not be read and were skipped, if there are any."""
         if (self.folder / BAD_ROWS).exists():
             self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
 
     def saved_once(self, name: str, make: Callable[[], ModelBundle]) -> ModelBundle:
         """Load the model in a folder of the run. If the folder is missing, create the model and save it there first.
 
-        All ranks create the model, since waiting for one of them could time out. Only the first one saves it.
+        All ranks create the model, since they could time out if they waited for one of them. Only the first rank saves
+        it.
 
         Args:
             name: Name of the folder in the run folder.
-            make: Creates the model.
+            make: Function that creates the model.
         """
         if not (self.folder / name).exists():
             model = make()

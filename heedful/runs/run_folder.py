@@ -1,4 +1,7 @@
-"""Run folders: the files that are written when a run begins, and the checks whether a run may be resumed."""
+"""Run folders: writing their files when a run begins, and checking whether the run in a folder can be resumed.
+
+`Run` and the commands call these functions.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +43,19 @@ from heedful.train.trainer import DivergedError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SETTINGS = "settings.toml"
+SETTINGS = "settings.toml"  # settings of the run
 DATA = "data.json"  # facts about the data, with hashes of its files
 ENVIRONMENT = "environment.json"  # facts about the machine, and versions of libraries
-BAD_ROWS = "bad-rows.jsonl"
-MAX_CHECKED = 100_000  # examples above which data is not checked for problems when a run begins
+BAD_ROWS = "bad-rows.jsonl"  # rows of the data that could not be read
+MAX_CHECKED = 100_000  # maximum examples of data that is checked for problems when a run begins
 Precision = Literal["float32", "bfloat16", "float16"]
 Settings = TypeVar("Settings", bound="DataclassInstance")
-METHOD = "method.json"  # scores of methods on held-out examples, and the chosen method
+METHOD = "method.json"  # scores of fine-tuning methods on held-out examples, and the chosen method
 START_MODEL = "start"  # folder of the initial model, if it was created for the run
 TOKENIZER = "tokenizer"  # folder of the tokenizer that pre-training trains
 CORPUS = "corpus"  # folder of the corpus that pre-training builds
 CORPUS_FOLDERS = {TOKENIZER, CORPUS}
-INITIAL_FILES = {  # files and folders of a run without training state
+INITIAL_FILES = {  # files and folders that a run may have before it saves its first checkpoint
     *(SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, METHOD, START_MODEL, BEFORE, JOURNAL),
     *CORPUS_FOLDERS,
 }
@@ -64,7 +67,7 @@ def translate_io_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except DivergedError as error:
-        if _list_names(folder) <= INITIAL_FILES:  # a run without a checkpoint may begin again with other settings
+        if _list_names(folder) <= INITIAL_FILES:  # no checkpoint: the run may begin again with other settings
             raise
         advice = f"{folder} resumes with its own settings: for others give another folder with --output"
         raise DivergedError(f"{error}. {advice}", error.step) from error
@@ -112,24 +115,31 @@ def _list_names(folder: Path) -> set[str]:
 
 
 def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
-    """Replace "auto" as device and precision. All ranks call this.
+    """Replace "auto" as device and precision by the values to train with. All ranks call this.
 
     If the folder has a run with a checkpoint, device and precision of that run are used, even on another machine.
-    Otherwise the device is a GPU if there is one for each rank, and the precision is the fastest one if it is the same
-    on all devices, else float32.
+    Otherwise the device is a GPU if each rank has one, and the precision is the fastest one if it is the same on the
+    devices of all ranks, else float32.
+
+    Args:
+        train: Settings of the training.
+        folder: The run folder.
+        ranks: The processes that train together.
+        log: Receives a warning if the run resumes with a precision that is not the fastest one on this machine.
     """
     gathered = ranks.all_gather_object((has_gpu(), _run_device(folder) if ranks.is_main else (None, None)))
-    run_device, run_precision = gathered[0][1]
+    all_have_gpu = all(rank_has_gpu for rank_has_gpu, _ in gathered)
+    _, (run_device, run_precision) = gathered[0]  # as the first rank read them from the folder
     device = train.device
     if device == "auto":
-        device = run_device or ("cuda" if all(rank_has_gpu for rank_has_gpu, _ in gathered) else "cpu")
+        device = run_device or ("cuda" if all_have_gpu else "cpu")
     resolved_device = resolve_device(device)
     if train.deterministic and resolved_device.type == "cuda":
-        prepare_determinism()  # before a tensor is on the GPU
-    by_rank = set(ranks.all_gather_object(auto_precision(resolved_device)))
+        prepare_determinism()  # must be called before a tensor is on the GPU
+    fastest_by_rank = set(ranks.all_gather_object(auto_precision(resolved_device)))
     precision = train.precision
     if precision == "auto":
-        fastest: Precision = by_rank.pop() if len(by_rank) == 1 else "float32"
+        fastest: Precision = fastest_by_rank.pop() if len(fastest_by_rank) == 1 else "float32"
         precision = run_precision or fastest
         if precision != fastest:
             warning = ", which is slow where there are no instructions for it" if precision == "bfloat16" else ""
@@ -142,37 +152,25 @@ def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
     with suppress(OSError, HeedfulError):
         if not _list_names(folder) <= INITIAL_FILES:
             values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
-            device, precision = values.get("train.device"), values.get("train.precision")
+            device, saved_precision = values.get("train.device"), values.get("train.precision")
             known: tuple[Precision, ...] = get_args(Precision)
-            return str(device) if device else "cpu", next((name for name in known if name == precision), None)
+            precision = next((name for name in known if name == saved_precision), None)
+            return str(device) if device else "cpu", precision
     return None, None
 
 
 def can_resume(folder: Path, settings: DataclassInstance) -> bool:
-    """Return whether the folder has a run with these settings, after removing the files of a run without a checkpoint.
+    """Prepare a folder for a run with these settings, and return whether the folder has such a run already.
 
-    A tokenizer and a corpus are removed only if they depend on settings that differ. A warning then says so.
+    A run that has no checkpoint yet is removed, unless it has these settings and has begun to train. Its tokenizer and
+    its corpus stay if the settings that they depend on are the same; otherwise a warning says that they are made anew.
 
     Raises:
         RunError: If the folder has a run with a checkpoint and other settings.
     """
     for path, _, _ in os.walk(folder):
         remove_stale(Path(path))
-    names = _list_names(folder)
-    old_settings = _earlier_settings(folder, settings)
-    is_pretraining = isinstance(old_settings, PretrainSettings)
-    has_no_checkpoint = names <= INITIAL_FILES and (is_pretraining or not names & CORPUS_FOLDERS)
-    if has_no_checkpoint and (old_settings != settings or JOURNAL not in names):
-        reused = {LOCK}
-        corpus_key = getattr(settings, "corpus_key", None)
-        if isinstance(old_settings, PretrainSettings) and old_settings.corpus_key == corpus_key:
-            reused |= {BAD_ROWS, *CORPUS_FOLDERS}
-        elif CORPUS in names:
-            message = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
-            warnings.warn(message, HeedfulWarning, stacklevel=2)
-        # settings last, since they say which run the other files belong to
-        for name in sorted(names - reused, key=lambda name: name == SETTINGS):
-            remove(folder / name)
+    _remove_run_without_checkpoint(folder, settings)
     if not (folder / SETTINGS).exists():
         return False
     old_settings = read_settings(folder, type(settings))
@@ -185,6 +183,28 @@ def can_resume(folder: Path, settings: DataclassInstance) -> bool:
             f"with --output, the same settings to resume it, or --overwrite to replace it{advice}"
         )
     return True
+
+
+def _remove_run_without_checkpoint(folder: Path, settings: DataclassInstance) -> None:
+    """Remove the files of a run without a checkpoint that a run with `settings` cannot use. See `can_resume`."""
+    names = _list_names(folder)
+    old_settings = _earlier_settings(folder, settings)
+    is_pretraining = isinstance(old_settings, PretrainSettings)
+    has_checkpoint = not names <= INITIAL_FILES
+    if has_checkpoint or (names & CORPUS_FOLDERS and not is_pretraining):  # a corpus may be a user's own
+        return
+    if old_settings == settings and JOURNAL in names:
+        return
+    reused = {LOCK}
+    corpus_key = getattr(settings, "corpus_key", None)
+    if isinstance(old_settings, PretrainSettings) and old_settings.corpus_key == corpus_key:
+        reused |= {BAD_ROWS, *CORPUS_FOLDERS}
+    elif CORPUS in names:
+        message = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
+        warnings.warn(message, HeedfulWarning, stacklevel=3)
+    # settings last, since they say which run the other files belong to
+    for name in sorted(names - reused, key=lambda name: name == SETTINGS):
+        remove(folder / name)
 
 
 def read_settings(folder: Path, kind: type[Settings], name: str = SETTINGS) -> Settings:
@@ -231,7 +251,7 @@ def _differences(old_settings: DataclassInstance, new_settings: DataclassInstanc
 def init_run_folder(folder: Path, settings: DataclassInstance) -> None:
     """Write settings and environment of a new run, or check that the run in the folder has the same settings.
 
-    The data is not compared. `init_labelled_run` compares it too.
+    The data is not checked. `init_labelled_run` checks that too.
     """
     if not can_resume(folder, settings):
         write_file(folder / ENVIRONMENT, environment())
@@ -245,14 +265,16 @@ def init_labelled_run(
     counts: Mapping[str, int],
     reopen: Callable[[Quarantine], Dataset[Example]],
 ) -> None:
-    """Write settings, environment and facts about the data of a new run, or check that the run in the folder has them.
+    """Write settings, environment and facts about the data of a new run.
+
+    If the folder has a run already, check that it has the same settings and the same data instead.
 
     Args:
         folder: The run folder, which is locked.
         settings: Settings of the run.
         source: The data.
-        counts: Counts of examples by split.
-        reopen: Opens the data again with a policy that writes bad rows to a file.
+        counts: Number of examples by split.
+        reopen: Opens the data again with a policy for rows that cannot be read, here one that writes them to a file.
 
     Raises:
         RunError: If the folder has a run with other settings or other data.
@@ -263,7 +285,7 @@ def init_labelled_run(
     if source.row_errors.bad:
         reopened = reopen(Quarantine(file=folder / BAD_ROWS))
         for split in reopened.splits:
-            deque(reopened.examples(split), maxlen=0)
+            deque(reopened.examples(split), maxlen=0)  # reads all rows, which writes the bad ones to the file
     write_file(folder / ENVIRONMENT, environment())
     short_names = {
         path: name
@@ -289,9 +311,11 @@ def init_labelled_run(
 def _check_same_data(folder: Path, source: Dataset[Example]) -> None:
     """Raise a RunError if the data, or its file of corrections, differs from the data of the run in the folder."""
     data_facts = read_run_json(folder / DATA)
-    run_hashes = data_facts["files"] | data_facts.get("corrections", {})
-    hashes = _hash_data(source) | _hash_corrections(source)
-    if changed := sorted(name for name in {*hashes, *run_hashes} if hashes.get(name) != run_hashes.get(name)):
+    old_hashes = data_facts["files"] | data_facts.get("corrections", {})
+    new_hashes = _hash_data(source) | _hash_corrections(source)
+    all_names = old_hashes.keys() | new_hashes.keys()
+    changed = sorted(name for name in all_names if old_hashes.get(name) != new_hashes.get(name))
+    if changed:
         more = f" and {len(changed) - 5} more" if changed[5:] else ""
         raise RunError(
             f"{folder} holds a run on other data: {', '.join(changed[:5])}{more} changed. Give another folder with "
@@ -300,7 +324,7 @@ def _check_same_data(folder: Path, source: Dataset[Example]) -> None:
 
 
 def _check_data(source: Dataset[Example], examples: int) -> JsonObject | None:
-    """Return the problems of the data that `heedful check` reports, or None for more than MAX_CHECKED examples."""
+    """Return verdict and problems of `heedful check` for the data, or None if it has more than MAX_CHECKED examples."""
     if examples > MAX_CHECKED:
         return None
     report = check(source)
@@ -329,13 +353,20 @@ def _hash_corrections(source: Dataset[Example]) -> dict[str, str]:
 
 
 def _short_names(source: Dataset[Example], split: str) -> list[str]:
-    """Return the paths of the files of a split, relative to the common folder of all files of the data."""
-    files = [
-        Path(path).absolute() for paths in source.names_by_split.values() for path in paths if os.path.exists(path)
-    ]
+    """Return the paths of the files of a split, relative to the common folder of all files of the data.
+
+    Names of data in memory are returned unchanged.
+    """
+    all_names = [name for names in source.names_by_split.values() for name in names]
+    files = [Path(name).absolute() for name in all_names if os.path.exists(name)]
     parent = os.path.commonpath([path.parent for path in files]) if files else ""
-    paths = source.names_by_split.get(split, ())  # a split that was generated from another one has no files
-    return [Path(path).absolute().relative_to(parent).as_posix() if os.path.exists(path) else path for path in paths]
+    short_names = []
+    for name in source.names_by_split.get(split, ()):  # a split that was generated from another one has no files
+        if os.path.exists(name):
+            short_names.append(Path(name).absolute().relative_to(parent).as_posix())
+        else:
+            short_names.append(name)
+    return short_names
 
 
 # -- training data ----------------------------------------------------------------------------------------------------
@@ -353,12 +384,17 @@ def sha256_of(path: str | Path) -> str:
 
 
 def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the files among `paths` that a run was trained on, matched by hash, or () if `run` is not a run folder."""
+    """Return the files among `paths` that a run was trained on, wherever they are now, by comparing SHA-256 hashes.
+
+    The result is () if `run` is not a run folder.
+    """
     if not (Path(run) / DATA).is_file():
         return ()
     data_facts = read_run_json(Path(run) / DATA)
     hashes = {data_facts["files"][name] for name in data_facts.get("trained_on", ())}
-    return tuple(path for path in paths if hashes and os.path.exists(path) and sha256_of(path) in hashes)
+    if not hashes:
+        return ()
+    return tuple(path for path in paths if os.path.exists(path) and sha256_of(path) in hashes)
 
 
 def label_layout(run: str | Path) -> Layout | None:
@@ -379,8 +415,9 @@ def label_layout(run: str | Path) -> Layout | None:
 def write_file(path: Path, value: object) -> None:
     """Write text, or plain data as JSON, atomically."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with atomic_path(path) as part:
-        write_synced(part, [text.encode(errors="backslashreplace")])  # half a surrogate pair becomes \udxxx, as in JSON
+    with atomic_path(path) as temporary:
+        # an unpaired surrogate becomes \udxxx, which is its escape sequence in JSON
+        write_synced(temporary, [text.encode(errors="backslashreplace")])
 
 
 def read_run_json(path: Path) -> JsonObject:
@@ -390,16 +427,25 @@ def read_run_json(path: Path) -> JsonObject:
 
 
 def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, object]] = ()) -> str:
-    """Return the journal as CSV, with a row per update or evaluation, and then `more_rows`."""
-    rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in read_journal(journal)]
+    """Return a journal as CSV text.
+
+    Args:
+        journal: The journal. Each of its records, of an update or an evaluation, is a row. Metrics on dev have the
+            prefix "dev_".
+        more_rows: Further rows after those of the journal, with cells by column name.
+    """
+    rows = []
+    for record in read_journal(journal):
+        dev_metrics = record.pop("dev", {})
+        rows.append(record | {f"dev_{name}": value for name, value in dev_metrics.items()})
     rows += map(dict, more_rows)
-    names = dict.fromkeys(name for row in rows for name in row)
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(map(escape_cell, names))
+    columns = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(escape_cell, columns))
     for row in rows:
-        table.writerow(escape_cell(str(row.get(name, ""))) for name in names)
-    return out.getvalue()
+        writer.writerow(escape_cell(str(row.get(name, ""))) for name in columns)
+    return text.getvalue()
 
 
 def environment() -> JsonObject:

@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -29,7 +30,8 @@ from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
 from heedful.train.fit import EvalResult
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
-TIE_BREAKERS = {  # sign of metrics (-1: smaller is better); the first one of a task decides between equal checkpoints
+# metrics that decide between checkpoints with equal values of the main metric; the first one that a task has is used
+TIE_BREAKERS = {  # sign by metric; -1: smaller is better
     "loss": -1,
     "mse": -1,
     "exact": 1,
@@ -48,7 +50,8 @@ def engine_for(
     """Return a function that answers inputs with a model.
 
     Args:
-        task: The task, whose generation settings and maximum length are used. If None, those of the model are used.
+        task: The task, whose generation settings and maximum input length are used. If None, those of the model are
+            used.
         loaded: The model.
         precision: Precision of matrix products (autocast).
     """
@@ -74,16 +77,16 @@ def measure_split(
     ranks: Ranks = SINGLE_PROCESS,
     predictions: Path | None = None,
 ) -> EvalMetrics:
-    """Evaluate this rank's share of the examples.
+    """Evaluate this rank's share of the examples: with n ranks, every n-th one.
 
     Args:
         task: The task of the model's head.
         loaded: The model.
-        examples: Examples with labels, the same ones on all ranks.
+        examples: All labelled examples of a split, the same ones on all ranks.
         precision: Precision of matrix products.
         ranks: The processes that evaluate together.
-        predictions: File for the predictions, with a line per example, the worst mistakes first. Only for a single
-            rank.
+        predictions: Path of a file for the predictions, with a line per example, the worst mistakes first. It may only
+            be given if there is a single rank.
     """
     assert predictions is None or ranks.size == 1, "each rank would write its own share"
     with ExitStack() as stack:
@@ -94,7 +97,7 @@ def measure_split(
             examples,
             first=ranks.rank,
             step=ranks.size,
-            on_answer=None if file is None else lambda *scored: file.write(task, *scored),
+            on_answer=None if file is None else partial(file.write, task),
         )
         if file is not None:
             file.ranks = task.ranks(metrics)
@@ -102,18 +105,19 @@ def measure_split(
 
 
 class PredictionFile:
-    """A file of predictions, written to a temporary file in order and sorted at the end.
+    """A file of predictions in JSON lines, the worst mistakes first. Use it as a context manager.
 
-    Wrong predictions come first. Both wrong and correct predictions are sorted by decreasing loss, or in retrieval by
-    decreasing rank of the correct answer. The class takes 17 bytes of memory per prediction.
+    The lines are written to a temporary file in the order of the examples, and are sorted at the end. Wrong predictions
+    come before correct ones, and each of these groups is sorted by decreasing loss. In retrieval, a prediction is wrong
+    unless the correct answer has rank 1, and the rank is its loss. Sorting takes 17 bytes of memory per prediction.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ranks: Sequence[int] = ()  # in retrieval, rank of the correct answer by line; 1 is correct
-        self._wrong = array("b")  # whether each prediction is wrong
-        self._losses = array("d")
-        self._offsets = array("q")  # offset of each line in the temporary file
+        self.ranks: Sequence[int] = ()  # in retrieval: the rank, from 1, of the correct answer of each example
+        self._wrong = array("b")  # whether the prediction of each example is wrong
+        self._losses = array("d")  # loss of each example
+        self._offsets = array("q")  # offset in bytes of each example's line in the temporary file
         self._stack = ExitStack()
 
     def __enter__(self) -> PredictionFile:
@@ -121,7 +125,7 @@ class PredictionFile:
         return self
 
     def write(self, task: Task, index: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
-        """Write the line of one example."""
+        """Write the prediction for one example. The arguments after `task` are those of `evaluate_task.on_answer`."""
         short_answer = {name: value for name, value in answer.items() if name not in UNWRITTEN_KEYS}
         line = {"id": index, "input": task.engine_input(example), **scored._asdict(), "answer": short_answer}
         self._wrong.append(scored.correct is False)
@@ -136,12 +140,13 @@ class PredictionFile:
                     if rank > 1:
                         self._wrong[index] = True
                         self._losses[index] = rank
+                # wrong predictions first, then by decreasing loss; the last key of lexsort is the primary one
                 order = np.lexsort((-np.array(self._losses), -np.array(self._wrong)))
-                with atomic_path(self.path) as part:
-                    write_synced(part, map(self._read, order.tolist()))
+                with atomic_path(self.path) as temporary:
+                    write_synced(temporary, map(self._read, order.tolist()))
 
     def _read(self, index: int) -> bytes:
-        """Read a line of the temporary file. In retrieval, the rank of the correct answer is added."""
+        """Return an example's line from the temporary file. In retrieval, the rank of the correct answer is added."""
         self._file.seek(self._offsets[index])
         line = self._file.readline()
         if not self.ranks:
@@ -151,22 +156,26 @@ class PredictionFile:
 
 
 def _json_line(table: JsonObject) -> bytes:
+    """Return an object as a line of JSON in UTF-8, with numbers that are not finite as text."""
     text = json.dumps(replace_nonfinite(table), ensure_ascii=False, allow_nan=False)
     return text.encode(errors="backslashreplace") + b"\n"
 
 
 def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> dict[str, float]:
-    """Return the threshold of each label with the best F1 on these examples, in float32."""
+    """Return for each label the probability threshold with the best F1 on these examples, computed in float32."""
     return task.tune_thresholds(engine_for(task, loaded, torch.float32), examples)
 
 
 def fit_temperature(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> float | None:
-    """Return the temperature that calibrates probabilities on these examples, in float32, or None for too few."""
+    """Return the temperature that calibrates the probabilities on these examples, computed in float32.
+
+    The result is None if there are too few examples.
+    """
     return task.fit_temperature(engine_for(task, loaded, torch.float32), examples)
 
 
 def calibration_of(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> tuple[float, ...]:
-    """Return the calibration of prediction sets on these examples, in float32.
+    """Return the calibration of prediction sets (see `Task.calibration`) on these examples, computed in float32.
 
     The result is empty if there are too few examples, or if the task has no prediction sets.
     """
@@ -176,15 +185,18 @@ def calibration_of(task: Task, loaded: ModelBundle, examples: Iterable[Example])
 def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     """Merge the metrics of all ranks into the evaluation by which checkpoints are ranked."""
     result = task.compute_metrics(merge_all(shares))
-    numbers = {name: value for name, value in result.items() if isinstance(value, int | float) and math.isfinite(value)}
+    scalars = {name: value for name, value in result.items() if isinstance(value, int | float) and math.isfinite(value)}
     return EvalResult(
-        metric_value=float(result[task.metric]), tie_breaker=tie_breaker(numbers, task.metric), metrics=numbers
+        metric_value=float(result[task.metric]), tie_breaker=tie_breaker(scalars, task.metric), metrics=scalars
     )
 
 
-def tie_breaker(numbers: Mapping[str, float], metric: str) -> float:
-    """Return the value that decides between equal values of the metric, larger is better, or 0 without such a value."""
+def tie_breaker(metrics: Mapping[str, float], main_metric: str) -> float:
+    """Return the value that decides between checkpoints with equal values of the main metric. Larger is better.
+
+    It is the first of TIE_BREAKERS that is among the metrics, with its sign, or 0 if none of them is.
+    """
     for name, sign in TIE_BREAKERS.items():
-        if name in numbers and name != metric:
-            return sign * numbers[name]
+        if name in metrics and name != main_metric:
+            return sign * metrics[name]
     return 0.0

@@ -1,7 +1,7 @@
-"""Schema of settings: path, type, default, meaning and choices of each setting, from the dataclasses.
+"""Schema of settings: path, type, default, meaning and choices of each setting, read from the settings dataclasses.
 
-The meaning of a setting is the comment on its line, or else the comment lines directly above it. Flags, `heedful init`
-and the reference page are generated from the schema.
+The meaning of a setting is the comment on the line of its field, or else the comment lines directly above the field.
+Flags of commands, `heedful init` and the reference page docs/settings.md are generated from the schema.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from heedful.settings import cache_by_class, type_hints
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Kind = Literal["table", "dict", "value"]  # table: contains settings; dict: has keys with any names
+Kind = Literal["table", "dict", "value"]  # table: contains settings; dict: has keys that a user may choose
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A setting. If several kinds of a table have the setting, there is one entry for each kind."""
+    """A setting.
+
+    A table of settings may have one of several kinds, such as the kinds of a schedule. If several of them have a
+    setting, there is a `Setting` for each of them.
+    """
 
     path: str  # full path, such as "train.batch_size"
     annotation: object  # type of the value
     default: object  # dataclasses.MISSING: no default
     choices: tuple[object, ...] = ()  # values of a Literal
-    when: tuple[str, ...] = ()  # conditions on kinds of tables, such as 'train.schedule.kind = "cosine"'; (): always
+    when: tuple[str, ...] = ()  # conditions on kinds of tables, such as 'train.schedule.kind = "cosine"'; all must hold
     owner: type  # dataclass that declares the setting
-    table: bool = False  # whether the value is a table of settings or None
+    table: bool = False  # whether the value is either a table of settings or None
 
     @property
     def name(self) -> str:
@@ -46,9 +50,11 @@ class Setting:
     @property
     def doc(self) -> str:
         """The meaning of the setting, or "" if the source has no comment on the field."""
-        table = self.path.rpartition(".")[0]
-        doc_of_kind = f"kind of {table.rpartition('.')[2]}" if self.name == "kind" else ""
-        return _comments(self.owner).get(self.name, doc_of_kind)
+        comments = _comments(self.owner)
+        if self.name == "kind" and "kind" not in comments:
+            table_path = self.path.rpartition(".")[0]
+            return f"kind of {table_path.rpartition('.')[2]}"
+        return comments.get(self.name, "")
 
 
 def describe_settings(settings: DataclassInstance | type[DataclassInstance]) -> list[Setting]:
@@ -60,12 +66,12 @@ def describe_settings(settings: DataclassInstance | type[DataclassInstance]) -> 
 
 @cache_by_class
 def setting_paths(cls: type) -> dict[str, Kind]:
-    """Return the kind of each path of a settings class, including tables."""
+    """Return the paths of all settings of a class and of the tables that contain them, each with its kind."""
     kinds: dict[str, Kind] = {}
     for setting in _walk(cls, None, "", ()):
-        parts = setting.path.split(".")
-        for depth in range(1, len(parts)):
-            kinds[".".join(parts[:depth])] = "table"
+        components = setting.path.split(".")
+        for depth in range(1, len(components)):
+            kinds[".".join(components[:depth])] = "table"
         if setting.table:
             kind: Kind = "table"
         elif any(get_origin(member) is dict for member in _members(setting.annotation)):
@@ -81,7 +87,7 @@ def _walk(cls: type[DataclassInstance], instance: object, prefix: str, when: tup
 
     Args:
         cls: The dataclass.
-        instance: Settings whose values are the defaults. If None, the class has the defaults.
+        instance: An instance whose values are the defaults. If None, the defaults of the class are used.
         prefix: Path of the table of the class, with a dot at the end, or "" for the root.
         when: Conditions on kinds of tables under which the settings exist.
     """
@@ -104,19 +110,33 @@ def _walk(cls: type[DataclassInstance], instance: object, prefix: str, when: tup
             yield dataclasses.replace(setting, table=True)
         if len(tables) == 1:
             yield from _walk(tables[0], default if type(default) is tables[0] else None, f"{path}.", when)
-            continue
-        kind_path = f"{path}.kind"
-        kinds = [kind for table in tables for kind in _kinds(table)]
-        kind_type = Literal[tuple(kinds)]  # type: ignore[valid-type]
-        default_kind = getattr(default, "kind", MISSING)
-        yield Setting(
-            path=kind_path, annotation=kind_type, default=default_kind, choices=tuple(kinds), when=when, owner=cls
-        )
-        for table in tables:
-            conditions = (*when, *(f'{kind_path} = "{kind}"' for kind in _kinds(table)))
-            for inner in _walk(table, default if type(default) is table else None, f"{path}.", conditions):
-                if inner.path != kind_path:
-                    yield inner
+        else:
+            yield from _walk_kinds(tables, setting)
+
+
+def _walk_kinds(tables: list[type[DataclassInstance]], setting: Setting) -> Iterator[Setting]:
+    """Yield the setting `kind` of a table that has several kinds, and the other settings of each kind.
+
+    Args:
+        tables: The dataclass of each kind.
+        setting: The setting whose value is the table.
+    """
+    kind_path = f"{setting.path}.kind"
+    kinds = tuple(kind for table in tables for kind in _kinds(table))
+    yield Setting(
+        path=kind_path,
+        annotation=Literal[kinds],  # type: ignore[valid-type]
+        default=getattr(setting.default, "kind", MISSING),
+        choices=kinds,
+        when=setting.when,
+        owner=setting.owner,
+    )
+    for table in tables:
+        conditions = (*setting.when, *(f'{kind_path} = "{kind}"' for kind in _kinds(table)))
+        instance = setting.default if type(setting.default) is table else None
+        for inner in _walk(table, instance, f"{setting.path}.", conditions):
+            if inner.path != kind_path:
+                yield inner
 
 
 def _members(hint: object) -> tuple[object, ...]:
@@ -135,6 +155,7 @@ def _kinds(table: type) -> tuple[object, ...]:
 
 
 def _default(field: dataclasses.Field[object]) -> object:
+    """Return the default of a field, or dataclasses.MISSING."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
@@ -143,7 +164,7 @@ def _default(field: dataclasses.Field[object]) -> object:
 
 @cache
 def _comments(cls: type) -> dict[str, str]:
-    """Return the comment on each field of a class and its bases, from their source."""
+    """Return the comment on each field of a dataclass, including the fields of its base classes, by field name."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -152,30 +173,34 @@ def _comments(cls: type) -> dict[str, str]:
 
 
 def _own_comments(cls: type) -> dict[str, str]:
-    """Return the comment on each field that a class itself declares, or {} if the source is not installed."""
+    """Return the comment on each field that a class itself declares, by field name.
+
+    The result is {} if the source of the class is not installed.
+    """
     try:
         source = textwrap.dedent(inspect.getsource(cls))
     except OSError:
         return {}
-    comment_by_line = {}
-    comment_lines = set()  # lines with nothing but a comment
+    comment_by_line: dict[int, str] = {}  # all comments, by line number
+    comment_only_lines: set[int] = set()  # numbers of the lines without code
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            comment_by_line[token.start[0]] = token.string.lstrip("# ")
-            if not token.line[: token.start[1]].strip():
-                comment_lines.add(token.start[0])
+            line, column = token.start
+            comment_by_line[line] = token.string.lstrip("# ")
+            if not token.line[:column].strip():
+                comment_only_lines.add(line)
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     comment_by_field = {}
     for statement in definition.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            last_line = statement.end_lineno or statement.lineno
-            lines = [line for line in range(statement.lineno, last_line + 1) if line in comment_by_line]
-            if not lines:
-                first_line = statement.lineno
-                while first_line - 1 in comment_lines:
-                    first_line -= 1
-                lines = list(range(first_line, statement.lineno))
+            first_line, last_line = statement.lineno, statement.end_lineno or statement.lineno
+            lines = [line for line in range(first_line, last_line + 1) if line in comment_by_line]
+            if not lines:  # no comment beside the field: take the comment lines directly above it
+                start = first_line
+                while start - 1 in comment_only_lines:
+                    start -= 1
+                lines = list(range(start, first_line))
             if lines:
                 comment_by_field[statement.target.id] = " ".join(comment_by_line[line] for line in lines)
     return comment_by_field

@@ -1,6 +1,7 @@
 """Comparison of two arms of an experiment over several seeds by a paired t-test, with the result as a sentence.
 
-Verdicts of distillation and conclusions of studies use it.
+An arm is a variant that an experiment compares with others, such as a model. Verdicts of distillation and conclusions
+of studies use this module.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Literal
 
 from scipy.special import stdtrit
 
-Unit = Literal["share", "number"]  # share: in per cent, with differences in percentage points; number: as it is
+# how values are formatted; share: as percentages, with differences in percentage points; number: with two decimals
+Unit = Literal["share", "number"]
 MIN_SEEDS = 3  # minimum seeds for a verdict
 
 
@@ -73,32 +75,33 @@ def compare_seeds(
     comparisons: int = 1,
     resolution: float = 0.0,
 ) -> str:
-    """Return a sentence that says whether two arms differ.
+    """Return a sentence that says whether the values of two arms differ significantly.
 
     Args:
         first: Name of the first arm.
         second: Name of the second arm.
-        numbers: Values of both arms, with the same seeds.
-        on: Name of the metric and the data.
+        numbers: Values of the first and of the second arm, with the same seeds.
+        on: Name of the metric and the data, with which the sentence begins.
         unit: Unit of the values.
-        comparisons: How many comparisons a study makes. The level of each is 1 - 0.05 / comparisons, so that at most
-            one study of twenty has a wrong verdict (Bonferroni).
+        comparisons: How many comparisons the study makes. The confidence level of each is 1 - 0.05 / comparisons, so
+            that at most one study of twenty has a wrong verdict (Bonferroni).
         resolution: See `paired_t_interval`.
     """
     interval = paired_t_interval(*numbers, level=1 - 0.05 / comparisons, resolution=resolution)
     seeds = len(numbers[0])
-    difference = _format_difference(abs(interval.mean), unit)
     if seeds < MIN_SEEDS:
         few = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {MIN_SEEDS} or more"
         points = " points" if unit == "share" else ""
         return f"{on}: {first} {_signed(interval.mean, unit)}{points} against {second}, of {few}"
-    higher = sum(a > b for a, b in zip(*numbers, strict=True))
-    bounds = f"{100 - 5 / comparisons:.3g} % interval {_signed(interval.low, unit)} to {_signed(interval.high, unit)}"
-    bounds += f", above with {higher} of {seeds} seeds"
-    bounds += f", {comparisons} comparisons" if comparisons > 1 else ""
-    if interval.above or interval.below:
-        return f"{on}: {first} is {'above' if interval.above else 'below'} {second} by {difference} ({bounds})"
-    return f"{on}: no difference seen between {first} and {second} ({bounds})"
+    higher_seeds = sum(a > b for a, b in zip(*numbers, strict=True))  # seeds with which the first arm is better
+    level = f"{100 - 5 / comparisons:.3g} %"
+    evidence = f"{level} interval {_signed(interval.low, unit)} to {_signed(interval.high, unit)}"
+    evidence += f", above with {higher_seeds} of {seeds} seeds"
+    evidence += f", {comparisons} comparisons" if comparisons > 1 else ""
+    if not interval.above and not interval.below:
+        return f"{on}: no difference seen between {first} and {second} ({evidence})"
+    direction = "above" if interval.above else "below"
+    return f"{on}: {first} is {direction} {second} by {_format_difference(abs(interval.mean), unit)} ({evidence})"
 
 
 def mean_and_std(numbers: Sequence[float], unit: Unit = "share") -> str:
@@ -107,11 +110,11 @@ def mean_and_std(numbers: Sequence[float], unit: Unit = "share") -> str:
     >>> mean_and_std([0.5, 0.7]), mean_and_std([1.25], "number")
     ('60.0 ± 14.1 %', '1.25')
     """
-    mean = fmean(numbers)
-    deviation = stdev(numbers) if len(numbers) > 1 else None
     if unit == "share":
-        return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}") + " %"
-    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+        std = f" ± {100 * stdev(numbers):.1f}" if len(numbers) > 1 else ""
+        return f"{100 * fmean(numbers):.1f}{std} %"
+    std = f" ± {stdev(numbers):.2f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.2f}{std}"
 
 
 def seed_count(seeds: int) -> str:
@@ -124,8 +127,10 @@ def seed_count(seeds: int) -> str:
 
 
 def _format_difference(value: float, unit: Unit) -> str:
+    """Format a difference without its sign, shares in percentage points."""
     return f"{100 * value:.1f} points" if unit == "share" else f"{value:.2f}"
 
 
 def _signed(value: float, unit: Unit) -> str:
+    """Format a difference with its sign, shares in percentage points without the word "points"."""
     return f"{100 * value:+.1f}" if unit == "share" else f"{value:+.2f}"

@@ -1,6 +1,6 @@
-"""Measurements of a model on this machine: latency of one input, throughput of a packed batch, memory in use.
+"""Measurements on this machine: latency and throughput of a model, and memory of this process.
 
-Every run measures its model at the end; `heedful bench` measures each precision.
+Every run measures its model at the end. `heedful bench` measures a model in each precision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from heedful.runs.results import JsonObject
 
 LENGTHS = (16, 64, 256)  # input lengths for latency, in tokens
 ROUNDS = 100  # timed forward passes per length
-BATCH_TOKENS = 4096  # batch size for throughput, in tokens, in sequences of 64 tokens
+BATCH_TOKENS = 4096  # tokens of the packed batch for throughput
+BATCH_LENGTH = 64  # tokens of each sequence in that batch, fewer if the model's maximum is lower
 
 
 def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObject:
@@ -31,24 +32,26 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
 
     Args:
         loaded: The model.
-        rounds: Forward passes per length. If None, ROUNDS.
+        rounds: Timed forward passes per length. If None, ROUNDS.
 
     Returns:
-        "latency": p50 and p99 in milliseconds, by tokens. "throughput": tokens per second of a packed batch.
+        "latency", the median and the 99th percentile in milliseconds as "p50" and "p99", by input length in tokens; and
+        "throughput", the tokens per second of a packed batch.
     """
-    limit = loaded.max_length or max(LENGTHS)
+    max_length = loaded.max_length or max(LENGTHS)
     vocab_size = loaded.config.model.embedding.vocabulary
     device = next(loaded.parameters()).device
     generator = torch.Generator().manual_seed(0)
 
     def random_batch(length: int, count: int = 1) -> Packed:
+        """Return `count` sequences of `length` random tokens each."""
         ids = torch.randint(vocab_size, (count, length), generator=generator)
         return Packed.of(ids.tolist()).to(device)
 
     def time_passes(inputs: Packed, passes: int) -> list[float]:
-        """Return the durations of forward passes in seconds, sorted."""
+        """Return the durations of forward passes in seconds, in ascending order."""
         durations = []
-        for _ in range(passes + 2):  # two warm-up rounds
+        for _ in range(passes + 2):  # two passes to warm up
             start = time.perf_counter()
             loaded(inputs, inputs if loaded.needs_target else None)
             if device.type == "cuda":
@@ -61,9 +64,11 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
     try:
         with torch.inference_mode():
             seconds_by_length = {
-                length: time_passes(random_batch(length), rounds or ROUNDS) for length in LENGTHS if length <= limit
+                length: time_passes(random_batch(length), rounds or ROUNDS)
+                for length in LENGTHS
+                if length <= max_length
             }
-            batch_length = min(64, limit)
+            batch_length = min(BATCH_LENGTH, max_length)
             batch_size = BATCH_TOKENS // batch_length
             batch_seconds = statistics.median(time_passes(random_batch(batch_length, batch_size), 3))
     finally:
@@ -82,7 +87,7 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable Python's garbage collector during a measurement, which a collection would slow down."""
+    """Disable Python's garbage collector within a `with` block, so that no collection slows a measurement down."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -99,7 +104,8 @@ def percentile(values: Sequence[float], percent: int) -> float:
     >>> percentile(range(1, 101), 99), percentile(range(1, 6), 99)
     (99, 5)
     """
-    return values[-(-percent * len(values) // 100) - 1]
+    rank = -(-percent * len(values) // 100)  # ceil(percent / 100 * n), from 1
+    return values[rank - 1]
 
 
 def resident_bytes() -> int:

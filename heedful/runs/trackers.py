@@ -1,4 +1,7 @@
-"""Experiment trackers for --track: CSV, TensorBoard, Weights & Biases, MLflow, Trackio. Their packages are extras."""
+"""Experiment trackers for --track: CSV, TensorBoard, Weights & Biases, MLflow, Trackio.
+
+Each is a class here that adapts the tracker's package, which is an optional dependency. `TrackingReporter` calls them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Protocol
 
 from heedful.errors import HeedfulError, did_you_mean
 
-PROJECT = "heedful"  # default project or experiment; environment variables of the tracker override it
-PACKAGES = {  # required package by tracker; the extra of Heedful has the name of the tracker
+PROJECT = "heedful"  # default name of the project or experiment; environment variables of the tracker override it
+PACKAGES = {  # required package by name of the tracker, which is also the name of Heedful's extra
     "csv": "",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -23,26 +26,26 @@ PACKAGES = {  # required package by tracker; the extra of Heedful has the name o
 
 
 class Tracker(Protocol):
-    """Receives the scalars of a run."""
+    """Receives the scalars of a run: metrics and losses."""
 
-    run_id: str  # the tracker's id of the run, stored so that a resumed run continues it; "": the tracker has no ids
+    run_id: str  # the tracker's id of the run, stored so that a resumed run is logged under it; "": it has no ids
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values of an update by name, such as train/loss or dev/accuracy."""
+        """Record the values of one step by name, such as "train/loss" or "dev/accuracy"."""
 
     def close(self, finished: bool) -> None:
-        """End the run; `finished` is false if the run was interrupted and may be resumed."""
+        """End the run. `finished` is False if the run was interrupted and can be resumed."""
 
 
-# arguments: run folder, stored run id or "", step of the resumed checkpoint or 0, settings by full path
+# (run folder, stored run id or "", step of the checkpoint that is resumed or 0, settings by full path) -> tracker
 Opener = Callable[[Path, str, int, Mapping[str, object]], Tracker]
 
 
 def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of trackers without repeats.
+    """Check the names of trackers, and return them without repeats.
 
     Raises:
-        HeedfulError: For an unknown name, or a tracker whose package is not installed.
+        HeedfulError: If a name is unknown, or the package of a tracker is not installed.
     """
     for name in names:
         if name not in PACKAGES:
@@ -54,7 +57,7 @@ def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Csv:
-    """Writes the journal as metrics.csv to the run folder, at each evaluation and at the end."""
+    """Writes the journal as metrics.csv to the run folder, anew after each evaluation and at the end."""
 
     run_id = ""
 
@@ -76,7 +79,10 @@ class _Csv:
 
 
 class _TensorBoard:
-    """Writes event files to the folder tensorboard in the run folder. A resumed run replaces repeated steps."""
+    """Writes event files to the folder tensorboard in the run folder.
+
+    Steps after the resumed checkpoint are removed, since the resumed run logs them again.
+    """
 
     run_id = ""
 
@@ -130,7 +136,7 @@ class _Mlflow:
 
         self._client = MlflowClient()
         self._metric = Metric
-        self._last_step = 0  # the last recorded step; a resumed run repeats some steps
+        self._last_step = 0  # last step that an earlier part of the run has logged; a resumed run repeats some steps
         if run_id:
             self.run_id = run_id
             self._client.update_run(run_id, status="RUNNING")

@@ -1,4 +1,4 @@
-"""TrackingReporter: copies the journal of a run to experiment trackers during training."""
+"""`TrackingReporter`, which copies the journal of a run to experiment trackers during training, for --track."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
-TRACKING = "tracking.json"  # file of a run folder with run ids by tracker, which a resumed run continues
+TRACKING = "tracking.json"  # file of a run folder with the run's id at each tracker, for a resumed run
 
 
 class TrackingReporter(Reporter):
-    """Passes events on to another reporter and copies journal records to trackers.
+    """Passes all events to another reporter, and copies the records of the journal to trackers.
 
-    A tracker that fails during training (network, quota, disk) is reported once and dropped. Training continues, since
-    the journal has all values. A tracker that cannot be opened stops the run before its first step.
+    If a tracker fails during training, for example because of the network or a full disk, this is reported once and the
+    tracker is not used any more. Training continues, since the journal has all values. If a tracker cannot be opened,
+    the run stops before its first step.
     """
 
     def __init__(self, reporter: Reporter, names: Sequence[str]) -> None:
-        """Wrap a reporter.
+        """Initialize with a reporter and trackers.
 
         Args:
             reporter: Receives all events, and messages about trackers that fail.
-            names: Names of trackers, checked by `check_trackers`.
+            names: Names of trackers that `check_trackers` has checked.
         """
         self._reporter, self._names = reporter, tuple(names)
         self._trackers: dict[str, Tracker] = {}
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        """Pass an update on."""
+        """Pass the event of an update on."""
         self._reporter.step(step, trainer)
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
-        """Pass an evaluation on."""
+        """Pass the event of an evaluation on."""
         self._reporter.evaluated(step, result, best)
 
     def message(self, text: str) -> None:
@@ -79,7 +80,7 @@ class TrackingReporter(Reporter):
         self._trackers.clear()
 
     def _for_each(self, consequence: str, use: Callable[[Tracker], None]) -> None:
-        """Call `use` with each tracker. A tracker that fails is dropped, and reported with the consequence."""
+        """Call `use` with each tracker. If that fails, remove the tracker, and report the consequence."""
         for name, tracker in list(self._trackers.items()):
             try:
                 use(tracker)
@@ -91,21 +92,23 @@ class TrackingReporter(Reporter):
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a journal record, by name in trackers.
+    """Return the finite numbers of a journal record, by their names in trackers.
 
     >>> scalars({"step": 8, "epoch": 0.5, "loss": 0.25, "lr": 1e-4})
     {'train/epoch': 0.5, 'train/loss': 0.25, 'train/lr': 0.0001}
     >>> scalars({"step": 8, "dev": {"accuracy": 0.5, "labels": ["a"]}, "best": True})
     {'dev/accuracy': 0.5}
     """
-    group = "dev" if "dev" in record else "train"
-    values = record["dev"] if group == "dev" else {key: value for key, value in record.items() if key != "step"}
+    if "dev" in record:
+        group, values = "dev", record["dev"]
+    else:
+        group, values = "train", {key: value for key, value in record.items() if key != "step"}
     numbers = {key: as_float(value) for key, value in values.items() if not isinstance(value, bool | list | dict)}
     return {f"{group}/{key}": value for key, value in numbers.items() if math.isfinite(value)}
 
 
 def _settings(folder: Path) -> JsonObject:
-    """Return the settings of a run. The folder of one seed of several has them in its parent folder."""
+    """Read the settings file of a run, or of its parent folder if the folder is that of one seed of several."""
     for path in (folder / SETTINGS, folder.parent / SETTINGS):
         if path.is_file():
             return tomllib.loads(path.read_text("utf-8"))

@@ -37,9 +37,10 @@ from heedful.train.trainer import Trainer
 HEAD_DIM = 16  # dimension of an attention head
 CLASSIC = "heedful-classic"  # family of classic models
 Positions = Learned | Sinusoidal | Rotary | Shaw | Buckets | None
-PartOf = Callable[[LabelledExample], str]  # returns the name of an example's part of the test set
+# function that returns the part of the test set to which an example belongs; the accuracy on each part is a measure
+PartOf = Callable[[LabelledExample], str]
 
-# W h + b, with h the mean of the hidden states
+# head of a classifier: W h + b, with h the mean of the hidden states
 MEAN_POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)
 
 
@@ -68,8 +69,8 @@ def transformer_classifier(
         positions: Representation of positions. If None, the model does not know the order of words.
         width: Hidden size, a multiple of `HEAD_DIM`.
         layers: Number of layers.
-        pre_norm: Whether norms come before each sublayer instead of after it.
-        head: The head, whose labels are replaced by `labels`.
+        pre_norm: Whether there is a norm before each sublayer instead of after it.
+        head: The configuration of the head, whose labels are replaced by `labels`.
     """
     model = ModelConfig(
         embedding=EmbeddingConfig(
@@ -113,7 +114,7 @@ def classic_classifier(
 
 
 def classification_task(tokenizer: Tokenizer, labels: Sequence[str], loaded: ModelBundle) -> Classify:
-    """Return the classification task for a model."""
+    """Return the task of classifying texts by a model, with which it is trained and evaluated."""
     return Classify(tokenizer=tokenizer, limit=loaded.max_length, labels=tuple(labels))
 
 
@@ -128,7 +129,7 @@ def train_classifier(
     batch_size: int = 32,
     schedule: Linear | Constant | None = None,
 ) -> list[float]:
-    """Train with AdamW, and return the loss of each step.
+    """Train a model with AdamW, and return the loss of each step.
 
     Args:
         loaded: The model.
@@ -152,17 +153,17 @@ def train_classifier(
 
 
 def accuracy_by_part(
-    loaded: ModelBundle, task: Classify, examples: Sequence[LabelledExample], part: PartOf = lambda example: ""
+    loaded: ModelBundle, task: Classify, examples: Sequence[LabelledExample], part_of: PartOf = lambda example: ""
 ) -> dict[str, float]:
-    """Return the accuracy on each part of the examples, and on all of them under "all"."""
-    correct: dict[str, list[bool]] = {}  # whether each answer is correct, by part
+    """Return the accuracy on each part of the examples by name of the part, and on all of them under "all"."""
+    correct: dict[str, list[bool]] = {}  # whether the prediction for each example is correct, by part
 
     def record(index: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
-        for name in {part(example), "all"}:
-            correct.setdefault(name, []).append(bool(scored.correct))
+        for part in {part_of(example), "all"}:
+            correct.setdefault(part, []).append(bool(scored.correct))
 
     evaluate_task(task, Engine(loaded), examples, on_answer=record)
-    return {name: sum(values) / len(values) for name, values in correct.items()}
+    return {part: sum(values) / len(values) for part, values in correct.items()}
 
 
 def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[LabelledExample]:
@@ -171,7 +172,7 @@ def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[LabelledExample]:
 
 
 def head_outputs(loaded: ModelBundle, texts: Sequence[str]) -> list[Tensor]:
-    """Return the outputs of the head for each text."""
+    """Return the outputs of the head for each text, such as the logits of the classes."""
     engine = Engine(loaded)
     chunks = [chunk for encoded in engine.tokenize(list(texts)) for chunk in encoded.chunks]
     with torch.inference_mode():

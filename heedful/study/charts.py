@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 GREEN, PINK, YELLOW, BLACK = "#009E73", "#CC79A7", "#E69F00", "#222222"  # Okabe and Ito 2008, as in plots/style.py
 MAX_WIDTH = 7.5  # inches; at most 830 pixels, the width of a documentation page
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK)  # colours of lines
+# colour, dash pattern and marker of the first line of a plot, of the second line, and so on
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK)
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -32,10 +33,12 @@ def dot_plot(measures: Sequence[Measure], arms: Sequence[str], heading: str, met
         measures: The measures.
         arms: Arms from top to bottom.
         heading: Title of the figure.
-        metric: First words of the subtitle, if any.
+        metric: Beginning of the subtitle, such as "accuracy". If empty, the subtitle only has the number of seeds.
     """
-    seeds = max(map(len, measures[0].values.values()))
-    subtitle = f"{seed_count(seeds)} (dots), their mean and its 95 % interval" if seeds > 1 else seed_count(seeds)
+    num_seeds = max(map(len, measures[0].values.values()))
+    subtitle = seed_count(num_seeds)
+    if num_seeds > 1:
+        subtitle += " (dots), their mean and its 95 % interval"
     name_width = 0.075 * max(len(arm) for arm in arms)  # inches
     max_columns = max(1, min(len(measures), int((MAX_WIDTH - 1.0 - name_width) / 2.0)))
     grid_rows = ceil(len(measures) / max_columns)
@@ -57,7 +60,13 @@ def dot_plot(measures: Sequence[Measure], arms: Sequence[str], heading: str, met
 
 
 def _plot_measure(axes: Axes, measure: Measure, y_of_arm: Mapping[str, int]) -> None:
-    """Plot one measure of all arms, shares in percent."""
+    """Plot one measure of all arms, with shares in percent.
+
+    Args:
+        axes: Where to plot.
+        measure: The measure.
+        y_of_arm: Position of each arm on the vertical axis.
+    """
     scale = 100 if measure.unit == "share" else 1
     style_axes(axes, grid="x")
     axes.tick_params(axis="y", length=0)
@@ -93,9 +102,9 @@ def _plot_measure(axes: Axes, measure: Measure, y_of_arm: Mapping[str, int]) -> 
 class Line:
     """A line of a plot."""
 
-    name: str
-    points: tuple[tuple[float, float], ...]
-    slope: float | None = None  # expected slope on logarithmic axes, drawn as a pale band, if it is known
+    name: str  # name in the legend
+    points: tuple[tuple[float, float], ...]  # (x, y) of each point
+    slope: float | None = None  # theoretical slope on logarithmic axes, drawn as a pale band, if it is known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +114,7 @@ class Panel:
     x_label: str
     y_label: str
     lines: tuple[Line, ...]
-    logarithmic: bool = False
+    logarithmic: bool = False  # whether both axes are logarithmic
 
 
 def line_plot(panels: Sequence[Panel], *title: str) -> Figure:
@@ -150,7 +159,7 @@ def _plot_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Lin
     for line in panel.lines:
         style_index = names.index(line.name) % len(COLOURS)
         xs, ys = zip(*line.points, strict=True)
-        if line.slope is not None:
+        if line.slope is not None:  # the band goes through the last point
             expected = [ys[-1] * (x / xs[-1]) ** line.slope for x in xs]
             axes.plot(xs, expected, color=PALE, lw=5, zorder=1, solid_capstyle="round")
         marker = MARKERS[style_index] if panel.logarithmic or len(line.points) == 1 else None
@@ -167,7 +176,11 @@ def _plot_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Lin
 
 
 def smooth(curve: Sequence[float], size: int) -> tuple[tuple[float, float], ...]:
-    """Average a curve over groups of `size` steps, and return a point (last step, mean) for each group.
+    """Average a curve over groups of `size` steps, and return the point (last step, mean) of each group.
+
+    Args:
+        curve: Value at each step, from step 1 on.
+        size: Number of steps in a group; the last group may have fewer.
 
     >>> smooth([1.0, 3.0, 5.0], 2)
     ((2, 2.0), (3, 5.0))

@@ -1,13 +1,15 @@
 """The study `complexity`: time and memory of layers against length n and hidden size d, compared with theory.
 
+Theoretical time of each layer (Vaswani et al. 2017, table 1):
+
     self-attention, written out    n^2 d      all n x n weights are in memory
     self-attention, the kernel     n^2 d      a fused kernel, which stores no weights
     recurrent                      n d^2      a bidirectional GRU
     convolution, kernel k          k n d^2
     restricted, radius r           r n d      each token attends to 2 r + 1 tokens
 
-(Vaswani et al. 2017, table 1.) Projections, which cost n d^2 in every layer of a Transformer, are not included. An
-exponent is the slope of log time against log size, by least squares. Memory is the size of the tensors that the forward
+Projections, which cost n d^2 in every layer of a Transformer, are not included. The study fits exponents: the slope of
+log time, or of log memory, against log n or log d, by least squares. Memory is the size of the tensors that the forward
 pass saves for the backward pass, including the input and without parameters: n d values, and n^2 attention weights if
 they are not fused.
 """
@@ -40,18 +42,18 @@ RADIUS = 16  # r of restricted attention
 UNFUSED, FUSED = "self-attention, written out", "self-attention, the kernel"
 RECURRENT, CONVOLUTION, RESTRICTED = "recurrent", "convolution", "restricted"
 TOLERANCE = 0.2  # maximum difference of an exponent that agrees with theory
-NAMES = ("time over n", "time over d", "memory over n", "memory over d")  # measures
-Run = Callable[[Tensor], Tensor]  # runs a layer over one sequence [n, d]
+NAMES = ("time over n", "time over d", "memory over n", "memory over d")  # names of the measures
+Layer = Callable[[Tensor], Tensor]  # the forward pass of a layer on one sequence, [n, d] -> [n, d]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Theory:
     """Theoretical exponents of a layer, and the sizes to measure."""
 
-    exponents: tuple[float, float, float, float]  # in the order of NAMES
-    lengths: tuple[int, ...]  # values of n
-    widths: tuple[int, ...]  # values of d
-    fixed: tuple[int, int]  # value of d while n varies, and value of n while d varies
+    exponents: tuple[float, float, float, float]  # exponent of each measure, in the order of NAMES
+    lengths: tuple[int, ...]  # values of n to measure
+    widths: tuple[int, ...]  # values of d to measure
+    fixed: tuple[int, int]  # the value of d while n varies, and the value of n while d varies
 
 
 ATTENTION_LENGTHS = (512, 1024, 2048)
@@ -71,7 +73,7 @@ THEORY = {  # the memory of unfused attention is mostly its n^2 weights, since n
 }
 QUICK = {arm: replace(theory, lengths=(16, 32), widths=(16, 32), fixed=(16, 16)) for arm, theory in THEORY.items()}
 SOFTMAX = "the softmax computes n^2 exponentials whatever d is, which dominates for small widths"
-SLOWER_GROWTH = {  # likely reasons why time grows more slowly with d than in theory
+SLOWER_GROWTH = {  # likely reason why the time of a layer grows more slowly with d than in theory
     UNFUSED: SOFTMAX,
     FUSED: SOFTMAX,
     RECURRENT: "each step has a fixed cost, and d^2 only shows once the matrix products outgrow it",
@@ -80,8 +82,8 @@ SLOWER_GROWTH = {  # likely reasons why time grows more slowly with d than in th
 UNKNOWN = "no reason is known; measure again on an idle machine"
 
 
-def make_layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None]:
-    """Return a function that runs one layer over one sequence, and the module with the layer's parameters, if any.
+def make_layer(arm: str, width: int, length: int) -> tuple[Layer, nn.Module | None]:
+    """Return a layer, and the module with its parameters, or None for a layer without parameters.
 
     Args:
         arm: Name of the layer.
@@ -105,37 +107,38 @@ def make_layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None
 
 
 def _fused_attention(layout: Layout, scale: float, x: Tensor) -> Tensor:
-    """Return self-attention of one head, with x as queries, keys and values."""
+    """Return self-attention with one head, with x as queries, keys and values, by the fused kernel."""
     one_head = x[:, None]  # [n, 1, d]
     return attend(one_head, one_head, one_head, layout, scale=scale)
 
 
 def _restricted_attention(layout: Layout, scale: float, x: Tensor) -> Tensor:
-    """Return self-attention of one head to the neighbours of each token, with x as queries, keys and values."""
+    """Return self-attention with one head to the neighbours of each token, with x as queries, keys and values."""
     one_head = x[:, None]  # [n, 1, d]
     return restricted(one_head, one_head, one_head, layout, radius=RADIUS, scale=scale)
 
 
-def cpu_seconds(run: Run, x: Tensor, min_total: float) -> float:
-    """Return the minimum processor time of a forward and a backward pass, in seconds.
+def cpu_seconds(layer: Layer, x: Tensor, min_total: float) -> float:
+    """Measure a forward and a backward pass several times, and return the minimum processor time in seconds.
 
     Args:
-        run: Runs a layer.
+        layer: The layer.
         x: Input of the layer.
-        min_total: Minimum processor time of all passes together, in seconds. There are at least three passes.
+        min_total: The passes are repeated until they have taken this processor time together, in seconds, but at least
+            three times.
     """
     times: list[float] = []
-    run(x).sum().backward()
+    layer(x).sum().backward()  # to warm up
     while len(times) < 3 or sum(times) < min_total:
         start = time.process_time()  # excludes the time of other processes
-        run(x).sum().backward()
+        layer(x).sum().backward()
         times.append(time.process_time() - start)
     return max(min(times), 1e-9)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread of torch within a `with` block, since processor time is summed over threads."""
+    """Let torch use one thread within a `with` block, since processor time is summed over threads."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -144,11 +147,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def saved_bytes(run: Run, x: Tensor, module: nn.Module | None) -> int:
-    """Return the bytes that the forward pass saves for the backward pass, without parameters.
+def saved_bytes(layer: Layer, x: Tensor, module: nn.Module | None) -> int:
+    """Return the size in bytes of the tensors that the forward pass saves for the backward pass, without parameters.
 
     Args:
-        run: Runs a layer.
+        layer: The layer.
         x: Input of the layer.
         module: Module with the parameters of the layer, or None for a layer without parameters.
     """
@@ -156,15 +159,15 @@ def saved_bytes(run: Run, x: Tensor, module: nn.Module | None) -> int:
     sizes: dict[int, int] = {}  # bytes of each storage by its address, so that no storage is counted twice
     storages: list[torch.UntypedStorage] = []  # keeps storages alive, so that no address is reused
 
-    def count(tensor: Tensor) -> Tensor:
+    def record_size(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         storages.append(storage)
         if storage.data_ptr() not in parameters:
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        run(x)
+    with torch.autograd.graph.saved_tensors_hooks(record_size, lambda tensor: tensor):
+        layer(x)
     return sum(sizes.values())
 
 
@@ -174,17 +177,20 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     >>> round(exponent([(1, 3), (2, 12), (4, 48)]), 6)
     2.0
     """
-    xs, ys = ([log(point[axis]) for point in points] for axis in (0, 1))
-    mean_x, mean_y = fmean(xs), fmean(ys)
-    covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
-    return covariance / sum((x - mean_x) ** 2 for x in xs)
+    log_xs = [log(x) for x, _ in points]
+    log_ys = [log(y) for _, y in points]
+    mean_x, mean_y = fmean(log_xs), fmean(log_ys)
+    covariance = sum((x - mean_x) * (y - mean_y) for x, y in zip(log_xs, log_ys, strict=True))
+    variance = sum((x - mean_x) ** 2 for x in log_xs)
+    return covariance / variance
 
 
-Points = dict[str, dict[str, dict[int, list[float]]]]  # values of all seeds by measure, arm and size
+# measured values, in seconds or bytes: a list with the value of each seed, by measure, arm and size (n or d)
+Points = dict[str, dict[str, dict[int, list[float]]]]
 
 
 def run(config: StudyConfig) -> StudyResult:
-    """Measure all sizes of all layers once for each seed."""
+    """Measure all layers with all sizes, once for each seed."""
     with one_thread():
         return _measure(config)
 
@@ -198,15 +204,15 @@ def _measure(config: StudyConfig) -> StudyResult:
     for seed in config.seeds:
         generator = torch.Generator().manual_seed(seed)
         for arm, theory in theories.items():
-            width, length = theory.fixed
-            sizes = [("over n", n, n, width) for n in theory.lengths]
-            sizes += [("over d", d, length, d) for d in theory.widths]
-            for axis, size, n, d in sizes:
-                run_layer, module = make_layer(arm, d, n)
+            fixed_d, fixed_n = theory.fixed
+            trials = [("over n", n, n, fixed_d) for n in theory.lengths]  # (axis, size on this axis, n, d)
+            trials += [("over d", d, fixed_n, d) for d in theory.widths]
+            for axis, size, n, d in trials:
+                layer, module = make_layer(arm, d, n)
                 x = torch.randn(n, d, generator=generator).requires_grad_()
-                seconds = cpu_seconds(run_layer, x, min_total)
+                seconds = cpu_seconds(layer, x, min_total)
                 points[f"time {axis}"][arm].setdefault(size, []).append(seconds)
-                points[f"memory {axis}"][arm].setdefault(size, []).append(float(saved_bytes(run_layer, x, module)))
+                points[f"memory {axis}"][arm].setdefault(size, []).append(float(saved_bytes(layer, x, module)))
             for name in NAMES:
                 latest = [(float(size), values[-1]) for size, values in points[name][arm].items()]
                 exponents[name][arm].append(exponent(latest))
@@ -227,13 +233,15 @@ def _result(
     Args:
         config: How the study was run.
         theories: Theoretical exponents and measured sizes of each layer.
-        measures: Fitted exponents.
-        points: Measured values.
+        measures: Fitted exponents of each layer, a measure for each of NAMES.
+        points: Measured times and sizes.
     """
     rows = []
     for arm, theory in theories.items():
-        expected = zip(measures, theory.exponents, strict=True)
-        cells = (f"{mean_and_std(measure.values[arm], 'number')} ({value:g})" for measure, value in expected)
+        cells = [
+            f"{mean_and_std(measure.values[arm], 'number')} ({expected:g})"
+            for measure, expected in zip(measures, theory.exponents, strict=True)
+        ]
         rows.append((arm, *cells))
     panels = [
         charts.Panel(
@@ -275,7 +283,7 @@ def _result(
 
 
 def _verdicts(config: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, ...]:
-    """Return a sentence for each layer that names the exponents that differ from theory, and a likely reason."""
+    """Return a sentence for each layer: which of its exponents differ from theory, and a likely reason."""
     if config.scale == "quick":
         return ("the quick form's sizes are too small for a verdict",)
     if len(config.seeds) < MIN_SEEDS:
@@ -285,28 +293,31 @@ def _verdicts(config: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, 
         differences = []
         for measure, expected in zip(measures, theory.exponents, strict=True):
             mean = fmean(measure.values[arm])
-            if abs(mean - expected) > TOLERANCE:
-                is_explained = measure.name == "time over d" and mean < expected and arm in SLOWER_GROWTH
-                reason = f"likely because {SLOWER_GROWTH[arm]}" if is_explained else UNKNOWN
-                differences.append(f"{measure.name} {mean:.2f} where theory says {expected:g}: {reason}")
+            if abs(mean - expected) <= TOLERANCE:
+                continue
+            is_slower_growth = measure.name == "time over d" and mean < expected
+            reason = UNKNOWN
+            if is_slower_growth and arm in SLOWER_GROWTH:
+                reason = f"likely because {SLOWER_GROWTH[arm]}"
+            differences.append(f"{measure.name} {mean:.2f} where theory says {expected:g}: {reason}")
         verdict = "; ".join(differences) or f"all exponents within {TOLERANCE} of theory over the measured range"
         verdicts.append(f"{arm}: {verdict}")
     return tuple(verdicts)
 
 
 def _range(sizes: Sequence[int]) -> str:
-    """Return the first and the last size."""
+    """Format the first and the last size."""
     return f"{sizes[0]} to {sizes[-1]}"
 
 
-def _minima(values: dict[int, list[float]]) -> dict[str, float]:
+def _minima(values_by_size: dict[int, list[float]]) -> dict[str, float]:
     """Return the minimum over seeds for each size, as data for JSON."""
-    return {str(size): min(seeds) for size, seeds in values.items()}
+    return {str(size): min(values) for size, values in values_by_size.items()}
 
 
-def _line(name: str, arm: str, values: dict[int, list[float]]) -> charts.Line:
-    """Return the line of an arm: the minimum over seeds for each size, in milliseconds or MB."""
+def _line(name: str, arm: str, values_by_size: dict[int, list[float]]) -> charts.Line:
+    """Return the line of an arm in a plot: for each size the minimum over seeds, in milliseconds or MB."""
     slope = THEORY[arm].exponents[NAMES.index(name)]
     scale = 1e-6 if name.startswith("memory") else 1e3
-    points = tuple((float(size), scale * min(seeds)) for size, seeds in values.items())
+    points = tuple((float(size), scale * min(values)) for size, values in values_by_size.items())
     return charts.Line(name=arm, points=points, slope=slope)

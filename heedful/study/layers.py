@@ -21,8 +21,8 @@ class BatchNorm(nn.Module):
         self.norm = nn.BatchNorm1d(width)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        normed: Tensor = self.norm(x)
-        return normed
+        normalized: Tensor = self.norm(x)
+        return normalized
 
 
 def replace_layer_norms(module: nn.Module) -> nn.Module:
@@ -36,7 +36,10 @@ def replace_layer_norms(module: nn.Module) -> nn.Module:
 
 
 class Convolution(nn.Module):
-    """W [x_{i-r}; ...; x_{i+r}] + b for each token i of a sequence, with the kernel size 2 r + 1."""
+    """W [x_{i-r}; ...; x_{i+r}] + b for each token i of a sequence, with the kernel size 2 r + 1.
+
+    The input is packed: several sequences end to end. Sequence j has the rows from bounds[j] to bounds[j + 1].
+    """
 
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()

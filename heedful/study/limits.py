@@ -36,9 +36,10 @@ GRU_ATTENTION = "the same over a GRU"
 NO_POSITIONS = "Transformer, no positions"
 TRANSFORMER = "Transformer"
 ARMS = (BAG, ATTENTION, GRU_ATTENTION, NO_POSITIONS, TRANSFORMER)
-PAIRS = ((TRANSFORMER, BAG), (TRANSFORMER, NO_POSITIONS), (TRANSFORMER, GRU_ATTENTION))
+PAIRS = ((TRANSFORMER, BAG), (TRANSFORMER, NO_POSITIONS), (TRANSFORMER, GRU_ATTENTION))  # arms that are compared
 MAX_LENGTH = 64  # maximum words of a toy text
-TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")  # a text with one is in the part "turned"
+# words that often turn the opinion of a text: a text with one of them is in the part "turned", others are in "plain"
+TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")
 SST2 = ("tasks", "glue", "SST-2")  # path of SST-2 in a folder of data sets
 
 
@@ -82,12 +83,12 @@ def _run_toy(config: StudyConfig) -> StudyResult:
         train = labelled_examples((row.text, row.label) for row in data["train"])
         test = labelled_examples((row.text, row.label) for row in data["test"])
         tokenizer = word_level_tokenizer(example.text for example in train)
-        parts = {row.text: row.part for row in data["test"]}
+        part_of_text = {row.text: row.part for row in data["test"]}
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, LABELS, seed)
             task = classification_task(tokenizer, LABELS, loaded)
             train_classifier(loaded, task, task.encode_split(train).samples, steps=steps, seed=seed)
-            accuracies = accuracy_by_part(loaded, task, test, partial(_toy_part, parts))
+            accuracies = accuracy_by_part(loaded, task, test, partial(_toy_part, part_of_text))
             recorder.record(arm, seed, {name: accuracies[name] for name in PARTS})
     measures = tuple(recorder.measure(name, chance=0.5, tests=sizes.test // len(PARTS)) for name in PARTS)
     verdicts = compare_arms([measure for measure in measures if measure.name in HARD], PAIRS)
@@ -100,16 +101,20 @@ def _run_toy(config: StudyConfig) -> StudyResult:
     return StudyResult(measures=measures, verdicts=verdicts, figure=figure, about=about)
 
 
-def _toy_part(parts: Mapping[str, str], example: LabelledExample) -> str:
-    """Return the name of the part of a toy text, from the part of each text."""
-    return parts[example.text]
+def _toy_part(part_of_text: Mapping[str, str], example: LabelledExample) -> str:
+    """Return the part of the toy texts to which an example belongs."""
+    return part_of_text[example.text]
 
 
 # -- real texts ------------------------------------------------------------------------------------------------------
 
 
 def _run_real(config: StudyConfig, data: Path) -> StudyResult:
-    """Run the study on real texts: those in SST-2's folder below `data`, or in `data` if there is no such folder.
+    """Run the study on real texts.
+
+    Args:
+        config: How the study is run.
+        data: A folder of data sets that has SST-2, or a folder with the files of one data set.
 
     Raises:
         DataError: If the data has no training split, or neither a dev nor a test split.
@@ -137,8 +142,8 @@ def _run_real(config: StudyConfig, data: Path) -> StudyResult:
             train_classifier(loaded, task, samples, steps=steps, seed=seed, lr=1e-3, batch_size=64)
             recorder.record(arm, seed, accuracy_by_part(loaded, task, test, negation_part))
     num_turned = sum(negation_part(example) == "turned" for example in test)
-    counts = {"all": len(test), "turned": num_turned, "plain": len(test) - num_turned}
-    measures = tuple(recorder.measure(name, tests=count) for name, count in counts.items() if count)
+    part_sizes = {"all": len(test), "turned": num_turned, "plain": len(test) - num_turned}
+    measures = tuple(recorder.measure(part, tests=size) for part, size in part_sizes.items() if size)
     verdicts = compare_arms([measure for measure in measures if measure.name != "plain"], PAIRS)
     about = (
         f"{len(train):,} labelled texts, two epochs; accuracy on {len(test):,} others; {num_turned:,} are turned: "

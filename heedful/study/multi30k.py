@@ -1,8 +1,8 @@
 """The study `translation` on real data: Multi30k, German to English (Elliott et al. 2016). It takes hours.
 
 Each arm is a run of `heedful finetune seq2seq` in its own folder, so that an interrupted study can be resumed. The
-epoch with the best BLEU on dev is evaluated on test 2016 by greedy search. Texts are lowercased, as in published
-results of small models.
+model of the epoch with the best BLEU on dev translates the test set of 2016 by greedy search. Texts are lowercased, as
+in published results of small models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import read_journal
 
 SUBFOLDER = ("tasks", "multi30k")  # path of Multi30k in a folder of data sets
-FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}  # names of files without suffix, by split
+FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}  # name of the files of each split, without suffix
 COMMON = (  # settings of all arms
     "init.tokenizer.vocab_size=8000",
     "task.label_smoothing=0.1",
@@ -32,7 +32,7 @@ COMMON = (  # settings of all arms
     "fit.eval_every_epochs=1",
 )
 RECURRENT = (*COMMON, "init.kind=recurrent", "init.rnn.width=512", "train.optimizer.lr=1e-3")
-RECIPES: dict[str, tuple[str, ...]] = {  # settings by arm
+RECIPES: dict[str, tuple[str, ...]] = {  # settings of each arm
     NO_ATTENTION: (
         *RECURRENT,
         *("init.rnn.cell=lstm", "init.rnn.layers=2", "init.rnn.look=none", "init.rnn.dropout=0.3"),
@@ -52,10 +52,10 @@ RECIPES: dict[str, tuple[str, ...]] = {  # settings by arm
 
 
 def write_pairs(data: Path, folder: Path) -> Path:
-    """Write the pairs of each split, lowercased, as files for `finetune`, and return the folder of these files.
+    """Write the sentence pairs of each split, lowercased, as files for `finetune`, and return the folder of the files.
 
     Args:
-        data: Folder of data sets, or folder of Multi30k.
+        data: A folder of data sets that has Multi30k, or the folder of Multi30k itself.
         folder: Folder of the new files.
 
     Raises:
@@ -80,7 +80,7 @@ def write_pairs(data: Path, folder: Path) -> Path:
 
 
 class _ArmReporter(Reporter):
-    """Logs the evaluations of one arm on dev."""
+    """Logs the BLEU of one arm on dev after each evaluation."""
 
     def __init__(self, arm: str, log: Callable[[str], None]) -> None:
         self.arm, self._log = arm, log

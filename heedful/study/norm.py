@@ -6,6 +6,9 @@ text, since batches of text differ more from each other (Shen et al. 2020).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from heedful.checkpoint import ModelBundle
 from heedful.model.config import Learned
 from heedful.runs.statistics import seed_count
@@ -26,14 +29,18 @@ from heedful.study.toy.split import Sizes
 from heedful.tokenizer import Tokenizer
 from heedful.train.settings import Constant
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PRE, POST, PRE_BATCH, POST_BATCH = "pre, layer", "post, layer", "pre, batch", "post, batch"
 ARMS = (PRE, POST, PRE_BATCH, POST_BATCH)
-WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # warmup as a share of the steps, for each measure
-SMOOTHING = 10  # steps that one point of a learning curve averages
+HEADING = "Pre-norm and post-norm, layer norm and batch norm"  # title of the plots
+WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # warmup as a share of the steps, by name of the measure
+SMOOTHING = 10  # number of steps whose losses are averaged to a point of a learning curve
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> ModelBundle:
-    """Return a Transformer with the norms of an arm."""
+    """Return a Transformer classifier with the kind and the place of norms of an arm."""
     loaded = transformer_classifier(
         tokenizer,
         LABELS,
@@ -58,8 +65,8 @@ def run(config: StudyConfig) -> StudyResult:
         test = labelled_examples((row.text, row.label) for row in data["test"])
         tokenizer = word_level_tokenizer(example.text for example in train)
         for arm in recorder.missing_arms(ARMS, seed):
-            accuracies: dict[str, float] = {}
-            losses: dict[str, list[float]] = {}
+            accuracies: dict[str, float] = {}  # by measure: with and without warmup
+            losses: dict[str, list[float]] = {}  # loss of each step, by measure
             for name, warmup_ratio in WARMUPS.items():
                 loaded = build_model(arm, tokenizer, seed, layers)
                 task = classification_task(tokenizer, LABELS, loaded)
@@ -80,21 +87,7 @@ def run(config: StudyConfig) -> StudyResult:
         f"32 texts with learning rate {lr:g}, reached after a warmup of the first fifth of the steps or at once, and "
         f"constant. Accuracy on {sizes.test:,} other texts, all four parts."
     )
-    curves = {name: recorder.mean_curves(name) for name in WARMUPS}
-    panels = [
-        charts.Panel(
-            x_label=f"steps, {name}",
-            y_label="loss",
-            lines=tuple(charts.Line(name=arm, points=charts.smooth(curves[name][arm], SMOOTHING)) for arm in ARMS),
-        )
-        for name in WARMUPS
-    ]
-    heading = "Pre-norm and post-norm, layer norm and batch norm"
-    curve_figure = charts.line_plot(
-        panels,
-        heading,
-        f"training loss, mean of {seed_count(len(config.seeds))} and of {SMOOTHING} steps; 0.69 is a guess",
-    )
+    curves = {name: recorder.mean_curves(name) for name in WARMUPS}  # loss of each step, by measure and arm
     losses_by_arm = {
         f"{arm}, {name}": [round(loss, 4) for loss in curve]
         for name, by_arm in curves.items()
@@ -103,8 +96,27 @@ def run(config: StudyConfig) -> StudyResult:
     return StudyResult(
         measures=measures,
         verdicts=compare_arms(measures, [(PRE, POST), (PRE, PRE_BATCH), (POST, POST_BATCH)]),
-        figure=charts.dot_plot(measures, ARMS, heading, "accuracy"),
+        figure=charts.dot_plot(measures, ARMS, HEADING, "accuracy"),
         about=about,
         facts={"loss": losses_by_arm},
-        extra_figures={"curves": curve_figure},
+        extra_figures={"curves": _plot_curves(curves, len(config.seeds))},
     )
+
+
+def _plot_curves(curves: Mapping[str, Mapping[str, Sequence[float]]], num_seeds: int) -> Figure:
+    """Plot the training losses with a panel for each measure.
+
+    Args:
+        curves: Loss of each step, averaged over seeds, by measure and arm.
+        num_seeds: Number of seeds.
+    """
+    panels = [
+        charts.Panel(
+            x_label=f"steps, {name}",
+            y_label="loss",
+            lines=tuple(charts.Line(name=arm, points=charts.smooth(by_arm[arm], SMOOTHING)) for arm in ARMS),
+        )
+        for name, by_arm in curves.items()
+    ]
+    subtitle = f"training loss, mean of {seed_count(num_seeds)} and of {SMOOTHING} steps; 0.69 is a guess"
+    return charts.line_plot(panels, HEADING, subtitle)

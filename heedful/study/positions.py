@@ -50,9 +50,10 @@ FILLERS = [
     "it",
 ]
 NAMES_PER_TEXT = 4
-NEAR, FAR, CHANGE = "trained lengths", "longer texts", "change when permuted"  # measures
-SHORT = (8, 16)  # minimum and maximum words of a text in training
-LONG = (24, 48)  # minimum and maximum words of a longer text
+# measures: accuracy on texts as long as in training, accuracy on longer texts, and the result of the permutation test
+NEAR, FAR, CHANGE = "trained lengths", "longer texts", "change when permuted"
+SHORT = (8, 16)  # minimum and maximum number of words of a text in training
+LONG = (24, 48)  # minimum and maximum number of words of a longer text
 NONE = "none"
 ARMS: dict[str, Positions] = {
     NONE: None,
@@ -62,11 +63,11 @@ ARMS: dict[str, Positions] = {
     "relative, Shaw": Shaw(reach=8),
     "buckets of distances": Buckets(count=16, reach=32),
 }
-PERMUTED = ("shivas spoke to pavlos about it", "pavlos spoke to shivas about it")
+PERMUTED = ("shivas spoke to pavlos about it", "pavlos spoke to shivas about it")  # texts of the permutation test
 
 
 def speaker_text(random: Random, min_words: int, max_words: int) -> tuple[str, str]:
-    """Return a random text, and the name before "spoke"."""
+    """Return a random text, and its label: the name before "spoke"."""
     length = random.randint(min_words, max_words)
     words = [random.choice(FILLERS) for _ in range(length)]
     speaker, *other_names = random.sample(NAMES, NAMES_PER_TEXT)
@@ -84,7 +85,7 @@ def speaker_texts(count: int, random: Random, lengths: tuple[int, int]) -> list[
 
 
 def permutation_change(loaded: ModelBundle, texts: Sequence[str] = PERMUTED) -> float:
-    """Return the largest absolute difference of the head's outputs for two texts."""
+    """Return the largest absolute difference between the logits of two texts."""
     first, second = head_outputs(loaded, texts)
     return float((first - second).abs().max())
 
@@ -139,7 +140,11 @@ def run(config: StudyConfig) -> StudyResult:
 
 
 def _permutation_verdict(changes: dict[str, float]) -> str:
-    """Return a sentence with the largest change of each arm."""
+    """Return a sentence with the result of the permutation test.
+
+    Args:
+        changes: The largest `permutation_change` over all seeds, by arm.
+    """
     text, permuted = PERMUTED
     values = ", ".join(f"{arm} {value:.2g}" for arm, value in changes.items())
     return f'permutation test, "{text}" against "{permuted}": the largest change of a score over seeds is {values}'

@@ -30,12 +30,11 @@ from heedful.study.runner import StudyConfig, no_log
 from heedful.study.toy.order import LABELS, NEGATIVE, POSITIVE, OrderText, texts
 from heedful.study.toy.split import Sizes
 from heedful.study.toy.stories import stories
-from heedful.tokenizer import Tokenizer, TokenizerSettings
-from heedful.tokenizer import train_tokenizer as train_tokenizer
+from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.train.trainer import Trainer
 
 ObjectiveTransform = Callable[[SelfSupervised], SelfSupervised]
-CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # path of the text in a folder of data sets
+CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # path of the text for pre-training in a folder of data sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,14 +44,14 @@ class PretrainingData:
     corpus: Corpus
     tokenizer: Tokenizer
     labels: tuple[str, ...]
-    train: Sequence[LabelledExample]
-    tests: Mapping[str, Sequence[LabelledExample]]  # test sets by name
+    train: Sequence[LabelledExample]  # labelled texts for fine-tuning
+    tests: Mapping[str, Sequence[LabelledExample]]  # labelled texts for evaluation: test sets by name
     about: str  # description of the data, without a period at the end
 
 
 @contextmanager
 def pretraining_data(config: StudyConfig, seed: int, train_count: int) -> Iterator[PretrainingData]:
-    """Provide toy or real data within a `with` block. The corpus is in a temporary folder, which is removed afterwards.
+    """Provide toy or real data within a `with` block. The corpus is in a temporary folder, which is removed at its end.
 
     Args:
         config: How the study is run.
@@ -77,18 +76,18 @@ def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) ->
     (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     tokenizer = train_tokenizer(documents, TokenizerSettings(vocab_size=400, max_length=64))
     # sample more texts than needed, since only 5 of 16 texts have opinion words of one half only
-    sampled_count, test_count = config.by_scale((2400, 600), (320, 40))
-    data = texts(Sizes(train=8 * train_count, dev=0, test=sampled_count), seed)
+    num_sampled, test_size = config.by_scale((2400, 600), (320, 40))  # of test texts
+    data = texts(Sizes(train=8 * train_count, dev=0, test=num_sampled), seed)
     known = {*POSITIVE[:5], *NEGATIVE[:5]}
     new = {*POSITIVE[5:], *NEGATIVE[5:]}
     tests = {
-        "known words": _select(data["test"], known, new)[:test_count],
-        "new words": _select(data["test"], new, known)[:test_count],
+        "known words": _select(data["test"], known, new)[:test_size],
+        "new words": _select(data["test"], new, known)[:test_size],
     }
     train = _select(data["train"], known, new)[:train_count]
     settings = CorpusSettings(sample_by="paragraph")
     corpus = build_corpus([folder / "stories.txt"], tokenizer, folder / "corpus", settings, processes=1)
-    known_count, new_count = map(len, tests.values())
+    known_count, new_count = len(tests["known words"]), len(tests["new words"])
     about = (
         f"Pre-training on {len(documents):,} toy stories; then {len(train)} labelled toy texts, which have half of the "
         f"opinion words; evaluated on {known_count:,} other texts with those words, and on {new_count:,} texts with "
@@ -108,7 +107,9 @@ def _select(rows: Sequence[OrderText], include: set[str], exclude: set[str]) -> 
 
 
 def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> PretrainingData:
-    """Return Wikipedia as corpus, and sentences of SST-2. The seed selects the sentences for training.
+    """Return Wikipedia as corpus, and labelled sentences of SST-2.
+
+    The training set has `train_count` consecutive sentences, which begin at an index that depends on the seed.
 
     Raises:
         DataError: If Wikipedia or SST-2 is missing.
@@ -144,12 +145,12 @@ def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> Pretrai
 
 
 def pretraining_components(data: PretrainingData, objective: str, seed: int, *, steps: int, real: bool) -> Components:
-    """Return settings, tokenizer and corpus for a run of pre-training.
+    """Return the components of a pre-training run: settings, tokenizer and corpus.
 
-    The model and the number of tokens do not depend on the objective.
+    The shape of the model and the number of tokens in a step do not depend on the objective.
 
     Args:
-        data: The data.
+        data: The corpus and its tokenizer.
         objective: Name of the objective.
         seed: Random seed.
         steps: Number of optimizer steps.

@@ -1,6 +1,7 @@
-"""`run_study`, which `heedful study` calls: it runs a study and writes its results.
+"""Running a study and writing its results: `run_study`, which `heedful study` calls.
 
-Studies use the other parts: `StudyConfig`, `Recorder` for values by arm and seed, and `compare_arms` for conclusions.
+The modules of studies use the other classes and functions: `StudyConfig` has their parameters, `Recorder` collects and
+saves the values of each arm and seed, `compare_arms` draws conclusions, and `StudyResult` is what they return.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Scale = Literal["quick", "usual", "full"]
-RUNS = "runs"  # subfolder for runs of `heedful finetune`
+RUNS = "runs"  # subfolder of the output folder for runs of `heedful finetune`
 
 
 def no_log(text: str) -> None:
@@ -35,17 +36,17 @@ def no_log(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyConfig:
-    """Size of a study and the data it uses."""
+    """Seeds, size and data of a study, and where it saves results while it runs."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
     scale: Scale = "usual"  # "quick" takes seconds, to test the code; "full" uses real data
     data: Path | None = None  # folder of real data, for the scale "full"
-    log: Callable[[str], None] = no_log
+    log: Callable[[str], None] = no_log  # receives messages about progress
     runs_dir: Path | None = None  # folder of training runs that can be resumed; set by `run_study`
-    partial_results: Path | None = None  # file of the results so far; set by `run_study`
+    partial_results: Path | None = None  # file of the results so far, to resume the study; set by `run_study`
 
     def by_scale(self, usual: T, quick: T, full: T | None = None) -> T:
-        """Return the value for the scale. If `full` is None, `usual` is used for the scale "full" too."""
+        """Return the value for the scale of the study. If `full` is None, `usual` is the value for "full" too."""
         match self.scale:
             case "quick":
                 return quick
@@ -61,7 +62,7 @@ class StudyConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """A metric of each arm, with one value for each seed."""
+    """The values of one metric for all arms and seeds."""
 
     name: str
     values: Mapping[str, tuple[float, ...]]  # values of each arm, in the order of the seeds
@@ -80,18 +81,19 @@ class StudyResult:
     about: str  # description of task, data and training budget
     facts: Mapping[str, object] = field(default_factory=dict)  # further values to save, by name
     extra_figures: Mapping[str, Figure] = field(default_factory=dict)  # by name
-    columns: tuple[str, ...] = ()  # column titles of a custom table; () for the table of arms by measures
-    rows: tuple[tuple[str, ...], ...] = ()  # rows of the custom table
+    columns: tuple[str, ...] = ()  # column titles of a table that replaces the usual one; (): the usual table
+    rows: tuple[tuple[str, ...], ...] = ()  # rows of the table that replaces the usual one
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """All arms, in order."""
+        """The names of all arms, in the order of the measures."""
         return tuple(dict.fromkeys(arm for measure in self.measures for arm in measure.values))
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """Return column titles and rows: those of the custom table, or of a table of arms by measures.
+        """Return the column titles and the rows of the result's table.
 
-        A cell of the latter is the mean ± standard deviation over seeds, or "–" for an arm without this measure.
+        The usual table has a row for each arm and a column for each measure. A cell is the mean ± standard deviation
+        over seeds, or "–" if the arm does not have the measure. The study may replace this table.
         """
         if self.columns:
             return self.columns, self.rows
@@ -109,10 +111,10 @@ class StudyResult:
 class CompletedStudy:
     """The result of a study, and its files."""
 
-    name: str
+    name: str  # name of the study
     result: StudyResult
-    seconds: float
-    files: tuple[Path, ...]
+    seconds: float  # duration of the study
+    files: tuple[Path, ...]  # files that were written
     write_error: str = ""  # why some files could not be written; "" if all were written
 
 
@@ -120,10 +122,10 @@ class CompletedStudy:
 
 
 class _Record(TypedDict):
-    """Results of one arm with one seed."""
+    """Results of one arm with one seed, as they are saved."""
 
     numbers: dict[str, float]  # value of each measure
-    lines: dict[str, list[float]]  # learning curves by name
+    lines: dict[str, list[float]]  # values of each learning curve, by name of the curve
 
 
 class Recorder:
@@ -131,7 +133,7 @@ class Recorder:
 
     Args:
         config: How the study is run.
-        not_shares: Measures that are logged as plain numbers; all others are shares, which are logged in percent.
+        not_shares: Names of the measures that are logged as plain numbers. All others are logged in percent.
     """
 
     def __init__(self, config: StudyConfig, not_shares: Collection[str] = ()) -> None:
@@ -160,10 +162,10 @@ class Recorder:
         lines = {name: list(curve) for name, curve in (curves or {}).items()}
         self._results.records[arm, seed] = {"numbers": dict(values), "lines": lines}
         self._results.save()
-        parts = []
+        formatted = []
         for name, value in values.items():
-            parts.append(f"{name} {value:.3g}" if name in self.not_shares else f"{name} {mean_and_std([value])}")
-        self.config.log(f"{time.monotonic() - self._start:5.0f} s  seed {seed}, {arm}: {', '.join(parts)}")
+            formatted.append(f"{name} {value:.3g}" if name in self.not_shares else f"{name} {mean_and_std([value])}")
+        self.config.log(f"{time.monotonic() - self._start:5.0f} s  seed {seed}, {arm}: {', '.join(formatted)}")
 
     def measure(
         self, name: str, *, unit: Unit = "share", chance: float | None = None, tests: int | None = None
@@ -174,13 +176,13 @@ class Recorder:
             name: Name of the measure.
             unit: Unit of the values.
             chance: Expected value of a random guess, if it is known.
-            tests: Number of test examples from which a share is computed, if it is known.
+            tests: Number of test examples whose share is the value, if it is known.
         """
         values = {arm: tuple(record["numbers"][name] for record in records) for arm, records in self._by_arm().items()}
         return Measure(name=name, values=values, unit=unit, chance=chance, resolution=1 / tests if tests else 0.0)
 
     def mean_curves(self, name: str) -> dict[str, list[float]]:
-        """Return each arm's learning curve of this name, averaged over seeds."""
+        """Return the learning curve `name` of each arm, averaged over seeds: the mean value at each step."""
         return {
             arm: [fmean(values) for values in zip(*(record["lines"][name] for record in records), strict=True)]
             for arm, records in self._by_arm().items()
@@ -193,9 +195,9 @@ class Recorder:
 
 
 class _PartialResults:
-    """The results so far, in a file that `run_study` removes when the study is complete.
+    """The results so far, also saved in a file, which `run_study` removes when the study is complete.
 
-    A file from another version, scale or data folder is ignored.
+    A file that another version of Heedful, another scale or other data wrote is ignored.
     """
 
     def __init__(self, config: StudyConfig) -> None:
@@ -214,7 +216,7 @@ class _PartialResults:
                     self.records[row["arm"], row["seed"]] = {"numbers": row["numbers"], "lines": row["lines"]}
 
     def save(self) -> None:
-        """Write the file, or log that the study cannot be resumed if that fails."""
+        """Write the file. If that fails, log once that the study cannot be resumed."""
         if self.path is None:
             return
         rows = [{"arm": arm, "seed": seed, **record} for (arm, seed), record in self.records.items()]
@@ -231,12 +233,12 @@ def compare_arms(
 ) -> tuple[str, ...]:
     """Compare pairs of arms on each measure, and return a sentence for each comparison.
 
-    Confidence intervals are corrected for the number of comparisons.
+    The level of the confidence intervals is corrected for the number of comparisons (see `compare_seeds`).
 
     Args:
         measures: The measures.
-        pairs: Pairs of arms.
-        other_comparisons: Number of further comparisons that the study makes.
+        pairs: Pairs of arms to compare.
+        other_comparisons: Number of comparisons that the study makes besides these.
     """
     num_comparisons = len(measures) * len(pairs) + other_comparisons
     return tuple(
@@ -258,9 +260,9 @@ def compare_arms(
 
 
 def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStudy:
-    """Run one study, and write NAME.json, NAME.md, NAME.png and NAME.svg. Existing files are replaced.
+    """Run a study, and write NAME.json, NAME.md, NAME.png and NAME.svg. Existing files are replaced.
 
-    If a file cannot be written at the end, the result is returned with a `write_error`.
+    If a file cannot be written at the end, nothing is raised: the returned result has a `write_error`.
 
     Args:
         name: Name of the study.
@@ -292,31 +294,43 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
         config.log(f"stopped; {advice}.")
         raise
     seconds = time.monotonic() - start
+    files, write_error = _write_files(name, config, result, seconds, output_dir)
+    if not write_error:
+        partial_results.unlink(missing_ok=True)
+    return CompletedStudy(name=name, result=result, seconds=seconds, files=files, write_error=write_error)
+
+
+def _write_files(
+    name: str, config: StudyConfig, result: StudyResult, seconds: float, output_dir: Path
+) -> tuple[tuple[Path, ...], str]:
+    """Write the result as JSON, as Markdown and as plots.
+
+    Returns:
+        The files that were written, and the reason why others could not be written, or "".
+    """
     machine_facts = environment()
-    texts = {
+    content_by_suffix = {
         "json": _to_json(name, config, result, seconds, machine_facts),
         "md": markdown(name, config, result, seconds, machine_facts),
     }
     figures = {name: result.figure} | {f"{name}-{extra}": figure for extra, figure in result.extra_figures.items()}
     files: list[Path] = []
     try:
-        for suffix, text in texts.items():
-            write_file(output_dir / f"{name}.{suffix}", text)
+        for suffix, content in content_by_suffix.items():
+            write_file(output_dir / f"{name}.{suffix}", content)
             files.append(output_dir / f"{name}.{suffix}")
         for figure_name, figure in figures.items():
             png = style.save_plot(output_dir / f"{figure_name}.png", figure)
             files += (png, png.with_suffix(".svg"))
     except OSError as error:
-        reason = f"not all files could be written to {output_dir}: {error.strerror or error}"
-        return CompletedStudy(name=name, result=result, seconds=seconds, files=tuple(files), write_error=reason)
-    partial_results.unlink(missing_ok=True)
-    return CompletedStudy(name=name, result=result, seconds=seconds, files=tuple(files))
+        return tuple(files), f"not all files could be written to {output_dir}: {error.strerror or error}"
+    return tuple(files), ""
 
 
 def _to_json(
     name: str, config: StudyConfig, result: StudyResult, seconds: float, facts: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the result as data for JSON. See `markdown` for the arguments."""
+    """Return the result as data for JSON. The arguments are those of `markdown`."""
     head, rows = result.table()
     return {
         "study": name,
@@ -349,7 +363,7 @@ def markdown(name: str, config: StudyConfig, result: StudyResult, seconds: float
         config: How the study was run.
         result: The result.
         seconds: Duration of the study.
-        facts: Machine and threads, see `environment`.
+        facts: Facts about the machine, as `environment` returns them.
     """
     head, rows = result.table()
     lines = [f"# {name}", "", STUDIES[name], "", result.about, ""]
@@ -364,5 +378,5 @@ def markdown(name: str, config: StudyConfig, result: StudyResult, seconds: float
 
 
 def _table_row(cells: Sequence[str]) -> str:
-    """Return a row of a Markdown table."""
+    """Return a row of a table in Markdown."""
     return "| " + " | ".join(cells) + " |"

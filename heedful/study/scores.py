@@ -2,8 +2,9 @@
 
     ana has red . bo has blue . cem has green . who asks about bo
 
-The hidden state of the last word is the query, and those of all words before it are keys and values. The weighted sum
-of the values decides the answer. All arms have the same word vectors, bidirectional GRU, hidden size and step count.
+An attention score says how well a key fits a query. Here the hidden state of the last word is the query, and those of
+all words before it are keys and values. The sum of the values, weighted by the softmax of the scores, decides the
+answer. All arms have the same initial word vectors, bidirectional GRU, hidden size and number of steps.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ from heedful.tokenizer import Tokenizer
 NAMES = ["ana", "bo", "cem", "dora", "edo", "fay", "gil", "hana", "ivo", "jun"]
 COLOURS = ("red", "blue", "green", "white", "black", "pink")
 PERSONS = 3  # persons in a text
-MAX_WORDS = 4 * PERSONS + 4  # words of a text
+MAX_WORDS = 4 * PERSONS + 4  # maximum words of a text
 WIDTH = 64  # hidden size
 MEAN = "no attention: the mean"
-COSINE_SCALE = 8.0  # factor of cosines; the softmax of numbers from -1 to 1 would be nearly uniform
+COSINE_SCALE = 8.0  # factor of cosines before the softmax, which would be nearly uniform for numbers from -1 to 1
 
-ARMS: dict[str, Callable[[], Score | None]] = {  # for each arm, a function that returns its score
+ARMS: dict[str, Callable[[], Score | None]] = {  # function that returns the score of each arm, or None for the mean
     MEAN: lambda: None,
     f"cosine × {COSINE_SCALE:g}": lambda: _scaled_cosine,
     "additive": partial(Additive, width=WIDTH, key_width=WIDTH, inner_width=WIDTH),
@@ -102,7 +103,7 @@ class QueryHead(nn.Module):
 
 
 def question_texts(count: int, random: Random) -> list[tuple[str, str]]:
-    """Return random (text, answer) pairs."""
+    """Return `count` random texts, each with the colour that answers its question."""
     pairs = []
     for _ in range(count):
         names = random.sample(NAMES, PERSONS)
@@ -132,7 +133,8 @@ def run(config: StudyConfig) -> StudyResult:
     recorder = Recorder(config, not_shares={"ms of a step"})
     for seed in config.seeds:
         random = Random(seed)
-        train, test = (labelled_examples(question_texts(count, random)) for count in (train_count, test_count))
+        train = labelled_examples(question_texts(train_count, random))
+        test = labelled_examples(question_texts(test_count, random))
         tokenizer = word_level_tokenizer(example.text for example in train)
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, seed)
@@ -146,11 +148,11 @@ def run(config: StudyConfig) -> StudyResult:
     curves = recorder.mean_curves("loss")
     measure = recorder.measure("right answers", chance=1 / PERSONS, tests=test_count)
     costs = recorder.measure("ms of a step", unit="number")
-    others = [arm for arm in ARMS if arm not in (MEAN, "scaled dot")]
-    verdicts = compare_arms((measure,), [*(("scaled dot", arm) for arm in others), ("scaled dot", MEAN)])
+    other_scores = [arm for arm in ARMS if arm not in (MEAN, "scaled dot")]
+    verdicts = compare_arms((measure,), [("scaled dot", arm) for arm in (*other_scores, MEAN)])
     about = (
         f"{PERSONS} persons have one of {len(COLOURS)} colours each, and the last word asks about one of them. The "
-        f"last row is the query, the rows before it are keys and values, all outputs of a bidirectional GRU of width "
+        f"last hidden state is the query, those before it are keys and values, all of a bidirectional GRU of width "
         f"{WIDTH}. {steps} steps of {batch_size} texts with learning rate {lr:g}; {test_count:,} other texts to "
         f"answer. Cosines are multiplied by {COSINE_SCALE:g} before the softmax; location scores do not depend on "
         f"keys. A guess among the colours of the text gets a little more than {100 / PERSONS:.0f} %, since colours "

@@ -2,15 +2,15 @@
 
     dovor askor ta vilin un tirar .        the quiet dogs see a letter .
 
-All arms have the same subword tokens and the same sentences in the same order, and are evaluated by greedy search. The
-first arm represents a sentence by one vector (Sutskever et al. 2014). The second one attends to the source for each
+The first arm represents a sentence by one vector (Sutskever et al. 2014). The second one attends to the source for each
 token that it generates (Bahdanau et al. 2015). The third one has no recurrence, only attention (Vaswani et al. 2017).
-multi30k.py is the same study on real data.
+All arms have the same subword tokens, are trained on the same sentences in the same order, and are evaluated by greedy
+search. `study.multi30k` is the same study on real data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heedful.checkpoint import BundleConfig, ModelBundle, create
@@ -39,10 +39,10 @@ NO_ATTENTION = "recurrent, no attention"
 ATTENTION = "recurrent, attention"
 TRANSFORMER = "Transformer"
 ARMS = (NO_ATTENTION, ATTENTION, TRANSFORMER)
-PAIRS = ((ATTENTION, NO_ATTENTION), (TRANSFORMER, ATTENTION), (TRANSFORMER, NO_ATTENTION))
+PAIRS = ((ATTENTION, NO_ATTENTION), (TRANSFORMER, ATTENTION), (TRANSFORMER, NO_ATTENTION))  # arms that are compared
 WIDTH = 64  # hidden size
 VOCAB_SIZE = 800
-MAX_NEW_TOKENS = 64
+MAX_NEW_TOKENS = 64  # maximum tokens of a translation
 LR = 4e-3  # learning rate of all arms; docs/studies.md has the results of other learning rates
 
 
@@ -87,7 +87,7 @@ def train_joint_tokenizer(examples: Sequence[Seq2SeqExample]) -> Tokenizer:
 
 
 def translation_task(loaded: ModelBundle, tokenizer: Tokenizer) -> Seq2Seq:
-    """Return the task of translating into English."""
+    """Return the task of translating into English by a model, with which it is trained and evaluated."""
     ends = sequence_ends(loaded.config.model, tokenizer)
     return Seq2Seq(tokenizer=tokenizer, limit=loaded.max_length, ends=ends, max_new_tokens=MAX_NEW_TOKENS)
 
@@ -110,7 +110,7 @@ def translation_quality(loaded: ModelBundle, task: Seq2Seq, examples: Sequence[S
 def train_translator(
     loaded: ModelBundle, task: Seq2Seq, budget: Budget, data: dict[str, list[Seq2SeqExample]], *, seed: int
 ) -> tuple[list[float], list[float]]:
-    """Train a model.
+    """Train a model on train, and evaluate it on dev after every `budget.eval_every` steps.
 
     Args:
         loaded: The model.
@@ -131,12 +131,12 @@ def train_translator(
         seed=seed,
     )
     losses = []
-    curve = []
+    dev_shares = []
     for step in Trainer(loaded, task, task.encode_split(data["train"]).samples, settings):
         losses.append(step.loss)
         if len(losses) % budget.eval_every == 0:
-            curve.append(translation_quality(loaded, task, data["dev"])["right"])
-    return losses, curve
+            dev_shares.append(translation_quality(loaded, task, data["dev"])["right"])
+    return losses, dev_shares
 
 
 def run(config: StudyConfig) -> StudyResult:
@@ -149,9 +149,9 @@ def run(config: StudyConfig) -> StudyResult:
         for arm in recorder.missing_arms(ARMS, seed):
             loaded = build_model(arm, tokenizer, seed)
             task = translation_task(loaded, tokenizer)
-            losses, curve = train_translator(loaded, task, budget, data, seed=seed)
+            losses, dev_shares = train_translator(loaded, task, budget, data, seed=seed)
             quality = translation_quality(loaded, task, data["test"])
-            recorder.record(arm, seed, quality, {"loss": losses, "right": curve})
+            recorder.record(arm, seed, quality, {"loss": losses, "right": dev_shares})
     loss_curves = recorder.mean_curves("loss")
     dev_curves = recorder.mean_curves("right")
     right = recorder.measure("right", tests=budget.test)
@@ -162,28 +162,14 @@ def run(config: StudyConfig) -> StudyResult:
         f"tokens, width {WIDTH}: two GRUs, without attention or with additive scores, and a Transformer of two and two "
         f"layers. {budget.steps} steps of {budget.batch_size} sentences with learning rate {LR:g}."
     )
-    steps = [budget.eval_every * (index + 1) for index in range(budget.steps // budget.eval_every)]
-    panels = [
-        charts.Panel(
-            x_label="steps",
-            y_label="right (%)",
-            lines=tuple(
-                charts.Line(name=arm, points=tuple((x, 100 * y) for x, y in zip(steps, curve, strict=True)))
-                for arm, curve in dev_curves.items()
-            ),
-        ),
-        charts.Panel(
-            x_label="steps",
-            y_label="loss per token",
-            lines=tuple(charts.Line(name=arm, points=charts.smooth(curve, 20)) for arm, curve in loss_curves.items()),
-        ),
-    ]
+    eval_steps = list(range(budget.eval_every, budget.steps + 1, budget.eval_every))
+    panels = [_dev_panel(eval_steps, dev_curves), _loss_panel(loss_curves)]
     curve_figure = charts.line_plot(
         panels, "The toy language: learning curves", f"mean of {seed_count(len(config.seeds))}"
     )
     facts = {
-        "steps": steps,
-        "right while learning": {arm: [round(share, 4) for share in curve] for arm, curve in dev_curves.items()},
+        "steps": eval_steps,
+        "right while learning": {arm: [round(share, 4) for share in shares] for arm, shares in dev_curves.items()},
         "loss": {arm: [round(loss, 4) for loss in curve] for arm, curve in loss_curves.items()},
     }
     return StudyResult(
@@ -194,3 +180,18 @@ def run(config: StudyConfig) -> StudyResult:
         facts=facts,
         extra_figures={"curves": curve_figure},
     )
+
+
+def _dev_panel(eval_steps: Sequence[int], dev_curves: Mapping[str, Sequence[float]]) -> charts.Panel:
+    """Return a panel with the share of exact translations on dev at each evaluation, for each arm."""
+    lines = []
+    for arm, shares in dev_curves.items():
+        points = tuple((step, 100 * share) for step, share in zip(eval_steps, shares, strict=True))
+        lines.append(charts.Line(name=arm, points=points))
+    return charts.Panel(x_label="steps", y_label="right (%)", lines=tuple(lines))
+
+
+def _loss_panel(loss_curves: Mapping[str, Sequence[float]]) -> charts.Panel:
+    """Return a panel with the smoothed training loss of each arm."""
+    lines = tuple(charts.Line(name=arm, points=charts.smooth(losses, 20)) for arm, losses in loss_curves.items())
+    return charts.Panel(x_label="steps", y_label="loss per token", lines=lines)

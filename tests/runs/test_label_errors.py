@@ -1,4 +1,4 @@
-"""Flipped labels are found by models that did not see them, and near duplicates with different labels come first."""
+"""`find_label_errors` finds labels that were flipped, and lists near duplicates with different labels first."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from heedful.runs.label_errors import confident_errors, find_label_errors
 
 ANIMALS, TOOLS = ["cat", "dog", "horse", "cow", "sheep"], ["hammer", "saw", "drill", "wrench", "screwdriver"]
 PLACES = ["in the barn", "behind the house", "near the river", "at the market", "under the old bridge", "by the road"]
+FLIPPED = (4, 17, 40)  # indices of the sentences whose label is flipped
 
 
 def toy() -> tuple[list[str], list[str]]:
-    """60 sentences about animals and tools, with their labels."""
+    """Return 60 sentences about animals and tools, and the correct label of each."""
     texts = [f"the {noun} is {place}" for noun in [*ANIMALS, *TOOLS] for place in PLACES]
     return texts, ["animal"] * 30 + ["tool"] * 30
 
 
 @pytest.fixture(scope="module")
 def label_errors() -> heedful.LabelErrors:
+    """The result for 62 sentences: three have a flipped label, and the last one contradicts its near duplicates."""
     texts, labels = toy()
-    for row in (4, 17, 40):
-        labels[row] = "tool" if labels[row] == "animal" else "animal"
+    for index in FLIPPED:
+        labels[index] = "tool" if labels[index] == "animal" else "animal"
     texts += ["The COW  is in the barn!", "the cow is in the barn."]
     labels += ["animal", "tool"]
     return find_label_errors({"train": (texts[:50], labels[:50]), "test": (texts[50:], labels[50:])})
@@ -35,13 +37,15 @@ def label_errors() -> heedful.LabelErrors:
 
 def test_flipped_labels_are_found(label_errors: heedful.LabelErrors) -> None:
     texts, _ = toy()
-    assert label_errors.examples == 62 and 0.8 < label_errors.accuracy <= 1
+    assert label_errors.examples == 62
+    assert 0.8 < label_errors.accuracy <= 1
     first, *others = label_errors.errors
     assert (first.text, first.label, first.suggested_label) == ("the cow is in the barn.", "tool", "animal")
     assert (first.reason, first.split, first.line) == ("near-duplicate", "test", 12)
-    assert {error.text for error in others[:3]} == {texts[4], texts[17], texts[40]}
-    assert all(error.reason == "confident-learning" for error in others)
-    assert all(error.suggested_probability > error.probability for error in others[:3])
+    assert {error.reason for error in others} == {"confident-learning"}
+    least_probable = others[: len(FLIPPED)]
+    assert {error.text for error in least_probable} == {texts[index] for index in FLIPPED}
+    assert all(error.suggested_probability > error.probability for error in least_probable)
     margins = [error.probability - error.suggested_probability for error in others]
     assert margins == sorted(margins)
 
@@ -56,11 +60,12 @@ def test_the_corrected_file_is_read_back(label_errors: heedful.LabelErrors, tmp_
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(row | {"label": row["suggested_label"]} for row in rows)
-    texts, labels = toy()
-    labels[4] = "tool"
+    texts, correct_labels = toy()
+    labels = list(correct_labels)
+    labels[FLIPPED[0]] = "tool"
     settings = DataSettings(dev_fraction=0.0, corrections=str(tmp_path / "fixed.csv"))
     source = read((texts, labels), LabelledExample, settings)
-    assert [example.label for example in source.examples("train")] == toy()[1]
+    assert [example.label for example in source.examples("train")] == correct_labels
 
 
 def test_pairs_have_both_texts_in_the_file(tmp_path: Path) -> None:
@@ -68,7 +73,8 @@ def test_pairs_have_both_texts_in_the_file(tmp_path: Path) -> None:
     pairs = [(text, f"is the {text.split()[1]} alive?") for text in texts]
     labels[7] = "tool"
     label_errors = find_label_errors((pairs, labels))
-    assert (label_errors.errors[0].text, label_errors.errors[0].text_pair) == pairs[7]
+    first = label_errors.errors[0]
+    assert (first.text, first.text_pair) == pairs[7]
     label_errors.to_csv(tmp_path / "errors.csv")
     assert (tmp_path / "errors.csv").read_text(encoding="utf-8-sig").startswith("text,text_pair,label,given_label,")
 

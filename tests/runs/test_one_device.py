@@ -1,4 +1,8 @@
-"""What a step of each run computes lies on one device: PyTorch's "meta" stands for a GPU, and no two may meet."""
+"""All tensors of a training step are on one device, for each kind of run.
+
+PyTorch's device "meta" replaces a GPU here: settings ask for "cuda", and `resolve_device` returns "meta". A step fails
+if an operator gets tensors of two devices, or if the host waits for the device more often than expected.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from heedful.objectives.distillation.objective import Distillation, DistillationLosses, TeacherRequest
 from heedful.objectives.distillation.teacher import SampleAlignment
-from heedful.runs import run_folder as folder
+from heedful.runs import run_folder
 from heedful.runs.distil import mlm as distil_masked
 from heedful.runs.distil import run as distil
 from heedful.runs.finetune import run as finetune
@@ -29,81 +33,97 @@ from tests.support.generated_data import assignments, write_splits
 from tests.support.model_folders import make_model_dir
 
 META = torch.device("meta")
-MOVES = ("aten._to_copy", "aten.copy_", "aten.set_")  # they are how a tensor gets to a device
-PLACED = ("aten.index.Tensor", "aten.index_put")  # places may lie on the host
-AUTOCAST = torch.autocast
-THERE = {"train.device": "cuda"}
-READS = 2  # the losses of a step, and the norm of its gradients
+MOVES = ("aten._to_copy", "aten.copy_", "aten.set_")  # operators that copy a tensor from one device to another
+INDEXING = ("aten.index.Tensor", "aten.index_put")  # operators whose indices may be on the host
+ON_GPU = {"train.device": "cuda"}
+MAX_WAITS = 2  # times that the host waits for the device in a step: for the losses, and for the norm of the gradients
+FIT_MODULES = (finetune, pretrain)  # modules that call `fit`
+DEVICE_MODULES = (trainer_module, run_folder, finetune, distil, distil_masked, pretrain_teacher)  # `resolve_device`
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses an operator on tensors of two devices, as CUDA does; a number of the host may stand beside others."""
+    """Refuses an operator on tensors of two devices, as CUDA does. Scalars of the host are allowed with any tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = str(func), kwargs or {}
-        if not name.startswith((*MOVES, *PLACED)):
-            tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-            there = {each.device.type for each in tensors if each.ndim or each.is_meta}
-            assert len(there) < 2, (name, [(each.device.type, tuple(each.shape)) for each in tensors])
+        if not name.startswith((*MOVES, *INDEXING)):
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            devices = {tensor.device.type for tensor in tensors if tensor.ndim or tensor.is_meta}
+            assert len(devices) < 2, (name, [(tensor.device.type, tuple(tensor.shape)) for tensor in tensors])
         return func(*args, **kwargs)
 
 
-class SeenError(Exception):
-    """A step was made."""
+class StepDoneError(Exception):
+    """Stops a run after its first step."""
+
+
+def caller_name() -> str:
+    """Return the name of the function that called the function that calls this one."""
+    return sys._getframe(2).f_code.co_qualname
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA is "meta", whose numbers read as 1; a run is over after a step that reads few of them."""
+def meta_as_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let "meta" replace CUDA, and let each run stop after one step, in which waits of the host are counted.
 
-    def fit(trainer: Trainer, *arguments: Any, **more: Any) -> Any:
-        models = [trainer.loaded, *([] if trainer.objective.extra_module is None else [trainer.objective.extra_module])]
-        assert {each.device for model in models for each in model.parameters()} == {trainer.device} == {META}
+    Tensors on "meta" have no values; a value that is read is 1.
+    """
+    reads: list[str] = []  # functions that read a value from the device, which the host waits for
+    copies: list[str] = []  # functions that copy something to the device and wait for it
+    create, move, to_cpu, autocast = torch.tensor, torch.Tensor.to, torch.Tensor.cpu, torch.autocast
+
+    def recorded_create(*values: Any, **options: Any) -> torch.Tensor:
+        if str(options.get("device")) == "meta":
+            copies.append(caller_name())
+        return create(*values, **options)
+
+    def recorded_move(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        result = move(tensor, *arguments, **options)
+        if result.is_meta and not tensor.is_meta and not options.get("non_blocking"):
+            copies.append(caller_name())
+        return result
+
+    def recorded_read(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def read_or_one(tensor: torch.Tensor) -> Any:
+            if not tensor.is_meta:
+                return read(tensor)
+            reads.append(caller_name())
+            return 1.0 if tensor.ndim == 0 else torch.ones(tensor.shape, device="cpu").tolist()
+
+        return read_or_one
+
+    def fit_one_step(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
+        extra_module = trainer.objective.extra_module
+        modules = [trainer.loaded] if extra_module is None else [trainer.loaded, extra_module]
+        devices = {parameter.device for module in modules for parameter in module.parameters()}
+        assert devices == {trainer.device} == {META}
         reads.clear()
-        monkeypatch.setattr(torch, "tensor", created)
-        monkeypatch.setattr(torch.Tensor, "to", moved)
+        monkeypatch.setattr(torch, "tensor", recorded_create)
+        monkeypatch.setattr(torch.Tensor, "to", recorded_move)
         with OneDevice():  # type: ignore[no-untyped-call]
             assert trainer.train_step().tokens
         waits = [*reads, *copies]
-        assert len(waits) <= READS or "Recurrent" in str(waits), f"the host waits {len(waits)} times a step: {waits}"
-        raise SeenError
+        is_recurrent = "Recurrent" in str(waits)  # recurrent layers read the lengths of sequences
+        assert len(waits) <= MAX_WAITS or is_recurrent, f"the host waits {len(waits)} times a step: {waits}"
+        raise StepDoneError
 
-    reads: list[str] = []  # functions that read a number of the device
-    copies: list[str] = []  # functions that wait until something is copied to it
-    create, move = torch.tensor, torch.Tensor.to
-
-    def created(*values: Any, **how: Any) -> torch.Tensor:
-        if str(how.get("device")) == "meta":
-            copies.append(sys._getframe(1).f_code.co_qualname)
-        return create(*values, **how)
-
-    def moved(tensor: torch.Tensor, *there: Any, **how: Any) -> torch.Tensor:
-        result = move(tensor, *there, **how)
-        if result.is_meta and not tensor.is_meta and not how.get("non_blocking"):
-            copies.append(sys._getframe(1).f_code.co_qualname)
-        return result
-
-    def known(read: Callable[[torch.Tensor], Any], number: Any = 1.0) -> Callable[[torch.Tensor], Any]:
-        def read_or_known(tensor: torch.Tensor) -> Any:
-            if not tensor.is_meta:
-                return read(tensor)
-            reads.append(sys._getframe(1).f_code.co_qualname)
-            return number if tensor.ndim == 0 else torch.full(tensor.shape, number, device="cpu").tolist()
-
-        return read_or_known
-
-    for module in (finetune, pretrain):
-        monkeypatch.setattr(module, "fit", fit)
-    for place in (trainer_module, folder, finetune, distil, distil_masked, pretrain_teacher):
-        monkeypatch.setattr(place, "resolve_device", lambda asked: META if asked == "cuda" else torch.device(asked))
-    host = torch.Tensor.cpu
+    for module in FIT_MODULES:
+        monkeypatch.setattr(module, "fit", fit_one_step)
+    for module in DEVICE_MODULES:
+        monkeypatch.setattr(module, "resolve_device", lambda name: META if name == "cuda" else torch.device(name))
     monkeypatch.setattr(
-        torch.Tensor, "cpu", lambda each: torch.ones_like(each, device="cpu") if each.is_meta else host(each)
+        torch.Tensor,
+        "cpu",
+        lambda tensor: torch.ones_like(tensor, device="cpu") if tensor.is_meta else to_cpu(tensor),
     )
     for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
-        monkeypatch.setattr(torch.Tensor, name, known(getattr(torch.Tensor, name)))
+        monkeypatch.setattr(torch.Tensor, name, recorded_read(getattr(torch.Tensor, name)))
     monkeypatch.setattr(
-        torch, "autocast", lambda kind, *how, **more: nullcontext() if kind == "meta" else AUTOCAST(kind, *how, **more)
+        torch,
+        "autocast",
+        lambda device_type, *arguments, **options: (
+            nullcontext() if device_type == "meta" else autocast(device_type, *arguments, **options)
+        ),
     )
 
 
@@ -115,39 +135,45 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_tasks(kind: str, tmp_path: Path) -> None:
-    kind, _, loss = (kind, "", "") if kind == "choose 4" else kind.partition(" ")
-    task = {"single": "classify", "multiple": "classify", "choose 4": "multiple-choice", "together": "embed"}.get(
-        kind, kind
-    )
-    unscored = assignments(  # before training, which reads numbers
-        THERE | {"eval_baseline": "false"} | ({"task.loss": loss} if loss else {})
-    )
-    with pytest.raises(SeenError):
-        finetune.finetune(task, write_splits(kind, tmp_path / "data"), tmp_path / "run", assignments=unscored)
+    data_kind, loss = kind, ""
+    if kind.startswith(("embed ", "rank ")):
+        data_kind, loss = kind.split(" ")
+    tasks = {"single": "classify", "multiple": "classify", "choose 4": "multiple-choice", "together": "embed"}
+    settings = ON_GPU | {"eval_baseline": "false"}  # evaluation before training would read values
+    if loss:
+        settings["task.loss"] = loss
+    with pytest.raises(StepDoneError):
+        finetune.finetune(
+            tasks.get(data_kind, data_kind),
+            write_splits(data_kind, tmp_path / "data"),
+            tmp_path / "run",
+            assignments=assignments(settings),
+        )
 
 
 @pytest.mark.parametrize("kind", ["bag", "attention", "structured", "attention+recurrent"])
 def test_classic_models(kind: str, tmp_path: Path) -> None:
     reader, _, recurrent = kind.partition("+")
-    more = THERE | {"init.kind": "classic", "init.reader.kind": reader, "init.words.width": 8}
+    settings = ON_GPU | {"init.kind": "classic", "init.reader.kind": reader, "init.words.width": 8}
     if recurrent:
-        more["init.reader.over.kind"] = "recurrent"
-    with pytest.raises(SeenError):
-        finetune.finetune(
-            "classify", write_splits("single", tmp_path / "data"), tmp_path / "run", assignments=assignments(more)
-        )
+        settings["init.reader.over.kind"] = "recurrent"
+    data = write_splits("single", tmp_path / "data")
+    with pytest.raises(StepDoneError):
+        finetune.finetune("classify", data, tmp_path / "run", assignments=assignments(settings))
 
 
-WRITERS = {"transformer": "init.kind=transformer", "recurrent": "init.kind=recurrent"}
-
-
-@pytest.mark.parametrize("writer", ["transformer", "recurrent"])
-def test_rewriting(writer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["transformer", "recurrent"])
+def test_rewriting(architecture: str, tmp_path: Path) -> None:
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *((f"a b {n}", f"{n} b a") for n in range(40))])
-    how = (WRITERS[writer], "init.tokenizer.vocab_size=270", "train.device=cuda", "train.precision=float32")
-    with pytest.raises(SeenError):
-        finetune.finetune("seq2seq", tmp_path / "data.csv", tmp_path / "run", assignments=how)
+    settings = (
+        f"init.kind={architecture}",
+        "init.tokenizer.vocab_size=270",
+        "train.device=cuda",
+        "train.precision=float32",
+    )
+    with pytest.raises(StepDoneError):
+        finetune.finetune("seq2seq", tmp_path / "data.csv", tmp_path / "run", assignments=settings)
 
 
 KINDS = ("mlm", "mlm+nsp", "mlm+sop", "clm", "plm", "rtd", "distillation")
@@ -156,25 +182,29 @@ KINDS = ("mlm", "mlm+nsp", "mlm+sop", "clm", "plm", "rtd", "distillation")
 @pytest.mark.parametrize("kind", KINDS)
 def test_objectives(kind: str, tmp_path: Path) -> None:
     text = write_documents(tmp_path / "text.txt", make_documents(60, seed=1))
-    train_on(make_documents(60, seed=1), vocab_size=300).save(tmp_path / "words")
-    more = {"objective.teacher": make_model_dir(tmp_path / "teacher", "single")} if kind == "distillation" else {}
-    small = {
+    train_on(make_documents(60, seed=1), vocab_size=300).save(tmp_path / "tokenizer")
+    settings: dict[str, Any] = ON_GPU | {
         "model.layers": 1,
         "model.width": 32,
         "model.heads": 2,
         "train.batch_size": 8,
         "train.precision": "float32",
-    }
-    small |= {
         "max_seq_length": 32,
         "pack_length": 64,
         "eval_fraction": 0.1,
         "eval_every_steps": 3,
         "corpus.sample_by": "paragraph",
     }
-    how = [f"{name}={value}" for name, value in (small | more | THERE).items()]
-    with pytest.raises(SeenError):
-        pretrain.pretrain(text, tmp_path / "run", objective=kind, tokenizer=tmp_path / "words", assignments=how)
+    if kind == "distillation":
+        settings["objective.teacher"] = make_model_dir(tmp_path / "teacher", "single")
+    with pytest.raises(StepDoneError):
+        pretrain.pretrain(
+            text,
+            tmp_path / "run",
+            objective=kind,
+            tokenizer=tmp_path / "tokenizer",
+            assignments=[f"{path}={value}" for path, value in settings.items()],
+        )
 
 
 @pytest.mark.parametrize(
@@ -182,45 +212,49 @@ def test_objectives(kind: str, tmp_path: Path) -> None:
 )
 def test_distilling(losses: str, student: str, tmp_path: Path) -> None:
     teacher = make_model_dir(tmp_path / "teacher", "single")
-    how = ("train.device=cuda", "train.precision=float32", "teacher_cache.enabled=false", "verdict.baseline=none")
-    with pytest.raises(SeenError):
-        distil.distil(
-            teacher, write_splits("single", tmp_path / "data"), tmp_path / "run", student=student, loss=losses,
-            assignments=how,
-        )  # fmt: skip
+    data = write_splits("single", tmp_path / "data")
+    settings = ("train.device=cuda", "train.precision=float32", "teacher_cache.enabled=false", "verdict.baseline=none")
+    with pytest.raises(StepDoneError):
+        distil.distil(teacher, data, tmp_path / "run", student=student, loss=losses, assignments=settings)
 
 
-def test_distilling_hidden_tokens(tmp_path: Path) -> None:
-    teacher, text = (
-        make_model_dir(tmp_path / "teacher", "masked"),
-        write_documents(tmp_path / "text.txt", make_documents(60, seed=1)),
+def test_distilling_a_masked_language_model(tmp_path: Path) -> None:
+    teacher = make_model_dir(tmp_path / "teacher", "masked")
+    text = write_documents(tmp_path / "text.txt", make_documents(60, seed=1))
+    settings = (
+        "pretrain.train.device=cuda",
+        "pretrain.train.precision=float32",
+        "pretrain.max_seq_length=32",
+        "pretrain.pack_length=64",
+        "pretrain.eval_fraction=0.1",
+        "pretrain.corpus.sample_by=paragraph",
+        "teacher_cache.enabled=false",
+        "verdict.baseline=none",
     )
-    how = [
-        f"pretrain.{name}={value}"
-        for name, value in (THERE | {"max_seq_length": 32, "pack_length": 64, "eval_fraction": 0.1}).items()
-    ]
-    how += ["pretrain.train.precision=float32", "pretrain.corpus.sample_by=paragraph", "teacher_cache.enabled=false"]
-    with pytest.raises(SeenError):
-        distil.distil(teacher, text, tmp_path / "run", student="layers=1", assignments=[*how, "verdict.baseline=none"])
+    with pytest.raises(StepDoneError):
+        distil.distil(teacher, text, tmp_path / "run", student="layers=1", assignments=settings)
 
 
-def test_tags_of_which_the_teacher_says_nothing() -> None:
-    def ask(numbers: Sequence[int], keys: Sequence[int]) -> Any:
-        return {"scores": [torch.ones(2, 3, device=META) for _ in numbers]}
+def test_words_without_outputs_of_the_teacher() -> None:
+    """The teacher has no outputs for the first sample, whose scores are filled up on the device."""
+
+    def run_teacher(sample_indices: Sequence[int], keys: Sequence[int]) -> Any:
+        return {"scores": [torch.ones(2, 3, device=META) for _ in sample_indices]}
 
     alignment = SampleAlignment(same_tokens=False, teacher_indices=[(), (0,)], words=[None, slice(0, 2)])
-    arguments: Any = {"base_objective": None, "run_teacher": ask, "projections": torch.nn.ModuleDict()}
+    arguments: Any = {"base_objective": None, "run_teacher": run_teacher, "projections": torch.nn.ModuleDict()}
     objective = Distillation(kind="tokens", losses=DistillationLosses(), alignment=alignment, **arguments)
-    none = torch.ones(0)
-    asked = TeacherRequest(
+    no_weights = torch.ones(0)
+    request = TeacherRequest(
         samples=(),
         sample_indices=[0, 1],
         keys=[0, 0],
-        label_weights=none,
-        kd_weights=none,
+        label_weights=no_weights,
+        kd_weights=no_weights,
         score_counts=[2, 2],
         token_weights=None,
     )
     with OneDevice():  # type: ignore[no-untyped-call]
-        outputs = objective._teacher_outputs(asked, torch.ones(4, 3, device=META))
-    assert outputs["scores"].shape == (4, 3) and outputs["scores"].is_meta
+        outputs = objective._teacher_outputs(request, torch.ones(4, 3, device=META))
+    assert outputs["scores"].shape == (4, 3)
+    assert outputs["scores"].is_meta

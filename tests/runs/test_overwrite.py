@@ -15,6 +15,7 @@ from heedful.train.run_lock import LOCK, lock_run
 
 
 def write_run(folder: Path, content: str, *names: str) -> Path:
+    """Write a lock and the named files, each with the same content, to a folder."""
     folder.mkdir(exist_ok=True)
     for name in (LOCK, *names):
         (folder / name).write_text(content)
@@ -23,25 +24,30 @@ def write_run(folder: Path, content: str, *names: str) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    """The folder of a finished run."""
     return write_run(tmp_path / "run", "old", SETTINGS, RESULTS)
 
 
 def aside(run: Path) -> Path:
+    """Return the folder to which the old run is moved."""
     return run.with_name(".run.replaced")
 
 
 def test_the_old_run_is_removed_when_the_new_one_has_results(run: Path) -> None:
     with overwriting(run, SINGLE_PROCESS, lambda text: pytest.fail(text)):
-        assert not run.exists() and (aside(run) / RESULTS).read_text() == "old"
+        assert not run.exists()
+        assert (aside(run) / RESULTS).read_text() == "old"
         write_run(run, "new", SETTINGS, RESULTS)
-    assert (run / RESULTS).read_text() == "new" and not aside(run).exists()
+    assert (run / RESULTS).read_text() == "new"
+    assert not aside(run).exists()
 
 
 def test_the_old_run_is_put_back_when_the_new_one_does_not_begin(run: Path) -> None:
     notes: list[str] = []
     with overwriting(run, SINGLE_PROCESS, notes.append):
-        write_run(run, "new")  # a lock and nothing else, as where its data cannot be read
-    assert (run / RESULTS).read_text() == "old" and not aside(run).exists()
+        write_run(run, "new")  # only a lock, as after an error when the data is read
+    assert (run / RESULTS).read_text() == "old"
+    assert not aside(run).exists()
     assert "put back" in notes[0]
 
 
@@ -49,7 +55,8 @@ def test_a_new_run_that_was_interrupted_is_resumed(run: Path) -> None:
     notes: list[str] = []
     with overwriting(run, SINGLE_PROCESS, notes.append):
         write_run(run, "new", SETTINGS)
-    assert (aside(run) / RESULTS).read_text() == "old" and str(aside(run)) in notes[0]
+    assert (aside(run) / RESULTS).read_text() == "old"
+    assert str(aside(run)) in notes[0]
     with overwriting(run, SINGLE_PROCESS, notes.append):
         assert (run / SETTINGS).read_text() == "new", "the same command finds the new run"
         write_run(run, "new", RESULTS)
@@ -79,12 +86,13 @@ def test_a_search_for_a_student_is_replaced_too(tmp_path: Path) -> None:
         assert not folder.exists()
         write_run(folder, "new", "search.json")
         write_run(folder / "best", "new", RESULTS)
-    assert (folder / "search.json").read_text() == "new" and not aside(folder).exists()
+    assert (folder / "search.json").read_text() == "new"
+    assert not aside(folder).exists()
 
 
 def test_an_empty_or_missing_folder_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "missing", tmp_path / "empty"):
-        (tmp_path / "empty").mkdir(exist_ok=True)
         with overwriting(folder, SINGLE_PROCESS, lambda text: pytest.fail(text)):
             write_run(folder, "new", SETTINGS, RESULTS)
         assert (folder / RESULTS).read_text() == "new"

@@ -1,4 +1,4 @@
-"""Names on the hub without a revision: which commit a run records, and which one it resumes from."""
+"""Models on the hub that are named without a revision: which commit a run records, and which one it resumes from."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FIRST, SECOND = "a" * 40, "b" * 40
 
 @pytest.fixture
 def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub with one model, whose main is the commit FIRST."""
+    """Folders of the commits of one model, in place of a hub whose branch `main` is the commit FIRST."""
     snapshots = tmp_path / "snapshots"
     for commit in (FIRST, SECOND):
         make_model_dir(snapshots / commit, "bare")
-    main(FIRST, snapshots, monkeypatch)
+    set_main(FIRST, snapshots, monkeypatch)
     return snapshots
 
 
-def main(commit: str, snapshots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let main be that commit, as a new process would see it."""
+def set_main(commit: str, snapshots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the branch `main` be a commit, and forget which commit it was before, as in a new process."""
     monkeypatch.setattr(hub, "_resolved", {})
     monkeypatch.setattr(
         hub, "_snapshot", lambda name, revision: snapshots / (commit if revision == "main" else revision)
@@ -47,29 +47,26 @@ def test_a_run_records_the_commit_and_resumes_from_it(
         finetune_tiny("classify", labelled, out, model="maker/model")
     assert load_mapping(out / "settings.toml")["init"]["model"] == f"maker/model@{FIRST}"
     assert read_results(out)["base"] == f"maker/model@{FIRST}"
-    main(SECOND, snapshots, monkeypatch)
-    with pytest.warns(HeedfulWarning, match=f"commit {SECOND}"):  # of its config.json, from which defaults follow
-        again = finetune_tiny("classify", labelled, out, model="maker/model")
-    assert again.results["base"] == f"maker/model@{FIRST}"
+    set_main(SECOND, snapshots, monkeypatch)
+    with pytest.warns(HeedfulWarning, match=f"commit {SECOND}"):  # whose config.json is read for the defaults
+        resumed = finetune_tiny("classify", labelled, out, model="maker/model")
+    assert resumed.results["base"] == f"maker/model@{FIRST}"
 
 
 def test_every_setting_that_names_a_model_is_pinned(tmp_path: Path, snapshots: Path) -> None:
     with pytest.warns(HeedfulWarning, match="using main"):
-        resolved_settings = pin_models(DistilSettings(task=ClassifySettings(), teacher="maker/model"), tmp_path)
-    assert resolved_settings.teacher == f"maker/model@{FIRST}"
+        pinned = pin_models(DistilSettings(task=ClassifySettings(), teacher="maker/model"), tmp_path)
+    assert pinned.teacher == f"maker/model@{FIRST}"
     for init in (Scratch(), Pretrained(model="maker/model@v1"), Pretrained(model=str(tmp_path))):
         settings = FinetuneSettings(task=ClassifySettings(), init=init)
         assert pin_models(settings, tmp_path) == settings
 
 
 def test_another_model_than_that_of_the_run_is_not_given_its_commit(tmp_path: Path, snapshots: Path) -> None:
-    before = FinetuneSettings(task=ClassifySettings(), init=Pretrained(model=f"maker/model-2@{SECOND}"))
-    (tmp_path / "settings.toml").write_text(to_toml(before))
-    asked = FinetuneSettings(task=ClassifySettings(), init=Pretrained(model="maker/model"))
+    saved = FinetuneSettings(task=ClassifySettings(), init=Pretrained(model=f"maker/model-2@{SECOND}"))
+    (tmp_path / "settings.toml").write_text(to_toml(saved))
+    settings = FinetuneSettings(task=ClassifySettings(), init=Pretrained(model="maker/model"))
     with pytest.warns(HeedfulWarning, match="using main"):
-        assert _model(pin_models(asked, tmp_path)) == f"maker/model@{FIRST}"
-
-
-def _model(settings: FinetuneSettings) -> str:
-    assert isinstance(settings.init, Pretrained)
-    return settings.init.model
+        pinned = pin_models(settings, tmp_path)
+    assert isinstance(pinned.init, Pretrained)
+    assert pinned.init.model == f"maker/model@{FIRST}"

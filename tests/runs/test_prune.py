@@ -1,8 +1,9 @@
-"""heedful prune: the fastest pruning within the allowed loss is chosen, saved, and reported on other rows."""
+"""heedful prune: the fastest pruning within the allowed loss is chosen, saved, and reported on other examples."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,16 @@ KEEP_RATES = (0.4, 0.5, 0.7, 0.9)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder of data with dev and test."""
-    place = tmp_path / "data"
-    place.mkdir()
+    folder = tmp_path / "data"
+    folder.mkdir()
     for seed, split in enumerate(("dev", "test")):
-        write_csv(place / f"{split}.csv", long_rows(40, seed))
-    return place
+        write_csv(folder / f"{split}.csv", long_rows(40, seed))
+    return folder
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A classifier that finds each label equally probable on the average."""
+    """A classifier with random weights whose mean scores are equal for all labels, so that it predicts each label."""
     bundle = load(make_model_dir(tmp_path / "random", "single"))
     encoded_inputs = Engine(bundle).tokenize([row["text"] for row in long_rows(40)])
     with torch.no_grad():
@@ -50,7 +51,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speeds by the share of tokens: those of tiny models are of other costs."""
+    """Speeds that depend only on the keep rate, since those of tiny models do not depend on the number of tokens."""
 
     def texts_per_second(engine: Any, task: Any, examples: Any, prunings: Sequence[TokenPruning | None]) -> Any:
         return {pruning: 100.0 if pruning is None else 100.0 / pruning.keep_rate for pruning in prunings}
@@ -66,53 +67,57 @@ def test_the_report_is_that_of_the_saved_folder(model: Path, folder: Path, tmp_p
     assert load(tmp_path / "out").token_pruning == TokenPruning(layer=1, keep_rate=0.4)
     (trial,) = report["trials"]
     assert (trial["layer"], trial["keep_rate"], trial["speedup"]) == (1, 0.4, 2.5)
-    for name, place in (("all_tokens", model), ("pruned", tmp_path / "out")):
-        scored = evaluate(place, folder, split="test")
-        assert report[name]["value"] == pytest.approx(scored.numbers["accuracy"])
-        assert report[name]["interval"]["low"] == pytest.approx(scored.intervals["accuracy"]["low"])
+    for name, model_folder in (("all_tokens", model), ("pruned", tmp_path / "out")):
+        evaluation = evaluate(model_folder, folder, split="test")
+        assert report[name]["value"] == pytest.approx(evaluation.numbers["accuracy"])
+        assert report[name]["interval"]["low"] == pytest.approx(evaluation.intervals["accuracy"]["low"])
     chosen = report["chosen"]
     assert chosen["difference"] == pytest.approx(report["pruned"]["value"] - report["all_tokens"]["value"])
     assert chosen["low"] <= chosen["difference"] <= chosen["high"]
     encoded_inputs = Engine(model).tokenize([row["text"] for row in long_rows(40, 1)])
     lengths = [len(chunk.encoded) for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
-    left = sum(max(16, -(-4 * length // 10)) for length in lengths) / sum(lengths)
-    assert chosen["tokens_left"] == pytest.approx(left)
+    tokens_left = [max(16, math.ceil(4 * length / 10)) for length in lengths]  # at least 16 tokens of each text
+    assert chosen["tokens_left"] == pytest.approx(sum(tokens_left) / sum(lengths))
     card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith("# out\n") and "## Token pruning" in card and "2.50 times as many texts a second" in card
-    assert log[-2].startswith("layer 1, keep rate 0.4: accuracy ") and log[-2].endswith("2.50 times as fast")
+    assert card.startswith("# out\n")
+    assert "## Token pruning" in card
+    assert "2.50 times as many texts a second" in card
+    trial_line = log[-2]
+    assert trial_line.startswith("layer 1, keep rate 0.4: accuracy ")
+    assert trial_line.endswith("2.50 times as fast")
 
 
 def test_the_fastest_within_the_loss_is_chosen_on_dev(model: Path, folder: Path, tmp_path: Path) -> None:
-    whole = evaluate(model, folder, split="dev").numbers["accuracy"]
-    differences = {}
+    """A lower keep rate is faster, so the lowest one within the allowed loss is expected."""
+    full_accuracy = evaluate(model, folder, split="dev").numbers["accuracy"]
+    differences = {}  # difference of the accuracy to that with all tokens, by keep rate
     for keep_rate in KEEP_RATES:
         bundle = load(model)
         bundle.prune_tokens(TokenPruning(layer=1, keep_rate=keep_rate))
-        differences[keep_rate] = evaluate(bundle, folder, split="dev").numbers["accuracy"] - whole
-    assert len({*differences.values()}) > 2, "prunings of this model hardly differ"
-    losses = sorted({-difference for difference in differences.values()})
-    for loss in [max(0.0, allowed) for allowed in losses]:
-        expected = next(keep_rate for keep_rate in KEEP_RATES if differences[keep_rate] >= -loss - 1e-9)
-        report = prune(model, folder, tmp_path / "out", max_loss=100 * loss, keep_rates=KEEP_RATES, overwrite=True)
+        differences[keep_rate] = evaluate(bundle, folder, split="dev").numbers["accuracy"] - full_accuracy
+    assert len(set(differences.values())) > 2, "prunings of this model hardly differ"
+    for loss in sorted({-difference for difference in differences.values()}):
+        max_loss = max(0.0, loss)
+        expected = next(keep_rate for keep_rate in KEEP_RATES if differences[keep_rate] >= -max_loss - 1e-9)
+        report = prune(model, folder, tmp_path / "out", max_loss=100 * max_loss, keep_rates=KEEP_RATES, overwrite=True)
         assert report["chosen"]["keep_rate"] == expected
-        assert [trial["keep_rate"] for trial in report["trials"]] == [
-            keep_rate for keep_rate in KEEP_RATES if keep_rate <= expected
-        ]
+        tried = [trial["keep_rate"] for trial in report["trials"]]
+        assert tried == [keep_rate for keep_rate in KEEP_RATES if keep_rate <= expected]
         for trial in report["trials"]:
             assert trial["difference"] == pytest.approx(differences[trial["keep_rate"]])
 
 
 def test_nothing_is_saved_where_all_lose_more(model: Path, folder: Path, tmp_path: Path) -> None:
     bundle = load(model)
-    labels = [answer["label"] for answer in Engine(bundle)([row["text"] for row in long_rows(40, 0)])]
-    rows = [row | {"label": label} for row, label in zip(long_rows(40, 0), labels, strict=True)]
-    write_csv(folder / "dev.csv", rows)  # the model with all tokens is right on all rows
+    texts = [row["text"] for row in long_rows(40, 0)]
+    labels = [answer["label"] for answer in Engine(bundle)(texts)]
+    rows = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+    write_csv(folder / "dev.csv", rows)  # on which the model with all tokens has an accuracy of 1
     bundle.prune_tokens(TokenPruning(layer=1, keep_rate=0.4))
-    changed = [answer["label"] for answer in Engine(bundle)([row["text"] for row in rows])]
-    assert changed != labels, "pruning changes no label of this model"
-    with pytest.raises(
-        HeedfulError, match=r"loses more than 0 points of accuracy on dev. The least loss is that of layer 1"
-    ):
+    pruned_labels = [answer["label"] for answer in Engine(bundle)(texts)]
+    assert pruned_labels != labels, "pruning changes no label of this model"
+    message = r"loses more than 0 points of accuracy on dev. The least loss is that of layer 1"
+    with pytest.raises(HeedfulError, match=message):
         prune(model, folder, tmp_path / "out", max_loss=0, keep_rates=(0.4,))
     assert not (tmp_path / "out").exists()
 
@@ -132,13 +137,14 @@ def test_other_heads_of_whole_texts(kind: str, tmp_path: Path) -> None:
             write_csv(folder / f"{split}.csv", [{"text": text, "score": len(text)} for text in texts])
         else:
             labels = ("bad", "fair", "good")
-            rows = [{"text": text, "labels": list(labels[number % 3 :])} for number, text in enumerate(texts)]
+            rows = [{"text": text, "labels": list(labels[index % 3 :])} for index, text in enumerate(texts)]
             write_jsonl(folder / f"{split}.jsonl", rows)
     report = prune(make_model_dir(tmp_path / kind, kind), folder, tmp_path / "out", max_loss=90, keep_rates=(0.5,))
     assert report["metric"] == {"regression": "pearson", "multiple": "micro_f1"}[kind]
     assert report["chosen"]["low"] is not None
-    head, rows = pruning_table(report)
-    assert len(rows) == 1 and len(rows[0]) == len(head) and rows[0][-1] == "chosen"
+    head, (row,) = pruning_table(report)
+    assert len(row) == len(head)
+    assert row[-1] == "chosen"
 
 
 def test_the_calibration_is_that_of_the_pruned_model(model: Path, tmp_path: Path) -> None:
@@ -147,10 +153,12 @@ def test_the_calibration_is_that_of_the_pruned_model(model: Path, tmp_path: Path
     for seed, split in enumerate(("dev", "test")):
         write_csv(folder / f"{split}.csv", long_rows(150, seed))
     prune(model, folder, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
-    examples = list(read(folder).examples("dev"))
-    answers = Engine(tmp_path / "out")([example.text for example in examples])  # type: ignore[attr-defined]
-    expected = sorted(answer["probabilities"][e.label] for answer, e in zip(answers, examples, strict=True))  # type: ignore[attr-defined]
-    assert list(load(tmp_path / "out").calibration) == pytest.approx(expected, abs=1e-5)
+    examples: Any = list(read(folder).examples("dev"))
+    answers = Engine(tmp_path / "out")([example.text for example in examples])
+    label_probabilities = [
+        answer["probabilities"][example.label] for answer, example in zip(answers, examples, strict=True)
+    ]
+    assert list(load(tmp_path / "out").calibration) == pytest.approx(sorted(label_probabilities), abs=1e-5)
 
 
 def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
@@ -164,22 +172,26 @@ def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith((tmp_path / "run" / "model" / "README.md").read_text().rstrip("\n"))
     assert card.count("## Token pruning") == 1
-    again = prune(tmp_path / "out", rows, tmp_path / "again", max_loss=90, keep_rates=(0.7,))
-    assert again["all_tokens"] == report["all_tokens"]
+    pruned_again = prune(tmp_path / "out", rows, tmp_path / "again", max_loss=90, keep_rates=(0.7,))
+    assert pruned_again["all_tokens"] == report["all_tokens"]
     assert (tmp_path / "again" / "README.md").read_text().count("## Token pruning") == 1
-    everything = finetune(
+
+
+def test_rows_of_a_run_that_was_trained_on_all_of_them_are_refused_and_new_ones_are_used(tmp_path: Path) -> None:
+    rows = write_csv(tmp_path / "rows.csv", long_rows(60, 0))
+    finetune_tiny("classify", rows, tmp_path / "run", {"init.layers": 2, "data.dev_fraction": 0.4})
+    without_dev = finetune(
         "classify",
         rows,
         tmp_path / "all",
         model=str(tmp_path / "run"),
         assignments=("data.dev_fraction=0", "train.max_steps=1"),
     )
-    with pytest.raises(
-        HeedfulError, match=r"was trained on all rows of .*rows\.csv: give rows that it was not trained on"
-    ):
-        prune(everything.output_dir, rows, tmp_path / "none", max_loss=90)
-    fresh = write_csv(tmp_path / "fresh.csv", long_rows(30, 5))
-    report = prune(tmp_path / "run", fresh, tmp_path / "other", max_loss=90, keep_rates=(0.4,))
+    message = r"was trained on all rows of .*rows\.csv: give rows that it was not trained on"
+    with pytest.raises(HeedfulError, match=message):
+        prune(without_dev.output_dir, rows, tmp_path / "none", max_loss=90)
+    new_rows = write_csv(tmp_path / "new.csv", long_rows(30, 5))
+    report = prune(tmp_path / "run", new_rows, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
     assert report["fitted_rows"] == report["reported_rows"] == 15
 
 
@@ -209,7 +221,6 @@ def test_the_sentence_says_whether_the_loss_is_kept(low: float | None, high: flo
     }
     sentence = pruning_sentence(report)
     assert sentence.endswith(verdict)
-    assert (
-        "After layer 3, 31 % of the tokens are left: 89.4 % accuracy on test beside 89.5 % with all tokens" in sentence
-    )
+    scores = "After layer 3, 31 % of the tokens are left: 89.4 % accuracy on test beside 89.5 % with all tokens"
+    assert scores in sentence
     assert "with 1.50 times as many texts a second in int8" in sentence

@@ -63,59 +63,61 @@ def run(tmp_path: Path) -> Path:
 
 
 class Hub:
-    """A server that knows as much of the hub as a push needs."""
+    """A fake of the hub's HTTP API, with the requests of a push."""
 
     def __init__(self) -> None:
-        self.repositories: dict[str, dict[str, Any]] = {}  # visibility and files by name
-        self.refused: dict[str, int] = {}  # status by part of a path
-        self.paths: list[str] = []
+        self.repositories: dict[str, dict[str, Any]] = {}  # {"private": bool, "files": {path: content}} by OWNER/NAME
+        self.refused: dict[str, int] = {}  # HTTP status of requests whose path contains the key
+        self.paths: list[str] = []  # paths of all requests
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        """The status and the JSON for a request."""
+    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
+        """Return the HTTP status and the JSON content of the response to a request."""
         self.paths.append(path)
         if status := next((status for part, status in self.refused.items() if part in path), 0):
             return status, {"error": "refused"}
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            private = asked.get("private") is True or asked.get("visibility") == "private"
-            self.repositories[f"{asked['organization']}/{asked['name']}"] = {"private": private, "files": {}}
-            return 200, {"url": f"https://huggingface.co/{asked['organization']}/{asked['name']}"}
+            request = json.loads(body)
+            name = f"{request['organization']}/{request['name']}"
+            private = request.get("private") is True or request.get("visibility") == "private"
+            self.repositories[name] = {"private": private, "files": {}}
+            return 200, {"url": f"https://huggingface.co/{name}"}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
         name = "/".join(path.split("/")[3:5]).partition("?")[0]
         if name not in self.repositories:
             return 404, {"error": "Repository not found"}
-        known = self.repositories[name]
+        repository = self.repositories[name]
         if "/preupload/" in path:
-            files = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in
-                     json.loads(body)["files"]]  # fmt: skip
-            return 200, {"files": files}
+            paths = [file["path"] for file in json.loads(body)["files"]]
+            return 200, {
+                "files": [{"path": file_path, "uploadMode": "regular", "shouldIgnore": False} for file_path in paths]
+            }
         if "/commit/" in path:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
-                    known["files"][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                    repository["files"][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             return 200, {"commitUrl": f"https://huggingface.co/{name}/commit/abc", "commitOid": "abc", "success": True}
-        siblings = [{"rfilename": each} for each in (".gitattributes", *known["files"])]
-        return 200, {"id": name, "private": known["private"], "siblings": siblings, "sha": "abc", "tags": []}
+        siblings = [{"rfilename": file_path} for file_path in (".gitattributes", *repository["files"])]
+        return 200, {"id": name, "private": repository["private"], "siblings": siblings, "sha": "abc", "tags": []}
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub on this machine, with a token for it."""
+    """A fake hub on a local port, to which huggingface_hub sends its requests, and a token for it."""
     fake_hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, content = fake_hub.answer(self.command, self.path, body)
-            sent = json.dumps(content).encode()
+            status, content = fake_hub.answer(self.path, body)
+            response = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(sent)))
+            self.send_header("content-length", str(len(response)))
             if content == {"error": "Repository not found"}:
                 self.send_header("x-error-code", "RepoNotFound")
             self.end_headers()
-            self.wfile.write(sent)
+            self.wfile.write(response)
 
         def do_GET(self) -> None:
             self._answer()
@@ -139,35 +141,42 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     thread.join(5)
 
 
-def names(planned: PushPlan) -> set[str]:
-    """The files that a push uploads."""
-    return {each.name for each in planned.files}
+def uploaded_names(plan: PushPlan) -> set[str]:
+    """Return the names of the files that a push uploads."""
+    return {upload.name for upload in plan.files}
 
 
+# names of the uploaded files of the fixture `run`
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json", "README.md"}
 
 
 def test_model_card_weights_and_tokenizer_are_uploaded_and_no_texts(run: Path, hub: Hub) -> None:
     assert push(plan_push(run, "me/model")) == "https://huggingface.co/me/model/commit/abc"
-    known = hub.repositories["me/model"]
-    assert known["private"] and set(known["files"]) == MODEL
-    assert not any(SECRET.encode() in content for content in known["files"].values())
-    card = known["files"]["README.md"].decode()
-    assert card == CARD[: CARD.index("## The worst")] + CARD[CARD.index("## Limits") :]
-    assert known["files"]["model.safetensors"] == b"weights"
+    repository = hub.repositories["me/model"]
+    files = repository["files"]
+    assert repository["private"]
+    assert set(files) == MODEL
+    assert not any(SECRET.encode() in content for content in files.values())
+    card_without_mistakes = CARD[: CARD.index("## The worst")] + CARD[CARD.index("## Limits") :]
+    assert files["README.md"].decode() == card_without_mistakes
+    assert files["model.safetensors"] == b"weights"
 
 
-def test_examples_and_a_public_repository_are_asked_for(run: Path, hub: Hub) -> None:
+def test_examples_and_a_public_repository_are_options(run: Path, hub: Hub) -> None:
     push(plan_push(run, "me/model", private=False, with_examples=True))
-    known = hub.repositories["me/model"]
-    assert not known["private"] and set(known["files"]) == MODEL | {"predictions-dev.jsonl"}
-    assert known["files"]["README.md"].decode() == CARD
+    repository = hub.repositories["me/model"]
+    assert not repository["private"]
+    assert set(repository["files"]) == MODEL | {"predictions-dev.jsonl"}
+    assert repository["files"]["README.md"].decode() == CARD
 
 
 def test_everything_left_out_is_listed_with_its_reason(run: Path) -> None:
     left_out = plan_push(run, "me/model").left_out
-    assert {"model/notes.txt", "model/vocab.txt", "settings.toml", "bad-rows.jsonl", "checkpoints/"} <= set(left_out)
-    assert "--with-examples" in left_out["predictions-dev.jsonl"] and left_out["model/vocab.txt"] == "a link"
+    assert left_out["model/notes.txt"] == "not a file of a model"
+    assert left_out["model/vocab.txt"] == "a link"
+    assert "--with-examples" in left_out["predictions-dev.jsonl"]
+    for name in ("settings.toml", "bad-rows.jsonl", "checkpoints/"):
+        assert left_out[name] == "not part of the model"
 
 
 def test_an_empty_repository_is_used_and_one_with_files_is_refused(run: Path, hub: Hub) -> None:
@@ -207,7 +216,7 @@ def test_without_a_token_or_a_network_nothing_is_sent(run: Path, hub: Hub, monke
     assert not hub.paths
 
 
-def test_what_is_no_run_or_no_repository_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_and_a_wrong_repository_name_are_refused(run: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, run / "model", tmp_path / "absent"):
         with pytest.raises(HeedfulError, match="is not the folder of a finished run"):
             plan_push(folder, "me/model")
@@ -217,9 +226,13 @@ def test_what_is_no_run_or_no_repository_is_refused(run: Path, tmp_path: Path) -
 
 
 def test_a_dry_run_lists_and_sends_nothing(run: Path, hub: Hub) -> None:
-    done = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run", "--json"])
-    content = json.loads(done.stdout)
-    assert done.exit_code == 0 and content["private"] and content["url"] is None and not hub.paths
-    assert {each["name"] for each in content["files"]} == MODEL == names(plan_push(run, "me/model"))
-    shown = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run"])
-    assert "would upload to me/model (private)" in shown.stderr and "predictions-dev.jsonl" in shown.stderr
+    json_run = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run", "--json"])
+    assert json_run.exit_code == 0
+    assert not hub.paths
+    content = json.loads(json_run.stdout)
+    assert content["private"]
+    assert content["url"] is None
+    assert {file["name"] for file in content["files"]} == MODEL == uploaded_names(plan_push(run, "me/model"))
+    text_run = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run"])
+    assert "would upload to me/model (private)" in text_run.stderr
+    assert "predictions-dev.jsonl" in text_run.stderr

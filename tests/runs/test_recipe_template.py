@@ -1,4 +1,4 @@
-"""heedful init: every setting as a line of a recipe, commented out, with its default and its meaning."""
+"""Templates of recipes: every setting is a line, commented out, with its default and its meaning."""
 
 from __future__ import annotations
 
@@ -15,48 +15,54 @@ from heedful.runs.recipe_template import recipe_template, template_names, templa
 from heedful.runs.settings_schema import describe_settings
 from heedful.settings import to_mapping
 
-LINE = re.compile(r"^#(?=\w)", re.MULTILINE)
+COMMENTED_OUT = re.compile(r"^#(?=\w)", re.MULTILINE)  # the "#" of a line with a setting; other comments have a space
 
 
-def leaves(table: dict[str, object], path: str = "") -> list[str]:
-    return [
-        each
-        for key, value in table.items()
-        for each in (leaves(value, f"{path}{key}.") if isinstance(value, dict) and value else [f"{path}{key}"])
-    ]
+def leaf_paths(table: dict[str, object], prefix: str = "") -> list[str]:
+    """Return the path of each value in nested tables that is not itself a table with values."""
+    paths = []
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            paths += leaf_paths(value, f"{prefix}{key}.")
+        else:
+            paths.append(prefix + key)
+    return paths
 
 
 @pytest.mark.parametrize("name", template_names())
 def test_uncommenting_every_line_gives_the_defaults_back(name: str, tmp_path: Path) -> None:
-    text, recipe = recipe_template(name), tmp_path / "run.toml"
-    recipe.write_text(LINE.sub("", text), encoding="utf-8")
-    settings = template_settings(name)
-    assert Overrides(recipe=recipe).resolve(settings).settings == settings
-    assert sorted(leaves(tomllib.loads(recipe.read_text()))) == sorted(leaves(to_mapping(settings))), "every setting"
+    recipe = tmp_path / "run.toml"
+    recipe.write_text(COMMENTED_OUT.sub("", recipe_template(name)), encoding="utf-8")
+    defaults = template_settings(name)
+    assert Overrides(recipe=recipe).resolve(defaults).settings == defaults
+    recipe_paths = leaf_paths(tomllib.loads(recipe.read_text()))
+    assert sorted(recipe_paths) == sorted(leaf_paths(to_mapping(defaults))), "every setting is in the template"
 
 
 @pytest.mark.parametrize("name", template_names())
 def test_as_it_is_printed_it_changes_nothing(name: str, tmp_path: Path) -> None:
-    (recipe := tmp_path / "run.toml").write_text(recipe_template(name), encoding="utf-8")
+    recipe = tmp_path / "run.toml"
+    recipe.write_text(recipe_template(name), encoding="utf-8")
     resolved = Overrides(recipe=recipe).resolve(template_settings(name))
     assert resolved.settings == template_settings(name)
 
 
 @pytest.mark.parametrize("name", template_names())
 def test_every_line_has_a_meaning(name: str) -> None:
-    lines = [line for line in recipe_template(name).splitlines() if LINE.match(line)]
-    assert len(lines) > 30 and all("  # " in line for line in lines), [line for line in lines if "  # " not in line]
+    lines = [line for line in recipe_template(name).splitlines() if COMMENTED_OUT.match(line)]
+    assert len(lines) > 30
+    assert [line for line in lines if "  # " not in line] == []
 
 
 def test_one_line_that_is_uncommented_is_set(tmp_path: Path) -> None:
     text = recipe_template("classify")
     assert "\n#weight_decay = 0.01  # " in text
-    (recipe := tmp_path / "run.toml").write_text(text.replace("\n#weight_decay = 0.01", "\nweight_decay = 0.5"))
+    recipe = tmp_path / "run.toml"
+    recipe.write_text(text.replace("\n#weight_decay = 0.01", "\nweight_decay = 0.5"))
     resolved = Overrides(recipe=recipe).resolve(template_settings("classify"))
     assert resolved.settings.train.optimizer.weight_decay == 0.5
-    assert [path for path in resolved.sources if path.startswith("train.optimizer.")] == [
-        "train.optimizer.weight_decay"
-    ]
+    optimizer_paths = [path for path in resolved.sources if path.startswith("train.optimizer.")]
+    assert optimizer_paths == ["train.optimizer.weight_decay"]
 
 
 def test_other_kinds_are_named_with_their_settings() -> None:
@@ -64,10 +70,10 @@ def test_other_kinds_are_named_with_their_settings() -> None:
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
-    main_exit = pytest.raises(SystemExit)
-    with main_exit as stop:
+    with pytest.raises(SystemExit) as stop:
         main(["init", "text-classification"])
-    assert stop.value.code in (0, None) and "[train.optimizer]" in capsys.readouterr().out
+    assert stop.value.code in (0, None)
+    assert "[train.optimizer]" in capsys.readouterr().out
     with pytest.raises(HeedfulError, match="is not a task"):
         recipe_template("clasify")
 
@@ -87,10 +93,6 @@ def test_every_setting_of_a_run_has_a_meaning() -> None:
         ServeSettings,
         TokenizerSettings,
     )
-    without = {
-        f"{setting.owner.__name__}.{setting.name}"
-        for cls in classes
-        for setting in describe_settings(cls)
-        if not setting.doc
-    }
-    assert not without
+    settings = [setting for cls in classes for setting in describe_settings(cls)]
+    without_doc = {f"{setting.owner.__name__}.{setting.name}" for setting in settings if not setting.doc}
+    assert not without_doc

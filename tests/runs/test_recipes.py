@@ -29,49 +29,62 @@ from heedful.tasks.specs import SPECS, task_names
 ROOT = Path(__file__).parents[2]
 
 
-def test_everything_on_offer() -> None:
-    listed = list(list_assets())
-    names = [offer.name for offer in listed]
-    assert names == [*sorted(set(names) - set(SAMPLES)), *SAMPLES] and len(set(names)) == len(names)
+RECIPES = [asset.name for asset in list_assets() if asset.name not in SAMPLES]
+
+
+def test_all_assets_are_listed() -> None:
+    assets = list(list_assets())
+    names = [asset.name for asset in assets]
+    assert names == [*sorted(RECIPES), *SAMPLES]
+    assert len(set(names)) == len(names)
     assert {"paper", "stable", "patient", "clock", "lean", "layered", "squad"} <= set(names)
-    kinds = ("bert", "roberta", "albert", "xlnet", "t5", "gpt2", "electra", "domain")
-    assert {f"pretrain-{each}" for each in kinds} <= set(names)
+    pretraining = ("bert", "roberta", "albert", "xlnet", "t5", "gpt2", "electra", "domain")
+    assert {f"pretrain-{name}" for name in pretraining} <= set(names)
     assert {"distil-distilbert", "translate-small"} <= set(names)
-    assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in listed)
-    assets = ROOT / "heedful" / "assets"
-    assert {path.name for path in assets.iterdir()} == {"completion", "recipes", BUNDLED_ENCODER, *SAMPLES}, (
-        "nothing ships that is not on offer"
-    )
+    for asset in assets:
+        assert 0 < len(asset.about) < 120
+        assert "\n" not in asset.about
+    shipped = {path.name for path in (ROOT / "heedful" / "assets").iterdir()}
+    assert shipped == {"completion", "recipes", BUNDLED_ENCODER, *SAMPLES}, "all sample data that ships is listed"
 
 
-@pytest.mark.parametrize("name", [offer.name for offer in list_assets()])
-def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_copied_recipe_can_be_used_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    path, offer = copy_asset(name)
-    if name not in SAMPLES:
-        assert path == Path(f"{name}.toml") and path.read_bytes() == offer.content.read_bytes()
-        if name.startswith("pretrain-"):
-            assert offer.command == "heedful pretrain DATA --recipe {}"
+    path, asset = copy_asset(name)
+    assert path == Path(f"{name}.toml")
+    assert path.read_bytes() == asset.content.read_bytes()
+    match name.partition("-")[0]:
+        case "pretrain":
+            assert asset.command == "heedful pretrain DATA --recipe {}"
             assert resolve_pretrain(["a"], recipe=path).data == ("a",)
-            return
-        if name.startswith("distil-"):
-            assert offer.command == "heedful distil TEACHER DATA --recipe {}"
+        case "distil":
+            assert asset.command == "heedful distil TEACHER DATA --recipe {}"
             check_overrides(distil_overrides("a", recipe=path))
-            return
-        if name.startswith("translate-"):
-            assert offer.command == "heedful finetune seq2seq DATA --recipe {}"
-            assert preview_settings("seq2seq", Overrides(recipe=path)).init == TransformerInit(
-                norm_at="pre", dropout=0.15
-            )
-            return
-        assert offer.command == "heedful finetune TASK DATA --recipe {}"
-        assert all(preview_settings(task, Overrides(recipe=path)) for task in task_names())
-        return
-    task = offer.command.split()[2]
+        case "translate":
+            assert asset.command == "heedful finetune seq2seq DATA --recipe {}"
+            settings = preview_settings("seq2seq", Overrides(recipe=path))
+            assert settings.init == TransformerInit(norm_at="pre", dropout=0.15)
+        case _:
+            assert asset.command == "heedful finetune TASK DATA --recipe {}"
+            for task in task_names():
+                preview_settings(task, Overrides(recipe=path))  # raises an error for a wrong setting
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_copied_sample_data_can_be_read_and_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, asset = copy_asset(name)
+    _, task = SAMPLES[name]
+    assert path == Path(name)
+    assert asset.command == f"heedful finetune {task} {{}}"
     source = read(path, SPECS[task].example)
-    counts = {split: len(list(source.examples(split))) for split in source.splits}
-    assert path == Path(name) and offer.command == f"heedful finetune {task} {{}}" and task == SAMPLES[name][1]
-    assert str(sum(counts.values())) in offer.about, "as many as it says"
+    num_examples = sum(len(list(source.examples(split))) for split in source.splits)
+    assert str(num_examples) in asset.about
     (tmp_path / name / "train.txt").write_text("mine")
     with pytest.raises(HeedfulError, match=f"^{name} exists: give another path with --output$"):
         copy_asset(name)
@@ -80,12 +93,12 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
     path, _ = copy_asset("distil-distilbert", tmp_path / "a.toml")
-    resolved_settings = distil_overrides("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
-    assert resolved_settings.loss == LOSS_PRESETS["distilbert"]
-    assert resolved_settings.student == LayersStudent(layers=6, teacher_layers=(0, 2, 4, 7, 9, 11), family="distilbert")
+    settings = distil_overrides("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
+    assert settings.loss == LOSS_PRESETS["distilbert"]
+    assert settings.student == LayersStudent(layers=6, teacher_layers=(0, 2, 4, 7, 9, 11), family="distilbert")
 
 
-def test_another_place(tmp_path: Path) -> None:
+def test_a_recipe_is_copied_to_another_path_unless_it_exists(tmp_path: Path) -> None:
     path, _ = copy_asset("paper", tmp_path / "a b" / "mine.toml")
     path.write_text("mine")
     with pytest.raises(HeedfulError, match=re.escape(f"{path} exists: give another path with --output")):
@@ -99,5 +112,5 @@ def test_another_place(tmp_path: Path) -> None:
 
 def test_they_import_no_torch() -> None:
     code = "import sys; from heedful.runs import recipes; list(recipes.list_assets()); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""A task that is defined in this file alone, once it is registered, does what every other task does."""
+"""A task that only this file defines can be used like every other task, once it is registered."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ordered(Example):
     needed: ClassVar[tuple[str, ...]] = ("text", "text_pair", "label")
     text: str
     text_pair: str
-    right: bool
+    right: bool  # whether the order is right
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -85,12 +85,12 @@ class Ordered(Example):
 class InOrder(Prediction):
     """Whether two texts are in the right order."""
 
-    right: bool
-    probability: float  # that they are
+    right: bool  # whether the order is right
+    probability: float  # probability that it is
 
 
 def answer(text: Any, windows: list[Window], setting: AnswerContext) -> Answer:
-    """{"right", "in_order"}."""
+    """Return whether the order is right as "right", and the probability of that as "in_order"."""
     (window,) = windows
     probability = float(window.scores.softmax(-1)[0])
     return {"right": probability >= 0.5, "in_order": probability}
@@ -108,7 +108,7 @@ ORDERS = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class Order(Task):
-    """Cross-entropy over the two scores of a head for the next sentence."""
+    """The task, with the cross-entropy over the two scores of a head for next sentence prediction as its loss."""
 
     example: ClassVar[type[Example]] = Ordered
     answerers: ClassVar[tuple[AnswerHead, ...]] = (ORDERS,)
@@ -120,9 +120,9 @@ class Order(Task):
     def engine_input(self, example: Any) -> Any:
         return (example.text, example.text_pair)
 
-    def make_samples(self, example: Any, seen: list[list[Encoding]]) -> list[Sample]:
-        ((encoded,),) = seen
-        return [Sample.of([encoded.ids], [encoded.types], target=int(not example.right))]
+    def make_samples(self, example: Any, item_windows: list[list[Encoding]]) -> list[Sample]:
+        ((encoding,),) = item_windows  # one window of the only input
+        return [Sample.of([encoding.ids], [encoding.types], target=int(not example.right))]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         targets = torch.tensor([sample.target for sample in samples])
@@ -137,30 +137,34 @@ class Order(Task):
         )
 
     def update_metrics(
-        self, measure: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
+        self, metrics: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        predictions, gold, losses = ([getattr(one, name) for one in judged] for name in ("prediction", "label", "loss"))
+        scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        predictions = [score.prediction for score in scored]
+        labels = [score.label for score in scored]
+        losses = [score.loss for score in scored]
+        correct = [(score.correct, 1) for score in scored]
         return EvalMetrics(
             metrics={
-                "accuracy": measure.metrics["accuracy"].update(predictions, gold),
-                "loss": measure.metrics["loss"].update(losses, [1] * len(judged)),
+                "accuracy": metrics.metrics["accuracy"].update(predictions, labels),
+                "loss": metrics.metrics["loss"].update(losses, [1] * len(scored)),
             },
-            bootstraps={"accuracy": measure.bootstraps["accuracy"].update(ids, [(one.correct, 1) for one in judged])},
+            bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, correct)},
         )
 
-    def compute_metrics(self, measure: EvalMetrics) -> Result:
-        measured: Result = measure.metrics["accuracy"].compute()
-        return measured | {"loss": measure.metrics["loss"].compute()["loss"]}
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        result: Result = metrics.metrics["accuracy"].compute()
+        return result | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: Any, answer: Answer) -> ScoredAnswer:
-        label, prediction = ("yes" if right else "no" for right in (example.right, answer["right"]))
-        loss = log_loss(answer["in_order"] if example.right else 1 - answer["in_order"])
-        return ScoredAnswer(label, prediction, label == prediction, loss)
+        label = "yes" if example.right else "no"
+        prediction = "yes" if answer["right"] else "no"
+        label_probability = answer["in_order"] if example.right else 1 - answer["in_order"]
+        return ScoredAnswer(label, prediction, label == prediction, log_loss(label_probability))
 
 
 async def in_order(call: Any, body: NextSentenceBody) -> Any:
-    """Whether the texts of each pair are in the right order."""
+    """Handle a request for the order of pairs of texts."""
     _, model_queue = call.select_model(body.model, ("next_sentence",))
     call.set_texts(*(text for pair in body.inputs for text in pair))
     return await call.predict(model_queue, [tuple(pair) for pair in body.inputs])
@@ -191,7 +195,7 @@ SPEC = TaskSpec(
 )
 
 
-# -- what it does ---------------------------------------------------------------------------------------------------
+# -- its use --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -203,16 +207,15 @@ def registered() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three splits: the second text ends in "here" where both are in order."""
+    """A folder with three splits. The label is "yes" if the second text is "she lives here"."""
     folder = tmp_path_factory.mktemp("data")
     for split, count in (("train", 24), ("dev", 8), ("test", 8)):
         with (folder / f"{split}.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["text", "text_pair", "label"])
-            rows.writerows(
-                (f"the cat {'sat ' * (n % 5)}", "she lives here" if n % 2 else "he ran", ("no", "yes")[n % 2])
-                for n in range(count)
-            )
+            writer = csv.writer(file)
+            writer.writerow(["text", "text_pair", "label"])
+            for index in range(count):
+                text = f"the cat {'sat ' * (index % 5)}"
+                writer.writerow([text, "she lives here", "yes"] if index % 2 else [text, "he ran", "no"])
     return folder
 
 
@@ -232,31 +235,35 @@ def run(registered: None, bare: Path, labelled: Path, tmp_path_factory: pytest.T
 
 def test_it_is_fine_tuned_and_evaluated(run: Path, labelled: Path) -> None:
     results = json.loads((run / "results.json").read_text())
-    assert results["task"] == "order" and results["settings"]["task"] == {"kind": "order", "label_smoothing": 0.0}
+    assert results["task"] == "order"
+    assert results["settings"]["task"] == {"kind": "order", "label_smoothing": 0.0}
     evaluation = evaluate(run, labelled, split="test")
     assert evaluation.numbers["count"] == 8
     assert evaluation.numbers["accuracy"] == results["splits"]["test"]["numbers"]["accuracy"]
 
 
-def command(*arguments: Any) -> None:
-    """Run a command that ends well."""
+def run_command(*arguments: Any) -> None:
+    """Run a command of heedful, and check that it succeeds."""
     with pytest.raises(SystemExit) as ended:
-        main([str(each) for each in arguments])
+        main([str(argument) for argument in arguments])
     assert ended.value.code == 0
 
 
-def test_it_predicts(run: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_predicts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine(run)
     (prediction,) = engine.predict([("the cat", "he ran")], InOrder)
-    (plain,) = engine([("the cat", "he ran")])
-    assert plain == {"right": prediction.right, "in_order": prediction.probability}
-    command("predict", run, "the cat", "--pair", "he ran")
+    (answer,) = engine([("the cat", "he ran")])
+    assert answer == {"right": prediction.right, "in_order": prediction.probability}
+    run_command("predict", run, "the cat", "--pair", "he ran")
     assert f"{prediction.probability:.4f}" in capsys.readouterr().out
-    command("predict", run, "--file", labelled / "test.csv", "--output", tmp_path / "out")
-    (part,) = (tmp_path / "out").glob("*.parquet")
-    assert pyarrow.parquet.read_table(part).to_pylist()[0]["in_order"] == pytest.approx(
-        engine([("the cat ", "he ran")])[0]["in_order"], abs=1e-6
-    )
+
+
+def test_it_predicts_a_file(run: Path, labelled: Path, tmp_path: Path) -> None:
+    run_command("predict", run, "--file", labelled / "test.csv", "--output", tmp_path / "out")
+    (output_file,) = (tmp_path / "out").glob("*.parquet")
+    first_row = pyarrow.parquet.read_table(output_file).to_pylist()[0]
+    (answer,) = Engine(run)([("the cat ", "he ran")])
+    assert first_row["in_order"] == pytest.approx(answer["in_order"], abs=1e-6)
 
 
 def test_the_server_has_its_route(run: Path) -> None:
@@ -272,7 +279,9 @@ def test_the_server_has_its_route(run: Path) -> None:
 
 def test_it_has_a_model_card(run: Path) -> None:
     card = (run / "model" / "README.md").read_text()
-    assert "# Order of two texts\n" in card and '--pair "another"' in card and "# code of another library" in card
+    assert "# Order of two texts\n" in card
+    assert '--pair "another"' in card
+    assert "# code of another library" in card
 
 
 def test_it_has_a_name_and_a_template() -> None:
@@ -282,7 +291,7 @@ def test_it_has_a_name_and_a_template() -> None:
 
 def test_it_is_distilled(run: Path, labelled: Path, tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text("text,text_pair\nthe dog ran,she lives here\nada wrote it,he ran\n")
-    done = distil(
+    result = distil(
         run,
         labelled,
         tmp_path / "student",
@@ -291,4 +300,4 @@ def test_it_is_distilled(run: Path, labelled: Path, tmp_path: Path) -> None:
         overrides=None,
         assignments=("train.epochs=1", "train.precision=float32", "verdict.texts=4"),
     )
-    assert set(done.results["verdict"]["models"]) >= {"teacher", "student"}
+    assert set(result.results["verdict"]["models"]) >= {"teacher", "student"}

@@ -1,4 +1,4 @@
-"""report.html: what it says, that it is one file without scripts, and that texts of the data stay texts."""
+"""report.html: its content, that it is one file without scripts, and that texts of the data are never read as HTML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import run_folders
 from tests.support.browser import browser
 from tests.support.page_checks import axe_violations, layout_problems, set_window
 
-EVIL = [
+HOSTILE_TEXTS = [
     "</p></article><script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
     "'; rm -rf ~ #",
@@ -29,14 +29,15 @@ EVIL = [
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, the text, and what stands in each code element."""
+    """The tags of an HTML page with their attributes, its text, and the text of each <code> element."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, html: str) -> None:
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self.codes = "", []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []  # (tag, attributes)
+        self.text = ""
+        self.codes: list[str] = []
         self._is_code = False
-        self.feed(page)
+        self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -51,11 +52,18 @@ class Page(HTMLParser):
             self.codes.append(data)
 
 
-def run(path: Path, texts: list[str], *, problems: tuple[str, ...] = ()) -> Path:
-    numbers, lines = run_folders.classification_result(["bad", "good"], 60)
-    wrong = [line for line in lines if not line["correct"]]
-    for line, text in zip(wrong, texts, strict=False):
-        line["input"] = text
+def write_run(path: Path, texts: list[str], *, problems: tuple[str, ...] = ()) -> Path:
+    """Write the folder of a run, and return its path.
+
+    Args:
+        path: The folder.
+        texts: The inputs of the worst mistakes on test.
+        problems: What `heedful check` reports about the data.
+    """
+    numbers, predictions = run_folders.classification_result(["bad", "good"], 60)
+    mistakes = [prediction for prediction in predictions if not prediction["correct"]]
+    for mistake, text in zip(mistakes, texts, strict=False):
+        mistake["input"] = text
     results = run_folders.results_json("classify", "accuracy", {"test": numbers})
     verdict = f"{len(problems)} problems" if problems else "no problems found"
     results["data"] = {
@@ -63,40 +71,47 @@ def run(path: Path, texts: list[str], *, problems: tuple[str, ...] = ()) -> Path
         "stated": ["each example is a text"],
         "check": {"verdict": verdict, "problems": list(problems)},
     }
-    return run_folders.write_run_folder(path, results, test=lines)
+    return run_folders.write_run_folder(path, results, test=predictions)
 
 
 def test_scores_plots_mistakes_and_data(tmp_path: Path) -> None:
-    folder = run(tmp_path / "my run", ["when do you open?"], problems=("! leak: train and test share 2 texts",))
+    folder = write_run(tmp_path / "my run", ["when do you open?"], problems=("! leak: train and test share 2 texts",))
     draw_run_plots(folder)
-    page = Page(write_report(folder).read_text())
+    html = write_report(folder).read_text()
+    page = Page(html)
     results = json.loads((folder / "results.json").read_text())
     accuracy = results["splits"]["test"]["numbers"]["accuracy"]
-    assert f"{100 * accuracy:.1f} %" in page.text and "my run: " in page.text
-    images = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
-    assert len(images) == len(list((folder / "plots").glob("*.svg"))) >= 3
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in images)
+    assert f"{100 * accuracy:.1f} %" in page.text
+    assert "my run: " in page.text
+    image_sources = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
+    num_plots = len(list((folder / "plots").glob("*.svg")))
+    assert len(image_sources) == num_plots >= 3
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in image_sources)
     assert page.codes[0] == f"heedful look '{folder}' 'when do you open?'"
-    assert "1 problems" in page.text and "leak: train and test share 2 texts" in page.text
-    assert write_report(folder).read_text() == (folder / "report.html").read_text()
+    assert "1 problems" in page.text
+    assert "leak: train and test share 2 texts" in page.text
+    assert write_report(folder).read_text() == html, "the report is deterministic"
 
 
 def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", EVIL, problems=tuple(f"! odd text: {text}" for text in EVIL))
-    content = write_report(folder).read_text(encoding="utf-8")
-    page = Page(content)
+    folder = write_run(tmp_path / "run", HOSTILE_TEXTS, problems=tuple(f"! odd text: {text}" for text in HOSTILE_TEXTS))
+    html = write_report(folder).read_text(encoding="utf-8")
+    page = Page(html)
     assert not {"script", "iframe", "object", "link", "form", "base"} & {tag for tag, _ in page.tags}
-    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    event_handlers = [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert event_handlers == []
     assert all("data:" in str(attributes["src"]) for tag, attributes in page.tags if tag == "img")
-    assert "default-src 'none'" in content and "\u202e" not in content and "\x1b" not in content
-    for text in EVIL[:5]:
-        assert text in page.text, "it is shown as it is"
+    assert "default-src 'none'" in html
+    assert "\u202e" not in html
+    assert "\x1b" not in html
+    for text in HOSTILE_TEXTS[:5]:  # the last one has characters that are not printable
+        assert text in page.text
         (command,) = [code for code in page.codes if shlex.split(code)[-1] == text]
         assert shlex.split(command) == ["heedful", "look", str(folder), text]
 
 
 @pytest.mark.parametrize(
-    ("data", "arguments"),
+    ("model_input", "arguments"),
     [
         ("a text", ["a text"]),
         (["one", "two"], ["one", "--pair", "two"]),
@@ -105,20 +120,24 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         ({"prompt": "p", "choices": ["a", "b"]}, ["p", "--choice", "a", "--choice", "b"]),
     ],
 )
-def test_commands_of_each_kind_of_input(data: object, arguments: list[str]) -> None:
-    assert shlex.split(look_command(Path("run"), data)) == ["heedful", "look", "run", *arguments]
+def test_commands_of_each_kind_of_input(model_input: object, arguments: list[str]) -> None:
+    assert shlex.split(look_command(Path("run"), model_input)) == ["heedful", "look", "run", *arguments]
 
 
-def test_no_command_for_what_no_shell_takes() -> None:
-    assert look_command(Path("run"), "a\nb") == "" == look_command(Path("run"), "a" * MAX_COMMAND_CHARS)
-    assert look_command(Path("run"), 3) == "" == look_command(Path("run"), " ")
+@pytest.mark.parametrize(
+    "model_input",
+    ["a\nb", "a" * MAX_COMMAND_CHARS, 3, " "],
+    ids=["two lines", "too long", "a number", "a space"],
+)
+def test_no_command_for_inputs_that_are_not_one_printable_line(model_input: object) -> None:
+    assert look_command(Path("run"), model_input) == ""
 
 
 def test_two_words_of_a_tagger_are_no_pair() -> None:
     assert look_command(Path("run"), ["ada", "lives"], pairs=False) == "heedful look run 'ada lives'"
 
 
-def test_a_run_without_results_and_one_that_was_not_measured(tmp_path: Path) -> None:
+def test_a_run_without_results_and_a_run_without_evaluated_splits(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"has no results\.json"):
         write_report(tmp_path)
     folder = run_folders.write_run_folder(tmp_path / "run", run_folders.results_json("classify", "accuracy", {}))
@@ -136,7 +155,7 @@ def test_layout_in_a_browser(tmp_path: Path) -> None:
         "猫坐在垫子上，因为它累了。",
         "x" * 400,
     ]
-    folder = run(tmp_path / "run", [*texts, *EVIL], problems=("! leak: train and test share 2 texts",))
+    folder = write_run(tmp_path / "run", [*texts, *HOSTILE_TEXTS], problems=("! leak: train and test share 2 texts",))
     draw_run_plots(folder)
     path = write_report(folder)
     with browser(tmp_path) as chrome:
@@ -146,14 +165,14 @@ def test_layout_in_a_browser(tmp_path: Path) -> None:
             chrome.driver.get(f"file://{path}")
             assert layout_problems(chrome) == [], width
             assert chrome.complaints() == []
-            if shots := os.environ.get("HEEDFUL_SHOTS"):
-                chrome.shot(Path(shots) / f"{width}-report-{'dark' if dark else 'light'}.png")
+            if screenshots := os.environ.get("HEEDFUL_SHOTS"):
+                chrome.shot(Path(screenshots) / f"{width}-report-{'dark' if dark else 'light'}.png")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_in_a_browser(tmp_path: Path, dark: bool) -> None:
-    folder = run(tmp_path / "run", ["a text", *EVIL], problems=("! leak: train and test share 2 texts",))
+    folder = write_run(tmp_path / "run", ["a text", *HOSTILE_TEXTS], problems=("! leak: train and test share 2 texts",))
     draw_run_plots(folder)
     path = write_report(folder)
     with browser(tmp_path) as chrome:

@@ -1,4 +1,4 @@
-"""What stands in a run folder is read, or what is wrong with it is said."""
+"""results.json and predictions are read, and errors say what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     written = run_folders.results_json("classify", "accuracy", {"dev": numbers, "test": numbers | {"accuracy": 0.25}})
     folder = run_folders.write_run_folder(tmp_path, written, dev=lines)
     assert read_results(folder) == json.loads(json.dumps(written))
-    assert list(read_predictions(folder, "dev")) == lines and not list(read_predictions(folder, "test"))
+    assert list(read_predictions(folder, "dev")) == lines
+    assert list(read_predictions(folder, "test")) == [], "a missing file has no predictions"
 
 
 def test_test_comes_before_dev() -> None:
@@ -43,7 +44,7 @@ def test_test_comes_before_dev() -> None:
         ('{"task": "tag", "metric": "f1", "splits": {"dev": {}}}', 'lacks "task", "metric" or "splits"'),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, text: str | None, match: str) -> None:
+def test_an_error_says_what_is_wrong_with_results(tmp_path: Path, text: str | None, match: str) -> None:
     if text is not None:
         (tmp_path / "results.json").write_text(text)
     with pytest.raises(HeedfulError, match=match):
@@ -53,4 +54,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str | None, match: str) -> 
 @pytest.mark.parametrize(("value", "expected"), [(1, 1.0), ("NaN", None), ("-Infinity", -math.inf), ([], None)])
 def test_numbers_of_json(value: Any, expected: float | None) -> None:
     number = as_float(value)
-    assert math.isnan(number) if expected is None else number == expected
+    if expected is None:
+        assert math.isnan(number)
+    else:
+        assert number == expected

@@ -1,4 +1,4 @@
-"""What is measured of a model's speed has the right shape, and leaves the model as it was."""
+"""Measurements of speed and memory: which batches are timed, and that the model is left as it was."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> ModelBundle:
 
 
 def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int, bool]] = []
+    batches: list[tuple[int, int]] = []  # (number of sequences, number of tokens) of each forward pass
     forward = ModelBundle.forward
 
-    def noted(self: ModelBundle, batch: Packed, target: None) -> object:
-        seen.append((len(batch.bounds) - 1, len(batch.tokens), self.training))
+    def recorded_forward(self: ModelBundle, batch: Packed, target: None) -> object:
+        batches.append((len(batch.bounds) - 1, len(batch.tokens)))
         assert torch.is_inference_mode_enabled()
+        assert not self.training
         return forward(self, batch)
 
-    monkeypatch.setattr(ModelBundle, "forward", noted)
+    monkeypatch.setattr(ModelBundle, "forward", recorded_forward)
     single.train()
     speeds = measure_latency(single, rounds=5)
-    assert single.training and not any(training for _, _, training in seen)
+    assert single.training, "the model is in training mode again"
     single.eval()
-    assert speeds.keys() == {"latency", "throughput"} and isinstance(speeds["throughput"], int)
-    assert speeds["latency"].keys() == {"16"}, "this model reads 48 tokens"
-    assert 0 < speeds["latency"]["16"]["p50"] <= speeds["latency"]["16"]["p99"] and speeds["throughput"] > 0
-    assert seen[:7] == [(1, 16, False)] * 7 and set(seen[7:]) == {
-        (timing.BATCH_TOKENS // 48, timing.BATCH_TOKENS // 48 * 48, False)
-    }
+    assert speeds.keys() == {"latency", "throughput"}
+    assert isinstance(speeds["throughput"], int)
+    assert speeds["throughput"] > 0
+    assert speeds["latency"].keys() == {"16"}, "this model reads 48 tokens, so 64 and 256 are left out"
+    latency = speeds["latency"]["16"]
+    assert 0 < latency["p50"] <= latency["p99"]
+    assert batches[:7] == [(1, 16)] * 7, "two passes to warm up, and five timed ones"
+    num_sequences = timing.BATCH_TOKENS // 48
+    assert set(batches[7:]) == {(num_sequences, num_sequences * 48)}, "the batch for throughput"
 
 
 def test_every_length_that_the_model_reads(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,25 +58,30 @@ def test_every_length_that_the_model_reads(single: ModelBundle, monkeypatch: pyt
 
 def test_memory_is_of_this_process() -> None:
     before = peak_memory()
-    held = bytearray(300_000_000)
-    held[::4096] = b"x" * len(held[::4096])
+    block = bytearray(300_000_000)
+    block[::4096] = b"x" * len(block[::4096])  # writes to each page, so that it is in memory
     assert peak_memory() >= max(before, 300_000_000)
-    lines = Path("/proc/self/status").read_text().splitlines() if Path("/proc/self/status").exists() else []
-    for line in lines:
-        if line.startswith("VmHWM"):
+    status = Path("/proc/self/status")  # on Linux
+    for line in status.read_text().splitlines() if status.exists() else []:
+        if line.startswith("VmHWM"):  # peak resident memory in KiB
             assert peak_memory() == pytest.approx(1024 * int(line.split()[1]), rel=0.05)
 
 
 def test_one_of_a_hundred_is_above_the_99th_percentile() -> None:
     assert percentile([float(number) for number in range(1, 101)], 99) == 99
-    assert [percentile([1.0, 2.0], each) for each in (50, 51, 100)] == [1, 2, 2] and percentile([3.0], 99) == 3
+    assert percentile([1.0, 2.0], 50) == 1
+    assert percentile([1.0, 2.0], 51) == 2
+    assert percentile([1.0, 2.0], 100) == 2
+    assert percentile([3.0], 99) == 3
 
 
-def test_nothing_is_collected_while_speed_is_measured() -> None:
-    for before in (True, False):
-        (gc.enable if before else gc.disable)()
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_nothing_is_collected_while_speed_is_measured(was_enabled: bool) -> None:
+    if not was_enabled:
+        gc.disable()
+    try:
         with gc_disabled():
             assert not gc.isenabled()
-        is_enabled = gc.isenabled()
+        assert gc.isenabled() is was_enabled
+    finally:
         gc.enable()
-        assert is_enabled is before

@@ -1,4 +1,4 @@
-"""Trackers get what the journal has, also over a resume; one that fails does not end training."""
+"""Trackers get the records of the journal, also of resumed runs, and a tracker that fails does not stop training."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SETTINGS = {
 
 
 class Messages(Reporter):
-    """Keeps messages; stops training after a step."""
+    """Keeps the messages of a run, and may stop its training after a step."""
 
     def __init__(self, stop_after: int = 0) -> None:
         self.messages: list[str] = []
-        self._stop_after = stop_after
+        self._stop_after = stop_after  # number of a step; 0: training is not stopped
 
     def step(self, step: Any, trainer: Any) -> None:
         trainer.stop_requested = step.number == self._stop_after
@@ -53,6 +53,7 @@ class Messages(Reporter):
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
+    """A file with 60 labelled texts."""
     path = tmp_path / "texts.jsonl"
     rows = [{"text": f"word {n} and {'good' if n % 2 else 'bad'}", "label": "ab"[n % 2]} for n in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -60,24 +61,24 @@ def texts(tmp_path: Path) -> Path:
 
 
 def train(texts: Path, folder: Path, names: list[str], reporter: Reporter | None = None) -> str:
-    return finetune(
-        "classify", texts, folder, overrides=SETTINGS, reporter=TrackingReporter(reporter or Reporter(), names)
-    ).status
+    """Fine-tune a model with trackers, and return the status of the run."""
+    tracking_reporter = TrackingReporter(reporter or Reporter(), names)
+    return finetune("classify", texts, folder, overrides=SETTINGS, reporter=tracking_reporter).status
 
 
-def table(folder: Path) -> list[dict[str, str]]:
+def csv_rows(folder: Path) -> list[dict[str, str]]:
+    """Read metrics.csv."""
     with (folder / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def series(folder: Path, name: str) -> list[tuple[int, float]]:
-    """Steps and values of a scalar of the journal."""
+def journal_scalar(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Return (step, value) for each record of the journal that has a scalar, such as "train/loss" or "dev/accuracy"."""
     group, key = name.split("/")
-    lines = list(read_journal(folder / "journal.jsonl"))
-    rows = [
-        (line["step"], line["dev"] if group == "dev" else line) for line in lines if ("dev" in line) == (group == "dev")
-    ]
-    return [(step, float(values[key])) for step, values in rows]
+    records = list(read_journal(folder / "journal.jsonl"))
+    if group == "dev":
+        return [(record["step"], float(record["dev"][key])) for record in records if "dev" in record]
+    return [(record["step"], float(record[key])) for record in records if "dev" not in record]
 
 
 def test_tensorboard_has_the_journal_also_after_a_resume(texts: Path, tmp_path: Path) -> None:
@@ -89,27 +90,28 @@ def test_tensorboard_has_the_journal_also_after_a_resume(texts: Path, tmp_path: 
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     for name in ("train/loss", "dev/accuracy"):
-        assert [(each.step, each.value) for each in events.Scalars(name)] == [
-            (step, pytest.approx(value, rel=1e-6)) for step, value in series(run, name)
-        ]
+        logged = events.Scalars(name)
+        steps, values = zip(*journal_scalar(run, name), strict=True)
+        assert [event.step for event in logged] == list(steps)
+        assert [event.value for event in logged] == pytest.approx(list(values), rel=1e-6)
     assert "settings/text_summary" in events.Tags()["tensors"]
 
 
 def test_csv_has_a_row_for_each_record(texts: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(texts, run, ["csv"], Messages(stop_after=5)) == "interrupted"
-    assert len(table(run)) == 5
+    assert len(csv_rows(run)) == 5
     assert train(texts, run, ["csv"]) == "completed"
-    rows = table(run)
+    rows = csv_rows(run)
     assert len(rows) == len(list(read_journal(run / "journal.jsonl")))
     assert any(row["dev_accuracy"] for row in rows)
 
 
-class Recorder:
-    """A tracker that keeps what it gets, and may fail at a step."""
+class FailingTracker:
+    """A tracker that records how it was opened and closed, and fails at step 3."""
 
-    opened: ClassVar[list[tuple[str, int, dict[str, Any]]]] = []
-    closed: ClassVar[list[bool]] = []
+    opened: ClassVar[list[tuple[str, int, dict[str, Any]]]] = []  # (run id, step, settings) of each time
+    closed: ClassVar[list[bool]] = []  # argument `finished` of each time
 
     def __init__(self, folder: Path, run_id: str, step: int, settings: dict[str, Any]) -> None:
         self.opened.append((run_id, step, settings))
@@ -126,26 +128,29 @@ class Recorder:
 def test_a_tracker_that_fails_is_reported_once_and_training_goes_to_its_end(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "csv", Recorder)
+    monkeypatch.setitem(trackers.TRACKERS, "csv", FailingTracker)
     reporter = Messages()
     assert train(texts, tmp_path / "run", ["csv"], reporter) == "completed"
-    assert [each for each in reporter.messages if "tracker csv failed" in each and "no network" in each] != []
-    assert len([each for each in reporter.messages if "tracker" in each]) == 1
+    (message,) = [message for message in reporter.messages if "tracker" in message]
+    assert "tracker csv failed" in message
+    assert "no network" in message
 
 
 def test_a_resumed_run_keeps_its_name_at_the_tracker(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recorder, "opened", [])
-    monkeypatch.setattr(Recorder, "closed", [])
-    monkeypatch.setattr(Recorder, "log", lambda self, step, values: None)
-    monkeypatch.setitem(trackers.TRACKERS, "csv", Recorder)
+    monkeypatch.setattr(FailingTracker, "opened", [])
+    monkeypatch.setattr(FailingTracker, "closed", [])
+    monkeypatch.setattr(FailingTracker, "log", lambda self, step, values: None)  # which does not fail
+    monkeypatch.setitem(trackers.TRACKERS, "csv", FailingTracker)
     assert train(texts, tmp_path / "run", ["csv"], Messages(stop_after=4)) == "interrupted"
     assert train(texts, tmp_path / "run", ["csv"]) == "completed"
-    assert [(name, step) for name, step, _ in Recorder.opened] == [("", 0), ("run-1", 4)]
-    assert Recorder.closed == [False, True]
+    (first_id, first_step, settings), (second_id, second_step, _) = FailingTracker.opened
+    assert (first_id, first_step) == ("", 0)
+    assert (second_id, second_step) == ("run-1", 4)
+    assert settings["train.seed"] == 1
+    assert FailingTracker.closed == [False, True]
     assert json.loads((tmp_path / "run" / TRACKING).read_text()) == {"csv": "run-1"}
-    assert Recorder.opened[0][2]["train.seed"] == 1
 
 
 def test_a_tracker_that_cannot_be_opened_stops_the_run_before_its_first_step(
@@ -161,19 +166,21 @@ def test_a_tracker_that_cannot_be_opened_stops_the_run_before_its_first_step(
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("tensorbord", "tensorboard"), ("wandb", r"pip install 'heedful\[wandb\]'")]
+    ("name", "pattern"), [("tensorbord", "tensorboard"), ("wandb", r"pip install 'heedful\[wandb\]'")]
 )
 def test_an_unknown_or_missing_tracker_is_named_before_training(
-    name: str, words: str, texts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, pattern: str, texts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
     with pytest.raises(SystemExit) as stop:
         main(["finetune", "classify", str(texts), "--track", name])
     assert stop.value.code == 2
-    assert re.search(words, capsys.readouterr().err)
+    assert re.search(pattern, capsys.readouterr().err)
 
 
 PACKAGES = ("wandb", "mlflow-skinny", "sqlalchemy", "alembic", "trackio")
+# trains and resumes a run with three trackers, and writes what they recorded to a JSON file; arguments: folder of this
+# file, file of texts, run folder, JSON file
 CHILD = """
 import json, os, sys
 from pathlib import Path
@@ -181,57 +188,60 @@ sys.path.insert(0, sys.argv[1])
 from test_tracking_reporter import Messages, train
 texts, folder = Path(sys.argv[2]), Path(sys.argv[3])
 names = ["wandb", "mlflow", "trackio"]
-reporter = Messages(stop_after=5)
-assert train(texts, folder, names, reporter) == "interrupted", reporter.messages
-again = Messages()
-assert train(texts, folder, names, again) == "completed"
-messages = reporter.messages + again.messages
-assert not [each for each in messages if "tracker" in each], messages
+first = Messages(stop_after=5)
+assert train(texts, folder, names, first) == "interrupted", first.messages
+resumed = Messages()
+assert train(texts, folder, names, resumed) == "completed"
+messages = first.messages + resumed.messages
+assert not [message for message in messages if "tracker" in message], messages
 from mlflow.tracking import MlflowClient
 import trackio
 ids = json.loads((folder / "tracking.json").read_text())
 client = MlflowClient()
-run = client.get_run(ids["mlflow"])
-history = [(each.step, each.value) for each in client.get_metric_history(ids["mlflow"], "train/loss")]
-rows = trackio.SQLiteStorage.get_logs("heedful", ids["trackio"])
-local = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
-offline = len(list(folder.glob("wandb/offline-run-*/*.wandb")))
-found = {"status": run.info.status, "params": run.data.params, "history": history, "local": local, "offline": offline}
-Path(sys.argv[4]).write_text(json.dumps(found))
+mlflow_run = client.get_run(ids["mlflow"])
+mlflow_loss = [(point.step, point.value) for point in client.get_metric_history(ids["mlflow"], "train/loss")]
+trackio_rows = trackio.SQLiteStorage.get_logs("heedful", ids["trackio"])
+records = {
+    "status": mlflow_run.info.status,
+    "params": mlflow_run.data.params,
+    "mlflow": mlflow_loss,
+    "trackio": [(row["step"], row["train/loss"]) for row in trackio_rows if "train/loss" in row],
+    "wandb_files": len(list(folder.glob("wandb/offline-run-*/*.wandb"))),
+}
+Path(sys.argv[4]).write_text(json.dumps(records))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_wandb_mlflow_and_trackio_take_a_run_and_its_resume(texts: Path, tmp_path: Path) -> None:
-    """In an environment of their own, beside this one's packages; wandb writes offline, mlflow to a local store."""
+    """The trackers are installed in a new environment, which also sees the packages of this one."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
-    here = Path(heedful.__file__).parents[1]
-    (site / "beside.pth").write_text("\n".join([str(here), *(path for path in sys.path if "site-packages" in path)]))
+    checkout = Path(heedful.__file__).parents[1]
+    packages = [path for path in sys.path if "site-packages" in path]
+    (site / "parent-environment.pth").write_text("\n".join([str(checkout), *packages]))
     subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_DIR": str(tmp_path / "trackio")}
-    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
-    done = subprocess.run(
-        [
-            python,
-            "-c",
-            CHILD,
-            str(Path(__file__).parent),
-            str(texts),
-            str(tmp_path / "run"),
-            str(tmp_path / "found.json"),
-        ],
-        env=os.environ | quiet | store,
+    tracker_environment = {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+    }
+    run, records_file = tmp_path / "run", tmp_path / "records.json"
+    child = subprocess.run(
+        [python, "-c", CHILD, str(Path(__file__).parent), str(texts), str(run), str(records_file)],
+        env=os.environ | tracker_environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    content = json.loads((tmp_path / "found.json").read_text())
-    assert content["status"] == "FINISHED" and content["params"]["train.seed"] == "1"
-    losses = series(tmp_path / "run", "train/loss")
-    assert [tuple(each) for each in content["history"]] == losses
-    assert dict(map(tuple, content["local"])) == dict(losses)
-    assert content["offline"] == 2
+    assert child.returncode == 0, child.stderr[-3000:]
+    records = json.loads(records_file.read_text())
+    assert records["status"] == "FINISHED"
+    assert records["params"]["train.seed"] == "1"
+    losses = journal_scalar(run, "train/loss")
+    assert [tuple(point) for point in records["mlflow"]] == losses
+    assert dict(map(tuple, records["trackio"])) == dict(losses)
+    assert records["wandb_files"] == 2, "one of the run, and one of its resume"

@@ -1,10 +1,11 @@
-"""Each study in its quick form, asserting nothing of what it finds; exponents, permutations, masks, norms."""
+"""Studies in their quick form, whose conclusions are not checked, and the parts of studies that can be checked."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,13 @@ from heedful.study.pretraining_common import pretraining_data
 from heedful.study.runner import Measure, StudyConfig, StudyResult, run_study
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
+QUICK = StudyConfig(seeds=(1,), scale="quick")
+STEP_TIME = "ms of a step"  # a measure of the study `scores` that differs in each run
+
 
 @pytest.fixture(autouse=True)
-def one_thread() -> object:
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,185 +46,229 @@ def one_thread() -> object:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_quick(tmp_path: Path, name: str) -> None:
-    lines: list[str] = []
-    done = run_study(name, StudyConfig(seeds=(1,), scale="quick", log=lines.append), tmp_path)
-    assert all(path.stat().st_size > 500 for path in done.files) and lines
-    record = json.loads((tmp_path / f"{name}.json").read_text())
-    head, rows = done.result.table()
-    assert record["table"] == [list(head), *map(list, rows)] and record["verdicts"]
-    assert all(len(values) == 1 for measure in record["measures"].values() for values in measure["of"].values())
-    for picture in tmp_path.glob("*.png"):
-        data = picture.read_bytes()
-        assert data[:4] == b"\x89PNG" and int.from_bytes(data[16:20], "big") <= 830, picture.name
-        assert b"<svg" in picture.with_suffix(".svg").read_bytes()
+    messages: list[str] = []
+    completed = run_study(name, replace(QUICK, log=messages.append), tmp_path)
+    assert messages
+    assert all(path.stat().st_size > 500 for path in completed.files)
+    saved = json.loads((tmp_path / f"{name}.json").read_text())
+    head, rows = completed.result.table()
+    assert saved["table"] == [list(head), *map(list, rows)]
+    assert saved["verdicts"]
+    for measure in saved["measures"].values():
+        assert all(len(values) == 1 for values in measure["of"].values()), "one value for the only seed"
+    for png_file in tmp_path.glob("*.png"):
+        data = png_file.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        width = int.from_bytes(data[16:20], "big")
+        assert width <= 830, png_file.name
+        assert b"<svg" in png_file.with_suffix(".svg").read_bytes()
 
 
 @pytest.mark.parametrize("name", [study for study in STUDIES if study != "complexity"])
 def test_a_stopped_study_resumes(tmp_path: Path, name: str) -> None:
-    """To the same numbers and curves; nothing is learned twice, and nothing of it is left behind."""
-    lines: list[str] = []
+    """The results are those of a study that was not stopped, no arm is trained twice, and no other file is left."""
+    messages: list[str] = []
 
-    def stop(text: str) -> None:
-        lines.append(text)
-        if len([line for line in lines if " seed " in line]) == 2:
+    def recorded_arms() -> list[str]:
+        """Return the messages about arms that were trained with a seed."""
+        return [message for message in messages if " seed " in message]
+
+    def log_and_stop(text: str) -> None:
+        messages.append(text)
+        if len(recorded_arms()) == 2:
             raise KeyboardInterrupt
 
-    plan = StudyConfig(seeds=(1, 2), scale="quick", log=lines.append)
-    whole = run_study(name, plan, tmp_path / "whole")
-    results = [line for line in lines if " seed " in line]
-    lines.clear()
+    config = StudyConfig(seeds=(1, 2), scale="quick", log=messages.append)
+    whole = run_study(name, config, tmp_path / "whole")
+    num_arms = len(recorded_arms())
+    messages.clear()
     with pytest.raises(KeyboardInterrupt):
-        run_study(name, replace(plan, log=stop), tmp_path / "parts")
-    assert lines[-1] == "stopped; the same command resumes it." and whole.files[0].name not in lines
-    lines.clear()
-    again = run_study(name, plan, tmp_path / "parts")
-    assert lines[0] == "resuming: results so far 2"
-    assert len([line for line in lines if " seed " in line]) == len(results) - 2
-    timed = "ms of a step"
-    for first, second in zip(whole.result.measures, again.result.measures, strict=True):
-        assert first.name == second.name and (first.values == second.values or first.name == timed)
-    assert again.result.facts == whole.result.facts
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == sorted(path.name for path in whole.files)
+        run_study(name, replace(config, log=log_and_stop), tmp_path / "resumed")
+    assert messages[-1] == "stopped; the same command resumes it."
+    messages.clear()
+    resumed = run_study(name, config, tmp_path / "resumed")
+    assert messages[0] == "resuming: results so far 2"
+    assert len(recorded_arms()) == num_arms - 2
+    for first, second in zip(whole.result.measures, resumed.result.measures, strict=True):
+        assert first.name == second.name
+        if first.name != STEP_TIME:
+            assert first.values == second.values
+    assert resumed.result.facts == whole.result.facts
+    file_names = sorted(path.name for path in (tmp_path / "resumed").iterdir())
+    assert file_names == sorted(path.name for path in whole.files)
 
 
-def test_stored_results_of_another_format_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json"))
-    bench.record("a", 1, {"x": 1.0}, {"loss": [1.0, 2.0]})
-    assert runner.Recorder(StudyConfig(scale="quick", partial_results=tmp_path / "kept.json")).missing_arms(
-        "ab", 1
-    ) == ["b"]
-    assert runner.Recorder(StudyConfig(partial_results=tmp_path / "kept.json")).missing_arms("ab", 1) == ["a", "b"]
-    lines: list[str] = []
-    torn = runner.Recorder(
-        StudyConfig(scale="quick", partial_results=tmp_path / "none" / "kept.json", log=lines.append)
-    )
-    torn.record("a", 1, {"x": 1.0})
-    assert "none/kept.json cannot be written: No such file or directory" in lines[0]
-    assert torn.missing_arms("ab", 1) == ["b"] and torn.record("b", 1, {"x": 2.0}) is None and len(lines) == 3
+def test_saved_results_of_another_scale_are_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    recorder = runner.Recorder(StudyConfig(scale="quick", partial_results=file))
+    recorder.record("a", 1, {"x": 1.0}, {"loss": [1.0, 2.0]})
+    same_scale = runner.Recorder(StudyConfig(scale="quick", partial_results=file))
+    assert same_scale.missing_arms("ab", 1) == ["b"]
+    other_scale = runner.Recorder(StudyConfig(scale="usual", partial_results=file))
+    assert other_scale.missing_arms("ab", 1) == ["a", "b"]
+
+
+def test_a_study_continues_if_its_results_cannot_be_saved(tmp_path: Path) -> None:
+    messages: list[str] = []
+    file = tmp_path / "none" / "results.json"
+    recorder = runner.Recorder(StudyConfig(scale="quick", partial_results=file, log=messages.append))
+    recorder.record("a", 1, {"x": 1.0})
+    recorder.record("b", 1, {"x": 2.0})
+    assert recorder.missing_arms("abc", 1) == ["c"]
+    warning, _first_result, _second_result = messages
+    assert "none/results.json cannot be written: No such file or directory" in warning
 
 
 def test_exponents() -> None:
     sizes = [64, 128, 256, 512]
-    noise = np.exp(np.random.default_rng(0).normal(0, 0.02, 4))
-    times = [3e-6 * n**1.7 * e for n, e in zip(sizes, noise, strict=True)]
-    assert exponent(list(zip(sizes, times, strict=True))) == pytest.approx(1.7, abs=0.05)
-    assert exponent([(n, 5.0) for n in sizes]) == pytest.approx(0.0)
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.02, len(sizes)))
+    noisy_power = [(size, 3e-6 * size**1.7 * factor) for size, factor in zip(sizes, noise, strict=True)]
+    assert exponent(noisy_power) == pytest.approx(1.7, abs=0.05)
+    assert exponent([(size, 5.0) for size in sizes]) == pytest.approx(0.0)
 
 
-def test_what_is_kept_for_the_backward_pass() -> None:
+def test_bytes_that_are_saved_for_the_backward_pass() -> None:
     x = torch.randn(40, 8, requires_grad=True)
-    assert saved_bytes(unfused_self_attention, x, None) >= 4 * (40 * 40 + 40 * 8), "all weights, and the rows"
-    inner = Convolution(8, 3)
-    assert saved_bytes(lambda rows: inner(rows, (0, 40)), x, inner) == 4 * 40 * 8, "its input alone"
+    input_bytes, weights_bytes = 4 * 40 * 8, 4 * 40 * 40
+    assert saved_bytes(unfused_self_attention, x, None) >= weights_bytes + input_bytes
+    convolution = Convolution(8, 3)
+    assert saved_bytes(lambda rows: convolution(rows, (0, 40)), x, convolution) == input_bytes
 
 
 @pytest.mark.parametrize("arm", THEORY)
 def test_memory_grows_with_the_width_as_in_theory(arm: str) -> None:
-    theory, counts = THEORY[arm], []
+    theory = THEORY[arm]
+    _, length = theory.fixed
+    points = []
     for width in theory.widths:
-        run, inner = make_layer(arm, width, theory.fixed[1])
-        counts.append((width, saved_bytes(run, torch.randn(theory.fixed[1], width, requires_grad=True), inner)))
-    assert exponent(counts) == pytest.approx(theory.exponents[3], abs=TOLERANCE)
+        layer, module = make_layer(arm, width, length)
+        x = torch.randn(length, width, requires_grad=True)
+        points.append((width, saved_bytes(layer, x, module)))
+    expected = theory.exponents[complexity.NAMES.index("memory over d")]
+    assert exponent(points) == pytest.approx(expected, abs=TOLERANCE)
 
 
-def test_a_rehearsal_of_complexities_tells_its_own_sizes_and_no_verdict() -> None:
-    sizes = "n 16 to 32 at d = 16, d 16 to 32 at n = 16"
-    result = complexity.run(StudyConfig(seeds=(1,), scale="quick"))
-    assert result.about.count(sizes) == len(THEORY) and "over one seed. " in result.about
+def test_the_quick_form_of_complexity_has_its_own_sizes_and_no_verdict() -> None:
+    result = complexity.run(QUICK)
+    assert result.about.count("n 16 to 32 at d = 16, d 16 to 32 at n = 16") == len(THEORY), "for each layer"
+    assert "over one seed. " in result.about
     assert result.verdicts == ("the quick form's sizes are too small for a verdict",)
 
 
-def test_complexities_of_few_rounds_get_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complexity_needs_three_seeds_for_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measured time is replaced by n^2 d, which is not the theory of a convolution."""
     monkeypatch.setattr(complexity, "THEORY", complexity.QUICK)
-    monkeypatch.setattr(complexity, "cpu_seconds", lambda run, x, min_total: float(x.shape[0] ** 2 * x.shape[1]))
-    assert complexity.run(StudyConfig(seeds=(1, 2))).verdicts == ("2 seeds, too few for a verdict: give 3 or more",)
-    verdicts = dict(verdict.split(": ", 1) for verdict in complexity.run(StudyConfig(seeds=(1, 2, 3))).verdicts)
-    assert list(verdicts) == list(THEORY)
-    assert verdicts["convolution"].startswith("time over n 2.00 where theory says 1: no reason is known")
+    monkeypatch.setattr(complexity, "cpu_seconds", lambda layer, x, min_total: float(x.shape[0] ** 2 * x.shape[1]))
+    few_seeds = complexity.run(StudyConfig(seeds=(1, 2)))
+    assert few_seeds.verdicts == ("2 seeds, too few for a verdict: give 3 or more",)
+    verdicts = complexity.run(StudyConfig(seeds=(1, 2, 3))).verdicts
+    verdict_of_arm = dict(verdict.split(": ", 1) for verdict in verdicts)
+    assert list(verdict_of_arm) == list(THEORY)
+    assert verdict_of_arm["convolution"].startswith("time over n 2.00 where theory says 1: no reason is known")
 
 
 def test_a_convolution_stays_in_its_sequence() -> None:
-    inner, x = Convolution(4, 3), torch.randn(9, 4)
-    assert torch.allclose(inner(x, (0, 5, 9))[:5], inner(x[:5], (0, 5)), atol=1e-6)
+    convolution, x = Convolution(4, 3), torch.randn(9, 4)
+    in_batch = convolution(x, (0, 5, 9))[:5]
+    alone = convolution(x[:5], (0, 5))
+    assert torch.allclose(in_batch, alone, atol=1e-6)
 
 
-def test_permutations() -> None:
+def test_only_a_model_without_positions_ignores_permutations() -> None:
     tokenizer = word_level_tokenizer(PERMUTED)
     for arm in ARMS:
         change = permutation_change(build_model(arm, tokenizer, 1))
         assert (change < 1e-5) == (arm == NONE), (arm, change)
 
 
-def test_norms_over_the_batch() -> None:
+def test_layer_norms_are_replaced_by_batch_norms() -> None:
     loaded = build_model("learned", word_level_tokenizer(PERMUTED), 1)
-    before = sum(isinstance(part, torch.nn.LayerNorm) for part in loaded.modules())
+
+    def num_modules(cls: type[torch.nn.Module]) -> int:
+        return sum(isinstance(module, cls) for module in loaded.modules())
+
+    assert num_modules(torch.nn.LayerNorm) == 6
     replace_layer_norms(loaded.model)
-    norms = [part for part in loaded.modules() if isinstance(part, torch.nn.BatchNorm1d)]
-    assert before == len(norms) == 6 and not any(isinstance(part, torch.nn.LayerNorm) for part in loaded.modules())
+    assert num_modules(torch.nn.LayerNorm) == 0
+    assert num_modules(torch.nn.BatchNorm1d) == 6
 
 
-def test_masks_with_other_shares() -> None:
+@pytest.mark.parametrize(("masked", "replaced"), [(1.0, 0.0), (0.0, 1.0), (0.8, 0.0), (0.0, 0.0)])
+def test_masks_with_other_shares(masked: float, replaced: float) -> None:
     tokenizer = train_tokenizer(["a b c d e f g h"] * 4, TokenizerSettings(vocab_size=60))
     ids = tokenizer.encode("a b c d e f g h " * 60).ids
-    sample, mask = Sample.of([ids], [[0] * len(ids)]), tokenizer.special.mask
-    usual = MaskedLM(tokenizer=tokenizer, mask_prob=0.5)
-    for hidden, replaced in ((1.0, 0.0), (0.0, 1.0), (0.8, 0.0), (0.0, 0.0)):
-        batch = with_shares(usual, hidden, replaced).batch([sample], [7])
-        assert batch.rows is not None and torch.equal(batch.rows, usual.batch([sample], [7]).rows)
-        now = batch.packed.tokens[batch.rows]
-        share = (now == mask).float().mean()
-        assert float(share) == pytest.approx(hidden + replaced / tokenizer.size, abs=0.08)
-        assert bool((now == batch.targets).all()) == (hidden + replaced == 0)
+    sample = Sample.of([ids], [[0] * len(ids)])
+    objective = MaskedLM(tokenizer=tokenizer, mask_prob=0.5)
+    batch = with_shares(objective, masked, replaced).batch([sample], [7])
+    assert batch.rows is not None
+    assert torch.equal(batch.rows, objective.batch([sample], [7]).rows), "the same positions are chosen"
+    ids_at_targets = batch.packed.tokens[batch.rows]
+    mask_share = float((ids_at_targets == tokenizer.special.mask).float().mean())
+    expected = masked + replaced / tokenizer.size  # a random token may be the mask token
+    assert mask_share == pytest.approx(expected, abs=0.08)
+    all_kept = bool((ids_at_targets == batch.targets).all())
+    assert all_kept == (masked + replaced == 0)
 
 
 def test_positions_are_one_family_of_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nine of them, on both lengths: each is made at 1 - 0.05 / 9."""
+    """The study makes nine comparisons on both lengths, so the level of each is 1 - 0.05 / 9."""
     counts: list[int] = []
-    usual = runner.compare_seeds
+    compare_seeds = runner.compare_seeds
 
-    def noted(*arguments: Any, **how: Any) -> str:
-        counts.append(how["comparisons"])
-        return usual(*arguments, **how)
+    def recorded_compare(*arguments: Any, **options: Any) -> str:
+        counts.append(options["comparisons"])
+        return compare_seeds(*arguments, **options)
 
-    monkeypatch.setattr(runner, "compare_seeds", noted)
-    run_study("positions", StudyConfig(seeds=(1,), scale="quick", log=lambda text: None), tmp_path)
+    monkeypatch.setattr(runner, "compare_seeds", recorded_compare)
+    run_study("positions", QUICK, tmp_path)
     assert counts == [9] * 9
 
 
-def test_scores_differ_in_their_scores_alone() -> None:
-    """The layers before the score and after it begin with the same weights."""
+def test_arms_of_scores_differ_only_in_the_score() -> None:
+    """All layers of the arm without attention have the same initial weights in the other arms."""
     tokenizer = word_level_tokenizer(["ana has red"])
-    first, *others = (scores.build_model(arm, tokenizer, 3) for arm in scores.ARMS)
-    assert list(scores.ARMS)[1] == "cosine × 8"
-    shared = {name for name, _ in first.named_parameters()}
+    arms = list(scores.ARMS)
+    assert arms[1] == "cosine × 8"
+    without_attention, *with_attention = (scores.build_model(arm, tokenizer, 3) for arm in arms)
+    shared = dict(without_attention.named_parameters())
     assert any(name.endswith("out.weight") for name in shared)
-    for model in others:
+    for model in with_attention:
         parameters = dict(model.named_parameters())
-        assert all(torch.equal(parameter, parameters[name]) for name, parameter in first.named_parameters())
+        assert all(torch.equal(parameter, parameters[name]) for name, parameter in shared.items())
 
 
-def test_as_many_texts_are_measured_whatever_the_seed() -> None:
-    """They are chosen by their words, of which each seed draws others."""
-    abouts = set()
+def test_test_sets_have_the_same_sizes_with_all_seeds() -> None:
+    """The texts of a test set are selected by their words, and these depend on the seed."""
+    descriptions = set()
     for seed in (1, 2, 3):
-        with pretraining_data(StudyConfig(scale="quick"), seed, 16) as data:
-            abouts.add(data.about)
-            assert [len(texts) for texts in data.tests.values()] == [40, 40] and len(data.train) == 16
-    assert len(abouts) == 1
+        with pretraining_data(QUICK, seed, 16) as data:
+            descriptions.add(data.about)
+            assert len(data.train) == 16
+            assert [len(texts) for texts in data.tests.values()] == [40, 40]
+    assert len(descriptions) == 1
 
 
-def test_a_picture_says_how_many_seeds_it_shows() -> None:
-    for seeds, caption in ((1, "one seed"), (4, "4 seeds (dots), their mean and its 95 % interval")):
-        measure = Measure(name="all", values={"bag": (0.5,) * seeds})
-        assert charts.dot_plot((measure,), ("bag",), "Bags", "accuracy").get_suptitle() == f"Bags\naccuracy, {caption}"
-        assert charts.dot_plot((measure,), ("bag",), "Bags").get_suptitle() == f"Bags\n{caption}"
+@pytest.mark.parametrize(
+    ("seeds", "subtitle"), [(1, "one seed"), (4, "4 seeds (dots), their mean and its 95 % interval")]
+)
+def test_a_plot_says_how_many_seeds_it_shows(seeds: int, subtitle: str) -> None:
+    measure = Measure(name="all", values={"bag": (0.5,) * seeds})
+    with_metric = charts.dot_plot((measure,), ("bag",), "Bags", "accuracy")
+    assert with_metric.get_suptitle() == f"Bags\naccuracy, {subtitle}"
+    without_metric = charts.dot_plot((measure,), ("bag",), "Bags")
+    assert without_metric.get_suptitle() == f"Bags\n{subtitle}"
 
 
-def test_what_turns_a_text_is_found_beside_punctuation() -> None:
-    turn = ("It is not, I think, good", "it isn't good", "it isn’t good", "is n't it", "Never!", "good (but long)")
-    assert [negation_part(LabelledExample(text=text, label="a")) for text in turn] == ["turned"] * len(turn)
-    plain = ("a notable film", "nothings and butter", "an int", "")
-    assert [negation_part(LabelledExample(text=text, label="a")) for text in plain] == ["plain"] * len(plain)
+@pytest.mark.parametrize(
+    "text", ["It is not, I think, good", "it isn't good", "it isn’t good", "is n't it", "Never!", "good (but long)"]
+)
+def test_words_that_turn_a_text_are_found_beside_punctuation(text: str) -> None:
+    assert negation_part(LabelledExample(text=text, label="a")) == "turned"
+
+
+@pytest.mark.parametrize("text", ["a notable film", "nothings and butter", "an int", ""])
+def test_parts_of_words_do_not_turn_a_text(text: str) -> None:
+    assert negation_part(LabelledExample(text=text, label="a")) == "plain"
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
@@ -240,83 +289,114 @@ def test_what_turns_a_text_is_found_beside_punctuation() -> None:
         ("--train 90", "--train would change nothing: it is for --toy"),
     ],
 )
-def test_what_is_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["study", *arguments.split()])
-    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
-def test_a_part_without_examples_has_no_number(tmp_path: Path) -> None:
+@pytest.fixture
+def real_texts(tmp_path: Path) -> Path:
+    """A folder with 16 labelled texts for training and 16 for evaluation, none with a word that turns it."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    texts = [(f"das ist {word} {number}", word) for number in range(8) for word in ("gut", "schlecht")]
+    rows = "".join(f"{text},{label}\n" for text, label in texts)
     for split in ("train", "dev"):
-        rows = "".join(f"das ist {word} {number},{word}\n" for number in range(8) for word in ("gut", "schlecht"))
-        (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
-    plan = StudyConfig(seeds=(1,), scale="full", data=tmp_path, log=lambda text: None)
-    done = run_study("limits", plan, tmp_path / "out")
-    assert [measure.name for measure in done.result.measures] == ["all", "plain"]
-    (tmp_path / "dev.csv").rename(tmp_path / "test.csv")  # as reviews have it, where none of train becomes dev
-    assert run_study("limits", plan, tmp_path / "out").result.about.startswith(
-        "16 labelled texts, two epochs; accuracy on 16"
-    )
+        (folder / f"{split}.csv").write_text(f"text,label\n{rows}")
+    return folder
+
+
+def test_a_part_without_examples_is_not_a_measure(real_texts: Path, tmp_path: Path) -> None:
+    config = StudyConfig(seeds=(1,), scale="full", data=real_texts)
+    completed = run_study("limits", config, tmp_path / "out")
+    assert [measure.name for measure in completed.result.measures] == ["all", "plain"], 'without "turned"'
+
+
+def test_real_texts_without_dev_are_evaluated_on_test(real_texts: Path, tmp_path: Path) -> None:
+    """All texts of train are used for training, although other commands would make dev from some of them."""
+    (real_texts / "dev.csv").rename(real_texts / "test.csv")
+    config = StudyConfig(seeds=(1,), scale="full", data=real_texts)
+    completed = run_study("limits", config, tmp_path / "out")
+    assert completed.result.about.startswith("16 labelled texts, two epochs; accuracy on 16")
+
+
+@pytest.fixture
+def small_multi30k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of data sets with a toy Multi30k of 12 pairs in each split, and recipes for tiny models."""
+    folder = tmp_path / "data" / "tasks" / "multi30k"
+    folder.mkdir(parents=True)
+    for name in multi30k.FILES.values():
+        for language, line in (("de", "Ein Hund {} rennt schnell .\n"), ("en", "A dog {} runs very fast .\n")):
+            lines = [line.format("sehr " * count) for count in range(12)]
+            (folder / f"{name}.{language}").write_text("".join(lines))
+    common = ("init.tokenizer.vocab_size=300", "task.max_new_tokens=4", "train.max_steps=2")
+    recurrent = (*common, "init.kind=recurrent", "init.rnn.width=16")
+    size = ("init.layers=1", "init.width=16", "init.heads=2", "init.inner=16")
+    recipes = {
+        multi30k.NO_ATTENTION: (*recurrent, "init.rnn.look=none"),
+        multi30k.ATTENTION: recurrent,
+        multi30k.TRANSFORMER: (*common, "init.kind=transformer", *size),
+    }
+    monkeypatch.setattr(multi30k, "RECIPES", recipes)
+    return tmp_path / "data"
 
 
 @pytest.mark.slow
-def test_translation_of_real_texts_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each arm is a run that is kept; what is finished is only read."""
-    place = tmp_path / "data" / "tasks" / "multi30k"
-    place.mkdir(parents=True)
-    for name in multi30k.FILES.values():
-        for side, text in (("de", "Ein Hund {} rennt schnell .\n"), ("en", "A dog {} runs very fast .\n")):
-            (place / f"{name}.{side}").write_text("".join(text.format("sehr " * n) for n in range(12)))
-    few = ("init.tokenizer.vocab_size=300", "task.max_new_tokens=4", "train.max_steps=2")
-    nets = (*few, "init.kind=recurrent", "init.rnn.width=16")
-    whole = (
-        *few,
-        *(f"init.{option}" for option in ("kind=transformer", "layers=1", "width=16", "heads=2", "inner=16")),
-    )
-    arms = (*nets, "init.rnn.look=none"), nets, whole
-    monkeypatch.setattr(multi30k, "RECIPES", dict(zip(multi30k.ARMS, arms, strict=True)))
-    plan = StudyConfig(seeds=(1,), scale="full", data=tmp_path / "data", log=lambda text: None)
-    first = run_study("translation", plan, tmp_path / "out").result
-    assert [measure.name for measure in first.measures] == ["BLEU", "right"] and first.arms == multi30k.ARMS
-    names = {path.name for path in (tmp_path / "out" / "runs").iterdir()}
-    assert names == {"data", "recurrent-no-attention-1", "recurrent-attention-1", "transformer-1"}
-    assert '"source": "ein hund sehr  rennt' in (tmp_path / "out" / "runs" / "data" / "train.jsonl").read_text()
-    monkeypatch.setattr("heedful.runs.finetune.run.Trainer", None)
-    assert run_study("translation", plan, tmp_path / "out").result.table() == first.table()
+def test_translation_of_real_texts_resumes(
+    small_multi30k: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each arm is a run in a folder of its own. If the study is repeated, the results of finished runs are read."""
+    config = StudyConfig(seeds=(1,), scale="full", data=small_multi30k)
+    first = run_study("translation", config, tmp_path / "out").result
+    assert [measure.name for measure in first.measures] == ["BLEU", "right"]
+    assert first.arms == multi30k.ARMS
+    runs = tmp_path / "out" / "runs"
+    run_names = {path.name for path in runs.iterdir()}
+    assert run_names == {"data", "recurrent-no-attention-1", "recurrent-attention-1", "transformer-1"}
+    assert '"source": "ein hund sehr  rennt' in (runs / "data" / "train.jsonl").read_text(), "lowercased"
+    monkeypatch.setattr("heedful.runs.finetune.run.Trainer", None)  # training would fail
+    assert run_study("translation", config, tmp_path / "out").result.table() == first.table()
+
+
+def test_missing_and_unequal_files_of_multi30k_are_refused(small_multi30k: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"none lacks train\.de: give --data a folder that has tasks/multi30k"):
-        multi30k.write_pairs(tmp_path / "none", tmp_path / "made")
-    assert not (tmp_path / "made").exists()
-    (place / "val.en").write_text("a dog .\n")
+        multi30k.write_pairs(tmp_path / "none", tmp_path / "pairs")
+    assert not (tmp_path / "pairs").exists()
+    (small_multi30k / "tasks" / "multi30k" / "val.en").write_text("a dog .\n")
     with pytest.raises(HeedfulError, match=r"val\.de has 12 lines and val\.en 1"):
-        run_study("translation", plan, tmp_path / "out")
+        multi30k.write_pairs(small_multi30k, tmp_path / "pairs")
 
 
 def test_files_that_cannot_be_written_lose_no_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun: list[StudyConfig] = []
+    """Results that cannot be written are printed. A folder that is read-only is refused before the study runs."""
+    configs: list[StudyConfig] = []  # of each call of the study
 
-    def run(plan: StudyConfig) -> StudyResult:
-        begun.append(plan)
+    def run(config: StudyConfig) -> StudyResult:
+        configs.append(config)
         measure = Measure(name="accuracy", values={"plain": (0.5,)})
-        return StudyResult(
-            measures=(measure,), verdicts=("nothing",), figure=style.new_figure(2, 2), about="of nothing"
-        )
+        figure = style.new_figure(2, 2)
+        return StudyResult(measures=(measure,), verdicts=("the verdict",), figure=figure, about="a fake study")
 
     monkeypatch.setattr("heedful.study.limits.run", run)
-    (tmp_path / "limits.md").mkdir()  # in place of a disk that became full
+    (tmp_path / "limits.md").mkdir()  # writing the file fails, as on a full disk
     command = ["study", "limits", "--quick", "--output", str(tmp_path)]
-    for more, output in (([], "* nothing\n"), (["--json"], '"verdicts"')):
+    for options, output in (([], "* the verdict\n"), (["--json"], '"verdicts"')):
         with pytest.raises(SystemExit) as ended:
-            main([*command, *more])
-        shown = capsys.readouterr()
-        assert ended.value.code == 2 and output in shown.out
-        assert "Is a directory: results are printed above" in shown.err
+            main([*command, *options])
+        assert ended.value.code == 2
+        captured = capsys.readouterr()
+        assert output in captured.out
+        assert "Is a directory: results are printed above" in captured.err
 
-    def full(folder: Path) -> None:
+    def fail(folder: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("heedful.study.runner.check_writable", full)
+    monkeypatch.setattr("heedful.study.runner.check_writable", fail)
     with pytest.raises(SystemExit):
         main(command)
-    assert len(begun) == 2 and "Read-only file system: give another folder with --output" in capsys.readouterr().err
+    assert "Read-only file system: give another folder with --output" in capsys.readouterr().err
+    assert len(configs) == 2, "the study did not run a third time"

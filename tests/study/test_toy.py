@@ -1,4 +1,4 @@
-"""The toy world: seeded, nothing leaks between splits, and a bag of words knows nothing of the parts that are hard."""
+"""Toy data: equal seeds give equal data, no text is in two splits, and a bag of words is at chance on hard parts."""
 
 from __future__ import annotations
 
@@ -23,49 +23,68 @@ from heedful.study.toy.stories import stories
 SIZES = Sizes(train=2000, dev=200, test=200)
 
 
-def test_translations() -> None:
+def test_translations_depend_on_the_seed_and_are_in_one_split() -> None:
     splits = translations(SIZES, seed=3)
-    assert splits == translations(SIZES, seed=3) != translations(SIZES, seed=4)
+    assert splits == translations(SIZES, seed=3)
     assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 2000, "dev": 200, "test": 200}
-    pairs = [pair for split in splits.values() for pair in split]
-    assert len({pair.source for pair in pairs}) == len({pair.target for pair in pairs}) == len(pairs)
-    other_seed = translations(SIZES, seed=4)
-    assert not {p.source for p in splits["train"]} & {p.source for p in (*other_seed["test"], *other_seed["dev"])}
-    assert all(split_of(pair.source) == split for split in splits for pair in splits[split])
+    pairs = [pair for pairs_of_split in splits.values() for pair in pairs_of_split]
+    assert len({pair.source for pair in pairs}) == len(pairs), "no sentence is repeated"
+    assert len({pair.target for pair in pairs}) == len(pairs), "different sentences have different translations"
+    for split, pairs_of_split in splits.items():
+        assert {split_of(pair.source) for pair in pairs_of_split} == {split}
+    other_splits = translations(SIZES, seed=4)
+    assert splits != other_splits
+    train_sources = {pair.source for pair in splits["train"]}
+    held_out_sources = {pair.source for pair in (*other_splits["dev"], *other_splits["test"])}
+    assert not train_sources & held_out_sources, "also with another seed"
 
 
-def test_the_language_agrees_and_moves_words() -> None:
-    stems = {noun.stem: noun for noun in NOUNS}
-    assert len(stems) == len(NOUNS) and len({verb.stem for verb in VERBS}) == len(VERBS)
+def test_words_of_the_language_have_different_stems() -> None:
+    assert len({noun.stem for noun in NOUNS}) == len(NOUNS)
+    assert len({verb.stem for verb in VERBS}) == len(VERBS)
+
+
+def test_the_language_has_its_word_order_and_agreement() -> None:
+    noun_of_stem = {noun.stem: noun for noun in NOUNS}  # stems of nouns have three letters
     for source, target in translations(SIZES, clauses=1)["test"]:
-        *rest, end = source.split()
-        verb = rest[-2] if rest[-1] == "ne" else rest[-1]
-        assert end == "." and (rest[-1] == "ne") == (" not " in target)
-        whom = next(word for word in rest if word.endswith("n") and word[:3] in stems and word not in ("un",))
-        who = next(word for word in rest if word[:3] in stems and not word.endswith("n"))
-        several = who.endswith("r")
-        assert verb.endswith("r") == several, "the verb agrees with who does it, whatever is between"
-        noun = stems[who[:3]]
-        assert f" {noun.plural if several else noun.singular} " in f" {target} "
-        assert rest.index(who) < rest.index(whom) < rest.index(verb), "whom precedes the verb"
-        after = rest[rest.index(who) + 1]
-        if after not in ("ta", "un"):
-            assert after.endswith(noun.kind + "r" * several), "adjectives agree in class and number"
+        *words, period = source.split()
+        assert period == "."
+        is_negated = words[-1] == "ne"
+        assert is_negated == (" not " in target)
+        verb = words[-2] if is_negated else words[-1]
+        nouns = [word for word in words if word[:3] in noun_of_stem]
+        subject = next(word for word in nouns if not word.endswith("n"))
+        object_ = next(word for word in nouns if word.endswith("n"))
+        assert words.index(subject) < words.index(object_) < words.index(verb)
+        is_plural = subject.endswith("r")
+        assert verb.endswith("r") == is_plural, "the verb agrees with its subject"
+        noun = noun_of_stem[subject[:3]]
+        translation = noun.plural if is_plural else noun.singular
+        assert f" {translation} " in f" {target} "
+        next_word = words[words.index(subject) + 1]
+        if next_word not in ("ta", "un"):  # an adjective, not an article
+            assert next_word.endswith(noun.kind + ("r" if is_plural else "")), "it agrees in class and number"
 
 
-def test_a_bag_of_words_knows_nothing_of_the_hard_parts() -> None:
-    split_texts = texts(SIZES, seed=1)
-    assert split_texts == texts(SIZES, seed=1) != texts(SIZES, seed=2)
-    seen: dict[str, set[str]] = defaultdict(set)
-    for split, several in split_texts.items():
-        assert Counter(example.part for example in several) == dict.fromkeys(PARTS, SIZES.__getattribute__(split) // 4)
-        labels: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for example in several:
-            seen[example.text].add(split)
+def test_texts_depend_on_the_seed_and_are_in_one_split() -> None:
+    splits = texts(SIZES, seed=1)
+    assert splits == texts(SIZES, seed=1)
+    assert splits != texts(SIZES, seed=2)
+    for split, examples in splits.items():
+        part_counts = Counter(example.part for example in examples)
+        assert part_counts == dict.fromkeys(PARTS, getattr(SIZES, split) // 4)
+    all_texts = [example.text for examples in splits.values() for example in examples]
+    assert len(set(all_texts)) == len(all_texts)
+
+
+def test_a_bag_of_words_is_at_chance_on_the_hard_parts() -> None:
+    """Each bag of words has two texts, one of each class."""
+    for examples in texts(SIZES, seed=1).values():
+        labels_of_bag: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for example in examples:
             if example.part in HARD:
-                labels[bag_of_words(example.text)].append(example.label)
-        assert all(sorted(twins) == [BAD, GOOD] for twins in labels.values()), "each bag has both classes, once"
-    assert sum(map(len, split_texts.values())) == len(seen) and all(len(splits) == 1 for splits in seen.values())
+                labels_of_bag[bag_of_words(example.text)].append(example.label)
+        assert all(sorted(labels) == [BAD, GOOD] for labels in labels_of_bag.values())
 
 
 def test_asking_for_too_many_samples_is_refused() -> None:
@@ -73,12 +92,13 @@ def test_asking_for_too_many_samples_is_refused() -> None:
         sample_splits(lambda random: Sampled(str(random.randrange(9)), 0), Sizes(train=20, dev=9, test=9), 0)
 
 
-def test_stories_are_of_one_opinion() -> None:
-    assert stories(3, 5) == stories(3, 5) != stories(3, 6)
+def test_stories_depend_on_the_seed_and_have_four_to_eight_sentences() -> None:
+    assert stories(3, seed=5) == stories(3, seed=5)
+    assert stories(3, seed=5) != stories(3, seed=6)
     assert all(4 <= len(story.splitlines()) <= 8 for story in stories(20))
 
 
-def test_files_that_others_read(tmp_path: Path) -> None:
+def test_the_files_can_be_read_as_data(tmp_path: Path) -> None:
     files = write_toy_files(tmp_path / "toy", train=800)
     assert len(files) == 6
     for name, kind in (("order", LabelledExample), ("translation", Seq2SeqExample)):

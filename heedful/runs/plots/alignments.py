@@ -1,4 +1,7 @@
-"""Plots of alignments: the attention of a decoder to the source text, for each token that it generated."""
+"""Plots of alignments: how much a decoder attended to each token of the source text for each generated token.
+
+`runs.plots.figures` draws them for runs of seq2seq models.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,23 @@ if TYPE_CHECKING:
 
 MAX_ALIGNMENTS = 4  # maximum alignments in a plot
 MAX_TOKENS = 28  # maximum tokens of a source or target text in a plot
-MAX_PREDICTIONS = 2000  # maximum predictions that are searched for short ones
-SPACE = "\u2581"  # label of a token of white space
+MAX_PREDICTIONS = 2000  # maximum predictions that are searched for texts of at most MAX_TOKENS tokens
+SPACE = "\u2581"  # label of a token that is white space
 
 
 class Alignment(NamedTuple):
     """Attention weights of each target token over the source tokens."""
 
-    source: tuple[str, ...]  # labels of the tokens
-    target: tuple[str, ...]  # labels of the tokens, including the end token
+    source: tuple[str, ...]  # label of each source token
+    target: tuple[str, ...]  # label of each target token, including the end token
     weights: Float[np.ndarray, "target source"]  # each row sums to 1, or to less if a Gaussian scales the weights
 
 
 def compute_alignment(loaded: ModelBundle, source_text: str, target_text: str) -> Alignment | None:
     """Compute the cross-attention in the decoder's last layer, as the mean over heads.
 
-    The target text is tokenized here. Row i has the attention at the position that predicts target token i.
+    The target text is tokenized again and given to the decoder (teacher forcing). Row i of the weights is the attention
+    at the position that predicts target token i.
 
     Args:
         loaded: The model, on the CPU.
@@ -66,7 +70,7 @@ def compute_alignment(loaded: ModelBundle, source_text: str, target_text: str) -
         source_batch = Packed.of([source.ids], [source.types])
         decoder_input = Packed.of([[ends.start, *compress(target.ids, is_text)]])
         loaded.hidden_states(source_batch, decoder_input, trace=trace)  # fills the trace
-    sequence = 0  # the only one of the batch
+    sequence = 0  # index of the only sequence in the batch
     head_weights = trace.attention["cross", layer, sequence].weights  # [heads, target, source]
     assert head_weights is not None
     return Alignment(
@@ -88,10 +92,10 @@ def _token_labels(encoding: Encoding, text: str, tokenizer: Tokenizer) -> tuple[
 
 
 def plot_run_alignments(folder: Path, split: str) -> Figure | None:
-    """Plot the alignments of the first few short predictions of a split, in the order of the examples.
+    """Plot the alignments of the first MAX_ALIGNMENTS examples of a split whose texts are short.
 
     Returns:
-        The figure, or None if the run has no model with cross-attention or no prediction is short enough.
+        The figure, or None if the run has no model with cross-attention or no example has short texts.
     """
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
@@ -114,21 +118,21 @@ def plot_run_alignments(folder: Path, split: str) -> Figure | None:
             break
     if not alignments:
         return None
-    legend = "rows: generated tokens; columns: source tokens; dark: attended to; last layer, mean of its heads"
-    return draw_alignments(alignments, f"Attention to the source on {split}", legend)
+    subtitle = "rows: generated tokens; columns: source tokens; dark: attended to; last layer, mean of its heads"
+    return draw_alignments(alignments, f"Attention to the source on {split}", subtitle)
 
 
 def _first_predictions(folder: Path, split: str) -> list[JsonObject]:
-    """Return the predictions of the first MAX_PREDICTIONS examples, in their order.
+    """Return the predictions for the first MAX_PREDICTIONS examples of a split, in the order of the examples.
 
-    The file has the worst predictions first. It is read line by line, and only these predictions are in memory.
+    The file is sorted by loss, so the whole file is read, but only MAX_PREDICTIONS predictions are in memory.
     """
     lines = (line for line in read_predictions(folder, split) if isinstance(line["prediction"], str))
     return heapq.nsmallest(MAX_PREDICTIONS, lines, key=itemgetter("id"))
 
 
 def draw_alignments(alignments: Sequence[Alignment], *title_lines: str) -> Figure:
-    """Draw each alignment as a grid of weights, in up to two columns, with lines of text above the figure."""
+    """Draw each alignment as a grid of weights, in up to two columns, with a title above the figure."""
     columns = min(2, len(alignments))
     rows = math.ceil(len(alignments) / columns)
     size = 0.22 * max(len(labels) for alignment in alignments for labels in (alignment.source, alignment.target))
@@ -146,7 +150,13 @@ def draw_alignments(alignments: Sequence[Alignment], *title_lines: str) -> Figur
 
 
 def _set_token_ticks(set_ticks: Callable[..., object], labels: Sequence[str], **style: Any) -> None:
-    """Write the label of each token on an axis. Equal tokens have equal labels."""
+    """Write the label of each token on an axis.
+
+    Args:
+        set_ticks: `Axes.set_xticks` or `Axes.set_yticks`.
+        labels: Label of each token. Equal labels are written equally, although `drawable_labels` numbers repeats.
+        style: More text properties of the ticks.
+    """
     unique_labels = list(dict.fromkeys(labels))
     drawable = drawable_labels(unique_labels)
     drawable_by_label = dict(zip(unique_labels, drawable.names, strict=True))

@@ -1,4 +1,7 @@
-"""Training curves of a run: loss, dev metric and learning rate, over steps and epochs."""
+"""Training curves of a run: loss, dev metric and learning rate over steps, drawn from the journal.
+
+`runs.plots.figures` draws them for every run.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +23,38 @@ if TYPE_CHECKING:
 Values = Float64[np.ndarray, " points"]
 Updates = Float64[np.ndarray, " updates"]
 Evals = Float64[np.ndarray, " evaluations"]
-Parts = Float64[np.ndarray, " parts"]
-MAX_MARKERS = 30  # maximum points of a line that are drawn with markers
-MAX_LOSS_POINTS = 2000  # maximum steps whose losses are drawn as a line; more are drawn as ranges
-SMOOTHING_PARTS = 40  # the smoothed loss is a moving mean over 1 / SMOOTHING_PARTS of the run on both sides
-LOG_AXIS_RATIO = 50  # the axis is logarithmic if the ratio of the maximum loss to the median is larger
+Groups = Float64[np.ndarray, " groups"]
+MAX_MARKERS = 30  # maximum points of a line that is drawn with markers
+MAX_LOSS_POINTS = 2000  # maximum steps whose losses are drawn as a line; with more steps, ranges are drawn
+SMOOTHING_PARTS = 40  # the smoothed loss is a moving mean; its window extends 1 / SMOOTHING_PARTS of the run both ways
+LOG_AXIS_RATIO = 50  # the axis of losses is logarithmic if their maximum is larger than this multiple of their median
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCurves:
-    """Columns of the journal. A missing number is NaN."""
+    """Columns of a journal. A missing number is NaN."""
 
-    step: Updates
-    epoch: Updates
-    loss: Updates  # training loss
-    lr: Updates  # learning rate
+    step: Updates  # number of each update, from 1
+    epoch: Updates  # epochs that are finished after each update, with a fraction
+    loss: Updates  # training loss of each update
+    lr: Updates  # learning rate of each update
     eval_steps: Evals  # steps after which dev was evaluated
-    dev_loss: Evals
-    score: Evals  # dev metric
-    best: float  # step of the best dev metric; NaN: no dev split
+    dev_loss: Evals  # loss on dev at each evaluation
+    score: Evals  # main metric on dev at each evaluation
+    best: float  # step of the evaluation with the best main metric; NaN: dev was not evaluated
 
     @classmethod
     def of(cls, lines: Iterable[JsonObject]) -> TrainingCurves:
         """Read the records of a journal, in a single pass."""
         updates, evals, best = [], [], float("nan")
-        for line in lines:
-            if "loss" in line:
-                updates.append([as_float(line.get(name)) for name in ("step", "epoch", "loss", "lr")])
-            elif "dev" in line:
-                evals.append(
-                    [as_float(value) for value in (line["step"], line["dev"].get("loss"), line.get("metric_value"))]
-                )
-                best = evals[-1][0] if line.get("best") else best
+        for record in lines:
+            if "loss" in record:
+                updates.append([as_float(record.get(name)) for name in ("step", "epoch", "loss", "lr")])
+            elif "dev" in record:
+                eval_step = as_float(record["step"])
+                evals.append([eval_step, as_float(record["dev"].get("loss")), as_float(record.get("metric_value"))])
+                if record.get("best"):
+                    best = eval_step
         step, epoch, loss, lr = np.array(updates, dtype=np.float64).reshape(-1, 4).T
         eval_steps, dev_loss, score = np.array(evals, dtype=np.float64).reshape(-1, 3).T
         return cls(
@@ -95,13 +98,13 @@ def plot_curves(lines: Iterable[JsonObject], metric: str) -> Figure | None:
 
 
 def _plot_loss(axes: Axes, curves: TrainingCurves) -> None:
-    """Plot the training loss, raw and smoothed, and the dev loss. Steps without a finite loss are crosses."""
+    """Plot the training loss, raw and smoothed, and the dev loss. Steps without a finite loss are marked by crosses."""
     step = curves.step
     loss = curves.loss
     finite = np.isfinite(loss)
     half_width = max(1, len(step) // SMOOTHING_PARTS)
     if len(step) > MAX_LOSS_POINTS:
-        size = -(-len(step) // (MAX_LOSS_POINTS // 2))
+        size = -(-len(step) // (MAX_LOSS_POINTS // 2))  # steps of a range, rounded up
         low, high, mean_step = ranges(loss, step, size)
         axes.fill_between(mean_step, low, high, color=SKY, alpha=0.5, lw=0, label=f"training, range of {size} steps")
     else:
@@ -133,7 +136,7 @@ def _plot_score(axes: Axes, curves: TrainingCurves, metric: str) -> None:
     scores = curves.score[np.isfinite(curves.score)]
     if len(scores) and least <= scores.min() and scores.max() <= greatest:
         bottom, top = axes.get_ylim()
-        margin = 0.03 * (min(top, greatest) - max(bottom, least))  # shows the whole marker of a score at its bound
+        margin = 0.03 * (min(top, greatest) - max(bottom, least))  # room for the marker of a score at a bound
         axes.set_ylim(max(bottom, least - margin), min(top, greatest + margin))
     best_indices = np.flatnonzero(curves.eval_steps == curves.best)
     if len(best_indices):
@@ -161,7 +164,7 @@ def _plot_lr(axes: Axes, curves: TrainingCurves) -> None:
 
 
 def _add_epoch_axis(axes: Axes, curves: TrainingCurves) -> None:
-    """Add an axis with epochs on top. All epochs have equally many steps."""
+    """Add an axis with epochs on top. This assumes that all epochs have equally many steps."""
     epochs_per_step = curves.epoch[-1] / curves.step[-1]
     if np.isfinite(epochs_per_step) and epochs_per_step > 0:
         top = axes.secondary_xaxis(
@@ -172,12 +175,12 @@ def _add_epoch_axis(axes: Axes, curves: TrainingCurves) -> None:
 
 
 def _markers(points: Values, marker: str = ".") -> dict[str, Any]:
-    """Return arguments of `plot` for markers if there are few points, since a single point has no line."""
+    """Return the arguments of `Axes.plot` for markers, or {} if there are more than MAX_MARKERS points."""
     return {"marker": marker, "ms": 4 if marker == "o" else 6} if len(points) <= MAX_MARKERS else {}
 
 
 def moving_mean(values: Values, half_width: int) -> Values:
-    """Return for each value the mean of the finite values within `half_width` positions, or NaN if none is finite.
+    """Return for each value the mean of the finite values up to `half_width` positions away, or NaN if none is finite.
 
     >>> moving_mean(np.array([1.0, np.nan, 3.0, 4.0]), 1)
     array([1. , 2. , 3.5, 3.5])
@@ -192,11 +195,11 @@ def moving_mean(values: Values, half_width: int) -> Values:
     return np.where(count > 0, sums / np.maximum(count, 1), np.nan)
 
 
-def ranges(values: Values, positions: Values, size: int) -> tuple[Parts, Parts, Parts]:
-    """Return the range of values in each part of `size` neighbours.
+def ranges(values: Values, positions: Values, size: int) -> tuple[Groups, Groups, Groups]:
+    """Divide values into groups of `size` consecutive ones, and return the range of each group.
 
     Returns:
-        The minimum and the maximum of the finite values of each part, NaN if none is finite, and its mean position.
+        Minimum and maximum of the finite values of each group, NaN if none is finite, and the group's mean position.
     """
     starts = np.arange(0, len(values), size)
     finite = np.isfinite(values)

@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 Pairs = Float64[np.ndarray, "examples 2"]  # columns: label, prediction
 Counts = NDArray[np.int64]
-Shares = NDArray[np.float64]
+Shares = NDArray[np.float64]  # from 0 to 1
 IdealLine = tuple[tuple[float, float], tuple[float, float]]  # two points (label, prediction)
 MAX_CONFUSION_LABELS = 30  # maximum labels in a plot of a confusion matrix
-MAX_SCORE_ROWS = 50  # maximum rows in a plot of scores
-MIN_TICK_SPACING = 0.12  # minimum difference of coverage between two thresholds on the axis of thresholds
+MAX_SCORE_ROWS = 50  # maximum labels in a plot of precision, recall and F1
+MIN_TICK_SPACING = 0.12  # minimum difference of coverage between two ticks on the axis of thresholds
 
 
 def draw_run_plots(folder: Path) -> list[Path]:
     """Write plots of a run to its folder plots/ as PNG and SVG files.
 
-    Kinds of plots are curves, alignments, confusion, calibration, coverage, scores and numbers. Kinds that do not apply
-    to the task are left out. An unfinished run has only curves.
+    The plots are named curves, alignments, confusion, calibration, coverage, scores and numbers. Those that do not
+    apply to the task are not drawn. An unfinished run has only curves.
 
     Returns:
         The paths of the PNG files.
@@ -66,7 +66,7 @@ def draw_run_plots(folder: Path) -> list[Path]:
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
-    """Yield (file name without suffix, figure) for each plot."""
+    """Yield (name of the plot, figure) for each plot."""
     results: JsonObject = {"task": "", "metric": "score", "splits": {}}
     if (folder / RESULTS).is_file():
         results = read_results(folder)
@@ -98,7 +98,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def plot_confusion(numbers: Result, split: str) -> Figure:
-    """Plot the confusion matrix. The color of a cell is its share of the examples with its label.
+    """Plot the confusion matrix. The color of a cell shows its share of all examples with the label of its row.
 
     Args:
         numbers: Metrics of the split, with "classes", "confusion" [label, prediction] and "count".
@@ -115,21 +115,21 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
             f"the {len(chosen)} most confused of {len(all_counts)} labels; shares and sums are of all examples"
         )
     size = len(chosen)
-    support = all_counts.sum(1)[chosen]
+    support = all_counts.sum(1)[chosen]  # number of examples of each label
     counts = all_counts[np.ix_(chosen, chosen)]
     shares = np.where(support[:, None] > 0, counts / np.maximum(support[:, None], 1), np.nan)
-    cell = min(1.1, max(0.38, 4 / size))  # inches
+    cell = min(1.1, max(0.38, 4 / size))  # width and height of a cell in inches
     names = [labels.names[index] for index in chosen]
-    longest = max(map(len, names))
-    width = cell * size + 0.07 * longest + 2.4  # inches: cells, names of labels, color bar
-    height = cell * size + 0.055 * longest + 1.5  # inches: cells, rotated names of predictions, title
+    name_length = max(map(len, names))  # characters
+    width = cell * size + 0.07 * name_length + 2.4  # inches: cells, names of labels, color bar
+    height = cell * size + 0.055 * name_length + 1.5  # inches: cells, rotated names of predictions, title
     figure = new_figure(max(6.0, width), height)
     axes = figure.subplots()
     image = axes.imshow(shares, cmap=colormaps["Blues"].with_extremes(bad="#F4F4F4"), vmin=0, vmax=1)
     style_axes(axes)
     text_style: dict[str, Any] = {"parse_math": False, "fontfamily": list(labels.fonts), "fontsize": 8}
     tick_rotation: dict[str, Any] = {}
-    if size > 4 or longest > 10:
+    if size > 4 or name_length > 10:
         tick_rotation = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(size), names, **text_style, **tick_rotation)
     names_with_support = [f"{name}  ({count:,})" for name, count in zip(names, support, strict=True)]
@@ -147,16 +147,18 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
 
 
 def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> list[int]:
-    """Return the indices of the labels of the most frequent confusions, at most `max_labels`, in ascending order.
+    """Return the indices of the labels that are confused most often, at most `max_labels`, in ascending order.
+
+    Pairs of labels are added by decreasing number of confused examples, until there are `max_labels` labels.
 
     >>> most_confused(np.array([[9, 0, 2], [0, 9, 0], [1, 0, 9]]), 2)
     [0, 2]
     """
     if len(counts) <= max_labels:
         return list(range(len(counts)))
-    confusions = np.triu(counts + counts.T, 1)  # confused examples of each pair of labels, in both directions
+    confusions = np.triu(counts + counts.T, 1)  # examples of either label that were predicted as the other one
     order = np.argsort(-confusions, axis=None, kind="stable")
-    chosen: dict[int, None] = {}  # an ordered set
+    chosen: dict[int, None] = {}  # used as an ordered set
     for pair in zip(*np.unravel_index(order, confusions.shape), strict=True):
         for label in pair:
             chosen[int(label)] = None
@@ -166,16 +168,16 @@ def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> lis
 
 
 def _write_counts(axes: Axes, counts: Counts, shares: Shares, cell: float) -> None:
-    """Write the count into each cell. Zeros are written only in matrices of up to 10 labels.
+    """Write the number of examples into each cell. Zeros are only written if the matrix has up to 10 labels.
 
     Args:
         axes: Axes of the matrix.
-        counts: Examples [label, prediction].
-        shares: Share of the label's examples [label, prediction]. NaN: the label has no examples.
+        counts: Number of examples, [label, prediction].
+        shares: Share of the label's examples, [label, prediction], or NaN for a label without examples.
         cell: Width and height of a cell in inches.
     """
-    longest = len(f"{counts.max():,}")
-    font_size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
+    max_characters = len(f"{counts.max():,}")
+    font_size = min(9.0, cell * 72 / (0.66 * max_characters + 0.8))  # points, with 72 points per inch
     for row, column in np.ndindex(counts.shape):
         count = counts[row, column]
         if not count and len(counts) > 10:
@@ -187,10 +189,11 @@ def _write_counts(axes: Axes, counts: Counts, shares: Shares, cell: float) -> No
 
 
 def plot_calibration(numbers: Result, split: str) -> Figure:
-    """Plot accuracy over confidence (a reliability diagram), and the count of answers for each confidence.
+    """Plot accuracy over confidence (a reliability diagram), and the number of answers for each confidence.
 
     Args:
-        numbers: Metrics of the split, with "calibration", the table of `Calibration.compute`, and "ece".
+        numbers: Metrics of the split, with "calibration", the table of `Calibration.compute` with a row for each
+            interval of confidence, and "ece".
         split: Name of the split.
     """
     table = numbers["calibration"]
@@ -280,24 +283,27 @@ def wilson_interval(shares: Shares, counts: Shares, z: float = 1.959964) -> tupl
 
 
 def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Figure:
-    """Plot precision, recall and F1 of each label, the best on top. Of many labels, only the worst are plotted.
+    """Plot precision, recall and F1 of each label, sorted by F1 with the best label on top.
+
+    If there are more than MAX_SCORE_ROWS labels, only those with the lowest F1 are plotted.
 
     Args:
-        scores: Scores by label: "precision", "recall", "f1", and optionally the count of examples as "count" or "gold".
+        scores: Scores by label: "precision", "recall", "f1", and optionally the number of examples as "count" or
+            "gold".
         split: Name of the split.
-        row_kind: Name of a row for the title: "class", "label" or "type of entity".
+        row_kind: Word for a label in the title: "class", "label" or "type of entity".
     """
     labels = drawable_labels(scores)
-    all_rows = list(zip(labels.names, scores.values(), strict=True))
-    all_rows.sort(key=lambda row: as_float(row[1]["f1"]))
+    all_rows = list(zip(labels.names, scores.values(), strict=True))  # (name of the label, its scores)
+    all_rows.sort(key=lambda name_and_scores: as_float(name_and_scores[1]["f1"]))
     rows = all_rows[:MAX_SCORE_ROWS]
-    longest = max(len(name) for name, _ in rows)
-    figure = new_figure(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(rows)))
+    name_length = max(len(name) for name, _ in rows)  # characters
+    figure = new_figure(6.4 + 0.085 * name_length, max(2.5, 1.5 + 0.27 * len(rows)))
     axes = figure.subplots()
     row_positions = np.arange(len(rows))
-    precision = np.array([as_float(row["precision"]) for _, row in rows])
-    recall = np.array([as_float(row["recall"]) for _, row in rows])
-    f1 = np.array([as_float(row["f1"]) for _, row in rows])
+    precision = np.array([as_float(label_scores["precision"]) for _, label_scores in rows])
+    recall = np.array([as_float(label_scores["recall"]) for _, label_scores in rows])
+    f1 = np.array([as_float(label_scores["f1"]) for _, label_scores in rows])
     axes.barh(row_positions, f1, height=0.62, color=SKY, alpha=0.55, label="F1")
     marker_style: dict[str, Any] = {"ls": "none", "clip_on": False, "ms": 5, "mec": "white", "mew": 0.5}
     axes.plot(precision, row_positions + 0.17, marker="v", color=BLUE, label="precision", **marker_style)
@@ -306,7 +312,9 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlim(0, 1.02)
     style_axes(axes, grid="x")
-    f1_and_counts = [f"{score:.3f}{_count_in_parentheses(row)}" for score, (_, row) in zip(f1, rows, strict=True)]
+    f1_and_counts = [
+        f"{score:.3f}{_count_in_parentheses(label_scores)}" for score, (_, label_scores) in zip(f1, rows, strict=True)
+    ]
     right_axis = axes.twinx()
     style_axes(right_axis)
     right_axis.set_ylim(axes.get_ylim())
@@ -319,17 +327,18 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
     return figure
 
 
-def _count_in_parentheses(row: JsonObject) -> str:
-    """Format the number of examples or entities with the label, in parentheses, or return "" if it is unknown."""
-    count = row.get("count", row.get("gold"))
+def _count_in_parentheses(label_scores: JsonObject) -> str:
+    """Format the number of examples or entities with a label, in parentheses, or return "" if it is unknown."""
+    count = label_scores.get("count", label_scores.get("gold"))
     return "" if count is None else f"  ({count:,})"
 
 
 def _ideal_line(results: JsonObject, pairs: list[tuple[float, float]]) -> IdealLine | None:
     """Return two points (label, prediction) on the line of ideal predictions.
 
-    If the predictions are cosines, the line goes through the labels that correspond to a cosine of 0 and of 1, and is
-    None if these labels are unknown. Otherwise an ideal prediction equals its label.
+    If the predictions are cosines, the line goes through the labels that correspond to the cosines 0 and 1; the result
+    is None if these labels are unknown. Otherwise an ideal prediction equals its label, and the line goes from the
+    smallest to the largest finite value in `pairs`.
     """
     spec = SPECS.get(results["task"])
     if spec is not None and spec.predicts_cosines:

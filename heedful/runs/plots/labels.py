@@ -1,4 +1,7 @@
-"""Label names for plots: short, on one line, distinguishable, in characters that the fonts of this machine have."""
+"""Label names for plots: short, on one line, distinguishable, in characters that the fonts of this machine have.
+
+A label is the name of a class in the data. Plots draw the name that `drawable_labels` returns for it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from dataclasses import dataclass
 
 FONT = "DejaVu Sans"  # comes with matplotlib
 LAST_RESORT = "Last Resort High-Efficiency"  # comes with matplotlib; has a placeholder box for every character
-BOX, DOTS = "□", "…"
-MAX_COLUMNS = 28  # maximum width of a name; a wide character, such as a Chinese one, takes two columns
+BOX = "□"  # replaces a character that no font has
+DOTS = "…"  # replaces the middle of a name that is cut
+MAX_COLUMNS = 28  # maximum width of a name; a wide character, such as a Chinese one, has two columns, others have one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,13 +23,14 @@ class DrawableLabels:
 
     names: tuple[str, ...]
     fonts: tuple[str, ...]  # each character is drawn in the first font that has it
-    note: str  # sentence about characters that no font has; "": all can be drawn
+    note: str  # sentence about characters that no font has, for the title; "": fonts have all characters
 
 
 def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
-    """Shorten long labels, and replace characters that no font has by a box.
+    """Return the names to draw for labels: long ones shortened, and characters that no font has replaced by a box.
 
-    The index of a label, from 0, precedes its name if the name is empty, has a box, or is the name of another label.
+    A name begins with the index of its label, from 0, if it would otherwise be empty, contain a box, or equal the name
+    of another label.
     """
     short_names = [shorten(_printable(label)) for label in labels]
     fonts, missing = _find_fonts(set().union(*short_names))
@@ -39,7 +44,7 @@ def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
 
 
 def shorten(text: str, max_columns: int = MAX_COLUMNS) -> str:
-    """Shorten a text to at most `max_columns` by cutting out its middle.
+    """Shorten a text to at most `max_columns` by replacing its middle by DOTS.
 
     >>> shorten("a label that nobody wants to read", 16)
     'a label t…o read'
@@ -53,25 +58,27 @@ def shorten(text: str, max_columns: int = MAX_COLUMNS) -> str:
 
 
 def _printable(label: str) -> str:
-    """Return the label on one line, without control characters."""
+    """Return a label on one line, without characters that are not printable."""
     return " ".join("".join(character if character.isprintable() else " " for character in label).split())
 
 
 def _columns(character: str) -> int:
-    """Return the width of a character in columns."""
+    """Return the width of a character in columns, 1 or 2."""
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
 def _first_columns(text: str, max_columns: int) -> str:
-    """Return the beginning of the text, up to `max_columns`."""
-    end = width = 0
-    while end < len(text) and (width := width + _columns(text[end])) <= max_columns:
-        end += 1
-    return text[:end]
+    """Return the longest beginning of a text that has at most `max_columns` columns."""
+    width = 0
+    for end, character in enumerate(text):
+        width += _columns(character)
+        if width > max_columns:
+            return text[:end]
+    return text
 
 
 def _find_fonts(characters: set[str]) -> tuple[tuple[str, ...], set[str]]:
-    """Return fonts of this machine that together have the characters, and the characters that no font has."""
+    """Return names of fonts of this machine that together have the characters, and the characters that no font has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager
 
     missing = characters - _covered(findfont(FONT), characters)
@@ -93,7 +100,7 @@ def _find_fonts(characters: set[str]) -> tuple[tuple[str, ...], set[str]]:
 
 
 def _covered(path: str, characters: Sequence[str] | set[str]) -> set[str]:
-    """Return the characters that the font in a file has. A font that cannot be read or scaled has none."""
+    """Return those of the characters that the font in a file has. A font that cannot be read or scaled has none."""
     from matplotlib.font_manager import get_font
 
     try:

@@ -1,4 +1,4 @@
-"""RoundedLayout: a constrained layout with the same positions each time a figure is drawn."""
+"""`RoundedLayout`: a layout engine of matplotlib with the same positions each time a figure is drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The style and the files of all plots: a palette for colour-blind people (Okabe and Ito 2008), thin axes, a grid."""
+"""The style of all plots, and how figures are written to files.
+
+Colours are from a palette that colour-blind people can tell apart (Okabe and Ito 2008).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ if TYPE_CHECKING:
 BLUE, ORANGE, SKY = "#0072B2", "#D55E00", "#56B4E9"
 GREY, PALE, INK = "#6B6B6B", "#E4E4E4", "#222222"
 DPI = 110  # pixels per inch of a PNG
-FORMATS = {  # metadata, by suffix, that is left out because it depends on the time or on versions
+FORMATS = {  # suffix -> metadata that is left out of such files, because it depends on the time or on versions
     ".png": ("Software",),
     ".svg": ("Date", "Creator"),
     ".pdf": ("CreationDate", "Creator", "Producer"),
 }
-MAX_VECTOR_POINTS = 2000  # maximum points of a scatter plot that are drawn as vectors in an SVG
+MAX_VECTOR_POINTS = 2000  # maximum points of a scatter plot that is drawn as vectors in an SVG; others are rasterized
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -58,8 +61,8 @@ def save_plot(path: Path, figure: Figure) -> Path:
     Returns:
         `path`.
     """
-    for file in (path.with_suffix(".svg"), path):
-        write_figure(file, figure)
+    write_figure(path.with_suffix(".svg"), figure)
+    write_figure(path, figure)
     return path
 
 
@@ -69,7 +72,7 @@ def write_figure(path: Path, figure: Figure, *, scale: float = 1.0) -> None:
     Args:
         path: The file.
         figure: The figure.
-        scale: Factor of the pixels of a PNG.
+        scale: Factor by which width and height of a PNG in pixels are multiplied.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

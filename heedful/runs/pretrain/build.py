@@ -1,9 +1,14 @@
-"""Build model, objectives and samples of a pre-training run from its components, for `runs.pretrain.run`."""
+"""Build model, objectives and samples of a pre-training run from its components.
+
+A training sample is a packed row: several sequences of tokens, end to end without padding. `runs.pretrain.run` and the
+distillation of masked language models call these functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,15 +29,15 @@ from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.settings import PretrainTokenizer
 
-Part = TypeVar("Part", EmbeddingConfig, StackConfig, None)
-DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
+ConfigPart = TypeVar("ConfigPart", EmbeddingConfig, StackConfig, None)
+DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")  # fields of them
 
 
 # -- checks before text is read -------------------------------------------------------------------------------------
 
 
 def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> None:
-    """Refuse settings that differ from the defaults and would change nothing.
+    """Refuse settings that differ from their defaults although the run would not use them.
 
     Args:
         settings: The settings of the run.
@@ -43,13 +48,15 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
     """
     init_from, defaults = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
     trains_tokenizer = not (from_corpus or init_from or settings.tokenizer.path)
-    origin = "--tokenizer names one" if settings.tokenizer.path else f"{init_from or 'the corpus'} has its own"
+    tokenizer_source = (
+        "--tokenizer names one" if settings.tokenizer.path else f"{init_from or 'the corpus'} has its own"
+    )
     training_options = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
     corpus_options = [field.name for field in fields(CorpusSettings)]
     for table, names, is_used, reason in (
         ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
         ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
-        ("tokenizer", training_options, trains_tokenizer, f"no tokenizer is trained, {origin}"),
+        ("tokenizer", training_options, trains_tokenizer, f"no tokenizer is trained, {tokenizer_source}"),
         ("corpus", corpus_options, not from_corpus, "the corpus was made before"),
         ("model", ("family", "size", "layers", "width", "heads"), not init_from, f"{init_from} has a shape of its own"),
     ):
@@ -62,7 +69,11 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
 
 
 def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> None:
-    """Check that the model to continue from, or the family, fits the objective, before text is read.
+    """Check that the model fits the objective, before text is read.
+
+    Args:
+        settings: The settings of the run.
+        init_model: The model that training continues from. If None, the family of the settings is checked.
 
     Raises:
         HeedfulError: If the objective's head or the lengths do not fit the model.
@@ -98,7 +109,10 @@ def _family(settings: PretrainSettings) -> str:
 
 
 def build_model(components: Components) -> ModelBundle:
-    """Make a model with random weights, or use the model to continue from, and add the objective's head."""
+    """Return the model to train, with the objective's head.
+
+    It has random weights, or those of the model that training continues from.
+    """
     settings, seed = components.settings, components.settings.train.seed
     head = settings.spec.head
     if components.init_model is not None:
@@ -125,53 +139,70 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         settings: Layers, hidden size, heads and lengths.
         tokenizer: The tokenizer of the model.
     """
-    model = _family_config(family)
-    layers, width, heads = settings.model.shape
-
-    def resize_stack(config: StackConfig | None) -> StackConfig | None:
-        if config is None:
-            return None
-        return replace(
-            config,
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=config.kv_heads_of(heads),
-            head_width=width // heads,
-            inner_width=round(config.inner_width / config.width * width),
-            blocks=None if config.blocks is None else min(config.blocks, layers),
-        )
-
-    def resize_embedding(embedding: EmbeddingConfig) -> EmbeddingConfig:
-        positions = embedding.positions
-        new_width = width
-        if embedding.width != model.width:  # a family whose embedding dimension is below its hidden size
-            new_width = min(embedding.width, max(1, width // 2))
-        if isinstance(positions, Learned):
-            padding = None if positions.padding is None else tokenizer.special.pad
-            offset = positions.offset if padding is None else padding + 1
-            positions = replace(positions, count=max(settings.lengths) + offset, offset=offset, padding=padding)
-        return replace(
-            embedding,
-            vocabulary=tokenizer.size,
-            width=new_width,
-            positions=positions,
-            types=embedding.types and max(embedding.types, 1 + max(tokenizer.encode(("a", "a")).types)),
-            padding=None if embedding.padding is None else tokenizer.special.pad,
-            scale=new_width**0.5 if embedding.scale == embedding.width**0.5 else embedding.scale,
-        )
-
+    published = _family_config(family)
+    shape = settings.model.shape
+    resize_embedding = partial(_resize_embedding, family_width=published.width, settings=settings, tokenizer=tokenizer)
     model = replace(
-        model,
-        embedding=resize_embedding(model.embedding),
-        encoder=resize_stack(model.encoder),
-        decoder=resize_stack(model.decoder),
-        decoder_embedding=None if model.decoder_embedding is None else resize_embedding(model.decoder_embedding),
-        start=None if model.start is None else tokenizer.special.pad,
+        published,
+        embedding=resize_embedding(published.embedding),
+        encoder=None if published.encoder is None else _resize_stack(published.encoder, shape),
+        decoder=None if published.decoder is None else _resize_stack(published.decoder, shape),
+        decoder_embedding=(
+            None if published.decoder_embedding is None else resize_embedding(published.decoder_embedding)
+        ),
+        start=None if published.start is None else tokenizer.special.pad,
     )
-    # in some families the initialisation depends on how many layers there are, so read it from the new config
+    # in some families the initialisation depends on the number of layers: take that of the new config
     reread = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
     return BundleConfig(family=family, model=replace(model, initialisation=reread.initialisation))
+
+
+def _resize_stack(config: StackConfig, shape: tuple[int, int, int]) -> StackConfig:
+    """Return the config of a stack with another shape (layers, hidden size, heads). Ratios of sizes are unchanged."""
+    layers, width, heads = shape
+    return replace(
+        config,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=config.kv_heads_of(heads),
+        head_width=width // heads,
+        inner_width=round(config.inner_width / config.width * width),
+        blocks=None if config.blocks is None else min(config.blocks, layers),
+    )
+
+
+def _resize_embedding(
+    embedding: EmbeddingConfig, *, family_width: int, settings: PretrainSettings, tokenizer: Tokenizer
+) -> EmbeddingConfig:
+    """Return the config of an embedding for the hidden size and lengths of the settings, and for a tokenizer.
+
+    Args:
+        embedding: The published config.
+        family_width: Hidden size of the published model.
+        settings: The settings of the run.
+        tokenizer: The tokenizer of the model.
+    """
+    _, width, _ = settings.model.shape
+    if embedding.width != family_width:  # a family whose embedding dimension is below its hidden size
+        width = min(embedding.width, max(1, width // 2))
+    positions = embedding.positions
+    if isinstance(positions, Learned):
+        padding = None if positions.padding is None else tokenizer.special.pad
+        offset = positions.offset if padding is None else padding + 1  # positions begin after the padding row
+        positions = replace(positions, count=max(settings.lengths) + offset, offset=offset, padding=padding)
+    num_types = embedding.types
+    if num_types:  # at least as many token types as the tokenizer uses for a pair of texts
+        num_types = max(num_types, 1 + max(tokenizer.encode(("a", "a")).types))
+    return replace(
+        embedding,
+        vocabulary=tokenizer.size,
+        width=width,
+        positions=positions,
+        types=num_types,
+        padding=None if embedding.padding is None else tokenizer.special.pad,
+        scale=width**0.5 if embedding.scale == embedding.width**0.5 else embedding.scale,
+    )
 
 
 def with_dropout(model: ModelConfig, source: ModelConfig, rate: float | None = None) -> ModelConfig:
@@ -183,7 +214,7 @@ def with_dropout(model: ModelConfig, source: ModelConfig, rate: float | None = N
         rate: Replaces all rates of `source` that are not 0. If None, they are copied unchanged.
     """
 
-    def copy_rates(config: Part, source_config: Part) -> Part:
+    def copy_rates(config: ConfigPart, source_config: ConfigPart) -> ConfigPart:
         if config is None or source_config is None:
             return config
         rates: dict[str, Any] = {
@@ -207,9 +238,9 @@ def _with_config(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
 
 
 def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
-    """Return the model with the dropout of its family, or of the model that training continued from.
+    """Return the trained model with the dropout rates of its family, or of the model that training continued from.
 
-    Fine-tuning starts with this dropout.
+    These are the rates for fine-tuning. The dropout of pre-training is a setting of its own.
     """
     init_model = components.init_model
     source = _family_config(loaded.config.family) if init_model is None else init_model.config.model
@@ -222,7 +253,13 @@ def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
 def build_objectives(
     components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
 ) -> list[SelfSupervised]:
-    """Return the objective of each phase for a model with the objective's head. `samples` has the samples of each."""
+    """Return the objective of each phase for a model with the objective's head.
+
+    Args:
+        components: The components of the run.
+        loaded: The model.
+        samples: The training samples of each phase.
+    """
     return components.builder.objectives(components, loaded, samples)
 
 
@@ -232,7 +269,8 @@ def build_objectives(
 def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
     """Return the training samples of each phase, and the validation samples.
 
-    Validation samples have the length of the first phase. Rows are added until they have `eval_tokens` tokens.
+    Validation samples have the maximum length of the first phase. They are packed rows that are chosen at random until
+    they have at least `eval_tokens` tokens together.
 
     Raises:
         HeedfulError: If the corpus has too few documents.
@@ -266,10 +304,10 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
 
 
 def _fixed_shape(components: Components) -> FixedShape | None:
-    """Return the fixed shape of all rows by `sequences_per_pack`, or None if it is unset.
+    """Return the shape that all packed rows have by the setting `sequences_per_pack`, or None if it is unset.
 
     Raises:
-        HeedfulError: If the objective or the tokenizer cannot have rows of fixed shape.
+        HeedfulError: If rows of a fixed shape are not possible with the objective or the tokenizer.
     """
     settings, pad = components.settings, components.tokenizer.special.pad
     sequences = settings.sequences_per_pack

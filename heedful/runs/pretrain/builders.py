@@ -1,4 +1,4 @@
-"""The builders of pre-training objectives, which make samples and losses. `ObjectiveSpec.builder_ref` names them."""
+"""Builders of the pre-training objectives: subclasses of `ObjectiveBuilder`, named in `ObjectiveSpec.builder_ref`."""
 
 from __future__ import annotations
 
@@ -38,15 +38,21 @@ GENERATOR = "generator"  # folder of the generator in a run folder (ELECTRA)
 
 
 def masked_count(settings: PretrainSettings, mask_prob: float, template: SpecialTokenTemplate) -> int | None:
-    """Return how many targets a row of fixed shape has, or None if rows have no fixed shape.
+    """Return the number of targets of each packed row if rows have a fixed shape, else None.
 
-    There are enough for a row in which nearly all tokens are text. Rows with fewer masked tokens are filled up with
+    It is the number for the row with the most text that is possible. Rows with fewer masked tokens are filled up with
     targets of weight 0.
+
+    Args:
+        settings: The settings of the run.
+        mask_prob: Share of the text tokens that are masked.
+        template: The special tokens around a sequence.
     """
     if settings.sequences_per_pack is None:
         return None
     row_length = max(settings.pack_length, *settings.lengths)
-    text_tokens = row_length - settings.sequences_per_pack - template.width  # if one sequence has all the text
+    # `FixedShape.room` reserves a token of padding for each sequence; one sequence may have all the text
+    text_tokens = row_length - settings.sequences_per_pack - template.width
     return max(1, round(mask_prob * text_tokens))
 
 
@@ -95,7 +101,7 @@ class SentencePairBuilder(MaskingBuilder[SentencePairSettings]):
         *,
         validation: bool = False,
     ) -> SegmentPairs:
-        """Return packed rows of segment pairs, which are sampled anew in each epoch."""
+        """Return packed rows of segment pairs, which are sampled anew in each epoch. See `ObjectiveBuilder.rows`."""
         return SegmentPairs(
             corpus=components.corpus,
             documents=documents,
@@ -126,7 +132,7 @@ class NspBuilder(SentencePairBuilder):
     label = "nsp"
 
     def check_documents(self, train: int, validation: int) -> None:
-        """Refuse a single document, as the second segment of a negative pair comes from another document."""
+        """Refuse fewer than two documents, as the second segment of a negative pair is from another document."""
         if min(train, validation) < 2:
             raise HeedfulError(
                 f"a second segment of another document needs two documents at least, but of {train + validation:,} "
@@ -184,7 +190,7 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
     """Builder for causal language modelling."""
 
     def check_model(self, config: BundleConfig, name: str) -> None:
-        """Refuse a model with an encoder and a decoder."""
+        """Refuse a model that has both an encoder and a decoder."""
         if config.model.has_encoder and config.model.has_decoder:
             raise HeedfulError(
                 f"{name} has an encoder, and causal language modelling needs a decoder alone: take --objective "
@@ -206,7 +212,7 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
         return replace(template, runs=(prefix if len(prefix[0]) else end, end))
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
-        """Return the special tokens of a sequence whose document continues after it, without a token at its end."""
+        """Return the special tokens around a sequence that ends before its document ends: no token at its end."""
         return self.template(tokenizer).without_end
 
     def objective(self, components: Components, loaded: ModelBundle, phase: ClmSettings) -> CausalLM:
@@ -248,20 +254,25 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
         return folder if self.settings.model.init_from and folder.is_dir() else None
 
     def _generator(self, loaded: ModelBundle, size: float) -> ModelBundle:
-        """Make a generator that shares the model's embeddings.
+        """Return a generator that shares the model's embeddings.
 
-        Its other weights are those of the earlier generator if the model is trained further, else random.
+        If the model is trained further and has a saved generator, the other weights are those of that generator. They
+        are random otherwise.
+
+        Args:
+            loaded: The model.
+            size: Hidden size, heads and feed-forward size of the generator as a share of the model's.
 
         Raises:
-            HeedfulError: If the earlier generator has another shape.
+            HeedfulError: If the saved generator has another shape.
         """
         generator = tied_generator(loaded, generator_size=size, seed=self.settings.train.seed)
         if (folder := self.generator_folder()) is None:
             return generator
         shared = {id(parameter) for parameter in loaded.parameters()}
         own = {name: tensor for name, tensor in generator.named_tensors().items() if id(tensor) not in shared}
-        earlier = load(folder, head="masked_lm").named_tensors()
-        different = [name for name, tensor in own.items() if name not in earlier or earlier[name].shape != tensor.shape]
+        saved = load(folder, head="masked_lm").named_tensors()
+        different = [name for name, tensor in own.items() if name not in saved or saved[name].shape != tensor.shape]
         if different:
             raise HeedfulError(
                 f"{folder} is of another shape than a generator with objective.generator_size = {size:g} ("
@@ -269,7 +280,7 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
             )
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(earlier[name])
+                tensor.copy_(saved[name])
         return generator
 
 
@@ -314,7 +325,7 @@ class DistillationBuilder(MaskingBuilder[DistillationSettings]):
         *,
         validation: bool = False,
     ) -> WindowRows:
-        """Return packed rows of windows of sentences, and of pairs of windows."""
+        """Return packed rows of windows of sentences, and of pairs of windows. See `ObjectiveBuilder.rows`."""
         assert components.teacher is not None
         return components.teacher.rows(
             components.corpus, documents, self.row_size(length), length, seed, shape, held_out=validation
@@ -323,13 +334,13 @@ class DistillationBuilder(MaskingBuilder[DistillationSettings]):
     def objectives(
         self, components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
     ) -> list[SelfSupervised]:
-        """Return the objective of each phase. All share the teacher and the modules trained beside the model."""
+        """Return the objective of each phase. All share the teacher and the modules that are trained with the model."""
         assert components.teacher is not None
         rows_by_phase = [cast(WindowRows, rows) for rows in samples]
-        count = masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer))
-        return list(components.teacher.objectives(self.phases, rows_by_phase, loaded.config.model.width, count))
+        target_count = masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer))
+        return list(components.teacher.objectives(self.phases, rows_by_phase, loaded.config.model.width, target_count))
 
     def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
-        """Return the objective without cached vectors, since only training texts are cached."""
+        """Return the objective without cached vectors of the teacher, since only training texts have cached vectors."""
         assert isinstance(objective, EncoderDistillation)
         return replace(objective, vectors=None)

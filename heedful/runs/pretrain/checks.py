@@ -13,13 +13,13 @@ from heedful.errors import HeedfulWarning
 from heedful.objectives import Sample
 from heedful.runs.pretrain.settings import PretrainSettings
 
-STALLING_SEQUENCES = 8  # masked language modelling is known to stall with this many sequences in a step, or fewer
-STALLING_REPEATED_SHARE = 0.2  # it is known to stall with this share of repeated text, or a larger one
-PROBED_ROWS = 8  # packed rows that are used to estimate how many sequences a row has
+STALLING_SEQUENCES = 8  # a warning is given for this number of sequences in a step, or fewer
+STALLING_REPEATED_SHARE = 0.2  # a warning is given if this share of the text is repeated, or more
+PROBED_ROWS = 8  # packed rows from which the number of sequences in a row is estimated
 
 
 def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
-    """Warn of steps with few sequences, and of repeated text, if the objective has a masked language model.
+    """Warn of steps with few sequences, and of repeated text, if masked language modelling is part of the objective.
 
     Args:
         settings: The settings of the run.
@@ -29,23 +29,25 @@ def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequen
     if "mlm" not in settings.kind.split("+"):
         return
     rows = [samples[index] for index in range(min(PROBED_ROWS, len(samples)))]
-    sequences = settings.train.batch_size * sum(len(row.bounds) - 1 for row in rows) / len(rows)
-    if sequences <= STALLING_SEQUENCES:
+    num_sequences = sum(len(row.bounds) - 1 for row in rows)
+    sequences_per_step = settings.train.batch_size * num_sequences / len(rows)
+    if sequences_per_step <= STALLING_SEQUENCES:
         warnings.warn(
-            f"a step has about {sequences:.0f} sequences: with {STALLING_SEQUENCES} or fewer, masked language "
-            "modelling is known to stall near the frequencies of tokens (a loss of about 7): raise train.batch_size",
+            f"a step has about {sequences_per_step:.0f} sequences: with {STALLING_SEQUENCES} or fewer, masked language "
+            "modelling is known to learn only the frequencies of tokens (a loss of about 7): raise train.batch_size",
             HeedfulWarning,
             stacklevel=2,
         )
-    repeated = corpus.about.get("repeated", {})  # kind of text, such as documents or lines -> share that is repeated
-    worst = max(repeated, key=lambda name: repeated[name], default=None)
-    if worst is not None and repeated[worst] >= STALLING_REPEATED_SHARE:
+    repeated_shares = corpus.about.get("repeated", {})  # share that is repeated, by unit: "documents", "segments"
+    worst_unit = max(repeated_shares, key=lambda unit: repeated_shares[unit], default=None)
+    if worst_unit is not None and repeated_shares[worst_unit] >= STALLING_REPEATED_SHARE:
+        percentage = f"{100 * repeated_shares[worst_unit]:.0f} %"
         remedy = ""
-        if repeated.get("documents", 0.0) >= STALLING_REPEATED_SHARE:
+        if repeated_shares.get("documents", 0.0) >= STALLING_REPEATED_SHARE:
             remedy = 'set corpus.dedup = "exact", or '
         warnings.warn(
-            f"{100 * repeated[worst]:.0f} % of the {worst} of this text are repeated: on repeated lines masked "
-            f"language modelling is known to stall: {remedy}clean the text",
+            f"{percentage} of the {worst_unit} of this text are repeated: on repeated lines masked language modelling "
+            f"is known to stall: {remedy}clean the text",
             HeedfulWarning,
             stacklevel=2,
         )

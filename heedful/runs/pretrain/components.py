@@ -1,4 +1,7 @@
-"""Load tokenizer, corpus and models of a pre-training run. A missing tokenizer or corpus is made from the text."""
+"""Load tokenizer, corpus and models of a pre-training run, for `runs.pretrain.run`.
+
+A missing tokenizer is trained on the text, and a missing corpus is built from it.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,19 @@ from heedful.runs.run import Run
 from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_run_json, write_file
 from heedful.tokenizer import Tokenizer, train_tokenizer
 
-MAX_SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption, fewer if its vocabulary is small
-PROGRESS_SECONDS = 10.0  # seconds between two progress messages while a corpus is made
+MAX_SENTINELS = 100  # maximum sentinel tokens of a tokenizer that is trained for span corruption
+PROGRESS_SECONDS = 10.0  # seconds between two progress messages while a corpus is built
 
 
 def load_components(
     settings: PretrainSettings, run: Run, on_bad_row: OnBadRow, corpus_folder: Path | None = None
 ) -> Components:
-    """Load the components of a run. The first rank makes tokenizer and corpus if they are missing.
+    """Load the components of a run. The first rank creates tokenizer and corpus if they are missing.
 
     Args:
         settings: The settings of the run.
         run: The run folder, reporter and ranks.
-        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
+        on_bad_row: "raise", or "skip" to write rows that cannot be read to a file instead.
         corpus_folder: A corpus that another run has built from the same text. If None, the corpus of the run folder.
 
     Raises:
@@ -70,13 +73,16 @@ def load_components(
 
 
 def _finished_corpus(settings: PretrainSettings) -> Corpus | None:
-    """Return the corpus that `data` of the settings names, or None if it names files of text."""
+    """Open the corpus that the setting `data` names, or return None if it names files of text."""
     paths = [Path(path) for path in settings.data]
     return Corpus.open(paths[0]) if len(paths) == 1 and contains_corpus(paths[0]) else None
 
 
 def _load_tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | None) -> Tokenizer:
-    """Load the tokenizer that the settings name, or that of the model or the corpus, or train one on the text.
+    """Load the tokenizer of the run.
+
+    It is the first of these that exists: the one that the settings name, that of the model to continue from, that of
+    the corpus, and one that is trained on the text.
 
     Raises:
         TokenizerError: If the settings name another tokenizer than the model's.
@@ -112,7 +118,7 @@ def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
         options = replace(options, num_sentinels=max(1, min(MAX_SENTINELS, options.vocab_size // 20)))
     run.reporter.message(
         f"training a tokenizer on the text ({options.algorithm}, up to {options.vocab_size:,} tokens); "
-        "--tokenizer takes one that is there"
+        "--tokenizer names one that exists already"
     )
     files = [path for path, _ in list_files([Path(path) for path in settings.data], run.folder)[0]]
     chunks = DocumentReader(files, settings.corpus, RowErrors(Skip()), []).chunks()
@@ -123,7 +129,9 @@ def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
 def _load_corpus(
     settings: PretrainSettings, run: Run, tokenizer: Tokenizer, on_bad_row: OnBadRow, corpus_folder: Path | None
 ) -> Corpus:
-    """Open the corpus that the settings name, or that of another run, or build one in the run folder and open it.
+    """Open the corpus of the run.
+
+    It is the one that the settings name, else that in `corpus_folder`, else one that is built in the run folder.
 
     Raises:
         DataError: If the corpus was made with another tokenizer.
@@ -155,7 +163,7 @@ def _load_corpus(
 
 
 def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
-    """Write the digest of the corpus to the folder of a new run, or check that a resumed run has the same corpus.
+    """Record the digest of the corpus in the folder of a new run, or check that a resumed run has the same corpus.
 
     Raises:
         RunError: If the run began with another corpus.
@@ -171,7 +179,7 @@ def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
 
 
 def _corpus_progress(run: Run) -> Callable[[CorpusProgress], None]:
-    """Return a function that reports the progress of a corpus every PROGRESS_SECONDS."""
+    """Return a callback for `build_corpus` that reports progress, at most once in PROGRESS_SECONDS."""
     last_report = time.monotonic()
 
     def report(progress: CorpusProgress) -> None:
@@ -188,14 +196,14 @@ def _corpus_progress(run: Run) -> Callable[[CorpusProgress], None]:
 
 
 def sample_documents(documents: Iterable[tuple[str, bool]], max_chars: int) -> list[str]:
-    """Return a random sample of cleaned documents, of at most `max_chars` characters unless it is a single document.
+    """Return a random sample of documents, cleaned, with at most `max_chars` characters but at least one document.
 
-    A document is in the sample if the hash of its index is a multiple of a divisor, a power of two. The divisor is
-    doubled whenever the sample is too large. So all documents have the same chance, even if the text is sorted. It need
-    not be known how many documents there are, and equal texts give equal samples.
+    A document is in the sample if the hash of its index is a multiple of a divisor, which is a power of two. The
+    divisor is doubled whenever the sample is too large. So all documents have the same chance, even if they are sorted;
+    their number need not be known; and the same documents give the same sample.
 
     Args:
-        documents: Texts, and whether each line of the text is a sentence.
+        documents: (text, whether each of its lines is a sentence) for each document.
         max_chars: Maximum characters of the sample, before cleaning.
     """
     sample: list[tuple[int, str, bool]] = []  # hash of the index, text, whether lines are sentences

@@ -1,4 +1,7 @@
-"""Evaluation during pre-training: losses on validation samples, and scores of probes. `runs.pretrain.run` calls it."""
+"""Evaluation during pre-training: losses on validation samples, and scores of probes.
+
+`runs.pretrain.run` calls `measure_share` on each rank, and `combine_shares` with the results of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ def measure_share(
     """Evaluate this rank's share of the validation samples, with the same masks at each evaluation.
 
     Returns:
-        The sum and the count of targets of each metric. On the first rank, probe scores are among them with a count of
-        1.
+        (sum over targets, number of targets) by name of the metric. On the first rank, the probes are among the
+        metrics, each with its score as the sum and the number 1.
     """
     sums: dict[str, tuple[float, float]] = {}
     ranks = trainer.ranks
@@ -42,13 +45,14 @@ def measure_share(
 def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
     """Combine the sums of all ranks into the result of an evaluation.
 
-    The metrics are the weighted sum of the terms as "loss", the mean of each metric, and the count of targets of the
-    first term as "count". If the first term has an accuracy, it is a classification over a vocabulary, and "perplexity"
-    is exp of its loss. Checkpoints are ranked by the first term's accuracy, or by the negated loss if it has none.
+    The metrics of the result are the mean of each metric over all targets, the weighted sum of the loss terms as
+    "loss", and the number of targets of the first term as "count". If the first term has an accuracy, it is a
+    classification over a vocabulary, and "perplexity" is exp of its loss. Checkpoints are ranked by the first term's
+    accuracy, or by the negated loss if it has none.
 
     Args:
-        objective: The objective, for the weights of its terms.
-        shares: The values of `measure_share` on all ranks.
+        objective: The objective, for the weights of its loss terms.
+        shares: The result of `measure_share` on each rank.
 
     Raises:
         HeedfulError: If the validation samples have no targets.
@@ -57,16 +61,16 @@ def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[f
     totals = {name: sum(share.get(name, (0.0, 0.0))[0] for share in shares) for name in names}
     counts = {name: sum(share.get(name, (0.0, 0.0))[1] for share in shares) for name in names}
     means: dict[str, float] = {name: totals[name] / counts[name] for name in names if counts[name]}
-    terms = [name for name in names if name.endswith("_loss")]
-    if not terms or terms[0] not in means:
+    loss_names = [name for name in names if name.endswith("_loss")]  # one for each term, in the order of the terms
+    if not loss_names or loss_names[0] not in means:
         raise HeedfulError("the validation split has no target: raise eval_fraction, or give longer documents")
-    loss = sum(weight * means.get(name, 0.0) for weight, name in zip(objective.term_weights, terms, strict=True))
+    loss = sum(weight * means.get(name, 0.0) for weight, name in zip(objective.term_weights, loss_names, strict=True))
     metrics = {"loss": loss}
-    accuracy = terms[0].removesuffix("_loss") + "_accuracy"
-    if accuracy in means:
-        metrics["perplexity"] = math.exp(min(means[terms[0]], 700.0))  # e^700 is still a finite float
+    accuracy_name = loss_names[0].removesuffix("_loss") + "_accuracy"
+    if accuracy_name in means:
+        metrics["perplexity"] = math.exp(min(means[loss_names[0]], 700.0))  # e^700 is still a finite float
     return EvalResult(
-        metric_value=means.get(accuracy, -loss),
+        metric_value=means.get(accuracy_name, -loss),
         tie_breaker=-loss,
-        metrics=metrics | means | {"count": counts[terms[0]]},
+        metrics=metrics | means | {"count": counts[loss_names[0]]},
     )

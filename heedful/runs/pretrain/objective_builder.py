@@ -1,6 +1,6 @@
-"""ObjectiveBuilder builds samples and losses of a pre-training objective; Components are its inputs.
+"""`ObjectiveBuilder`, which builds the samples and losses of a pre-training objective, and `Components`, its inputs.
 
-`runs.pretrain.builders` has a subclass for each objective.
+`runs.pretrain.builders` has a subclass for each objective, and `runs.pretrain.build` calls its methods.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SettingsT = TypeVar("SettingsT", bound=ObjectiveSettings)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Components:
-    """Settings, tokenizer, corpus and models of a pre-training run."""
+    """Settings, tokenizer, corpus and models of a pre-training run, loaded by `load_components`."""
 
     settings: PretrainSettings
     tokenizer: Tokenizer
     corpus: Corpus
-    init_model: ModelBundle | None  # the trained model to continue from, if weights are not random
+    init_model: ModelBundle | None  # the trained model that training continues from; None: weights are random
     teacher: TeacherRun | None = None  # the teacher, if the objective has one
-    probes: Sequence[ProbeSet] = ()
+    probes: Sequence[ProbeSet] = ()  # labelled texts on which frozen vectors are scored at each evaluation
 
     @property
     def builder(self) -> ObjectiveBuilder[ObjectiveSettings]:
@@ -61,7 +61,7 @@ class ObjectiveBuilder(Generic[SettingsT]):
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def check_model(self, config: BundleConfig, name: str) -> None:
-        """Raise a HeedfulError if a model does not fit the objective. Its message contains the model's `name`."""
+        """Raise a HeedfulError if a model does not fit the objective. The message contains `name`, the model's name."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise a HeedfulError if the objective cannot use the tokenizer, or a length leaves no tokens for text."""
@@ -69,16 +69,16 @@ class ObjectiveBuilder(Generic[SettingsT]):
             self.template(tokenizer).room(length)
 
     def check_documents(self, train: int, validation: int) -> None:
-        """Raise a HeedfulError if train or validation has too few documents."""
+        """Raise a HeedfulError if `train` or `validation`, numbers of documents, are too small."""
 
     # -- the teacher ------------------------------------------------------------------------------------------------
 
     def load_teacher(self) -> ModelBundle | None:
-        """Load the model whose outputs are learned, if the objective has a teacher."""
+        """Load the teacher, whose outputs the model learns, or return None if the objective has no teacher."""
         return None
 
     def teacher_run(self, teacher: ModelBundle, tokenizer: Tokenizer, run: Run) -> TeacherRun | None:
-        """Return the loaded teacher with its caches in the run folder."""
+        """Return the loaded teacher with its caches in the run folder, or None if the objective has no teacher."""
         return None
 
     # -- samples ----------------------------------------------------------------------------------------------------
@@ -97,11 +97,11 @@ class ObjectiveBuilder(Generic[SettingsT]):
         *,
         validation: bool = False,
     ) -> Sequence[Sample]:
-        """Return packed rows of documents of the corpus.
+        """Return the samples of some documents of the corpus: packed rows, each with several sequences end to end.
 
         Args:
             components: The components of the run.
-            documents: Indices of documents in the corpus.
+            documents: Indices of documents in the corpus, [documents].
             length: Maximum tokens of a sequence.
             seed: Random seed of the order in which sequences are packed.
             shape: The fixed shape of all rows. If None, a row has all sequences that fit.
@@ -114,7 +114,7 @@ class ObjectiveBuilder(Generic[SettingsT]):
         return PackedSequences(corpus, template, windows, self.row_size(length), seed, shape=shape, continued=continued)
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate | None:
-        """Return the special tokens around a sequence whose document continues after it, or None for `template`."""
+        """Return the special tokens around a sequence that ends before its document ends, or None for `template`."""
         return None
 
     def row_size(self, length: int) -> int:
@@ -137,14 +137,13 @@ class ObjectiveBuilder(Generic[SettingsT]):
             loaded: The model, with the objective's head.
             samples: The samples of each phase.
         """
-        first = self.objective(components, loaded, self.phases[0])
-        later = (
-            first if phase == self.phases[0] else self.objective(components, loaded, phase) for phase in self.phases[1:]
-        )
+        first_phase, *later_phases = self.phases
+        first = self.objective(components, loaded, first_phase)
+        later = (first if phase == first_phase else self.objective(components, loaded, phase) for phase in later_phases)
         return [first, *later]
 
     def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
-        """Return the objective for validation samples, by the objective of training."""
+        """Return the objective for validation samples that corresponds to an objective of training."""
         return objective
 
     def notes(self, components: Components) -> Iterable[str]:

@@ -1,4 +1,7 @@
-"""Probes: scores of frozen vectors on small labelled files. `runs.pretrain.evaluate` measures them in training."""
+"""Probes: how well the frozen vectors of a model predict the labels of a small file. See `Probe` for the kinds.
+
+`runs.pretrain.evaluate` scores the model on all probes at each evaluation of a pre-training run.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ from heedful.runs.pretrain.settings import Probe
 from heedful.tasks.metrics.regression import ranks
 from heedful.tokenizer import Encoding, Tokenizer
 
-BATCH_TOKENS = 8192  # tokens in a batch
-MAX_LENGTH = 128  # maximum tokens of a text
-RIDGE = 1e-3  # regularization of the linear classifier, for features with a mean square of 1
-MIN_TARGETS = 8  # minimum of targets of a probe
+BATCH_TOKENS = 8192  # a batch is complete when it has this number of tokens
+MAX_LENGTH = 128  # maximum tokens of a text; longer texts are truncated
+RIDGE = 1e-3  # L2 regularization of the linear classifier, for features with a mean square of 1
+MIN_TARGETS = 8  # minimum number of targets of a probe
+# type of the examples by kind of the probe
 EXAMPLES: dict[str, type[Example]] = {"similarity": ScoredExample, "classify": LabelledExample, "tag": TaggedExample}
 
 
@@ -46,7 +50,7 @@ class ProbeSet:
         source = read(probe.data, EXAMPLES[probe.kind], DataSettings(dev_fraction=0.0))
         examples = [example for split in source.splits for example in source.examples(split)]
         tokenizer = tokenizer.limited(min(MAX_LENGTH, tokenizer.max_length or MAX_LENGTH))
-        self.targets: NDArray[np.float64]
+        self.targets: NDArray[np.float64]  # a score per pair of texts, a class id per text, or a class id per word
         if probe.kind == "similarity":
             pairs = [
                 example for example in examples if isinstance(example, ScoredExample) and example.text_pair is not None
@@ -56,23 +60,21 @@ class ProbeSet:
         elif probe.kind == "classify":
             labelled = [example for example in examples if isinstance(example, LabelledExample)]
             texts = [example.text for example in labelled]
-            names = sorted({example.label for example in labelled})
-            self.targets = np.array([names.index(example.label) for example in labelled], dtype=np.float64)
+            self.targets = _class_ids([example.label for example in labelled])
         else:
             tagged = [example for example in examples if isinstance(example, TaggedExample)]
             texts = [" ".join(example.words) for example in tagged]
         encodings = tokenizer.encode_batch(list(texts))
         self.ids = [encoding.ids for encoding in encodings]
         self.types = [encoding.types for encoding in encodings]
-        self.positions: list[list[int]] = []  # for a tagging probe, each text's positions of the first tokens of words
+        self.positions: list[list[int]] = []  # of a "tag" probe: for each text, the position of each tagged word
         if probe.kind == "tag":
             tags: list[str] = []
             for example, encoding in zip(tagged, encodings, strict=True):
                 text_positions, text_tags = _tagged_positions(example, encoding)
                 self.positions.append(text_positions)
                 tags += text_tags
-            names = sorted(set(tags))
-            self.targets = np.array([names.index(tag) for tag in tags], dtype=np.float64)
+            self.targets = _class_ids(tags)
         if len(self.targets) < MIN_TARGETS:
             raise HeedfulError(
                 f"probe {probe.name}: {probe.data} has {len(self.targets)} targets for {probe.kind}; expected "
@@ -84,37 +86,49 @@ class ProbeSet:
         """Return the probe's score of a model: from -1 to 1 for similarity, from 0 to 1 for the other kinds."""
         features = self._features(loaded).double().cpu().numpy()
         if self.probe.kind == "similarity":
-            unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-            return float(np.corrcoef(ranks((unit[::2] * unit[1::2]).sum(1)), ranks(self.targets))[0, 1])
+            unit_vectors = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+            cosines = (unit_vectors[::2] * unit_vectors[1::2]).sum(1)  # first and second texts of pairs alternate
+            spearman = np.corrcoef(ranks(cosines), ranks(self.targets))[0, 1]
+            return float(spearman)
         return _linear_accuracy(features, self.targets.astype(np.int64))
 
     def _features(self, loaded: ModelBundle) -> Float[Tensor, "vectors hidden_size"]:
-        """Compute mean vectors of texts, or hidden states of words, in the order of the targets."""
+        """Compute the mean hidden state of each text, or of a "tag" probe the hidden state of each tagged word."""
         device = next(loaded.parameters()).device
-        order = sorted(range(len(self.ids)), key=lambda text: len(self.ids[text]))
-        vectors: list[Tensor] = [torch.zeros(0)] * len(order)
+        by_length = sorted(range(len(self.ids)), key=lambda index: len(self.ids[index]))  # indices of texts
+        vectors: list[Tensor] = [torch.zeros(0)] * len(by_length)
         batch: list[int] = []  # indices of texts
-        for texts_seen, text_index in enumerate(order, start=1):
+        for num_seen, text_index in enumerate(by_length, start=1):
             batch.append(text_index)
-            if sum(len(self.ids[text]) for text in batch) < BATCH_TOKENS and texts_seen < len(order):
+            batch_tokens = sum(len(self.ids[index]) for index in batch)
+            if batch_tokens < BATCH_TOKENS and num_seen < len(by_length):
                 continue
-            packed = Packed.of([self.ids[text] for text in batch], [self.types[text] for text in batch]).to(device)
+            packed = Packed.of([self.ids[index] for index in batch], [self.types[index] for index in batch]).to(device)
             states = loaded.hidden_states(packed).float()
             if self.positions:
-                for text, text_states in zip(batch, packed.unpack(states), strict=True):
-                    vectors[text] = text_states[self.positions[text]]
+                for index, text_states in zip(batch, packed.unpack(states), strict=True):
+                    vectors[index] = text_states[self.positions[index]]
             else:
-                for text, vector in zip(batch, pool(states, packed, "mean"), strict=True):
-                    vectors[text] = vector[None]
+                for index, vector in zip(batch, pool(states, packed, "mean"), strict=True):
+                    vectors[index] = vector[None]
             batch = []
         return torch.cat(vectors)
 
 
-def _tagged_positions(example: TaggedExample, encoding: Encoding) -> tuple[list[int], list[str]]:
-    """Return positions of the first tokens of an example's words, and the tags of these words.
+def _class_ids(labels: Sequence[str]) -> NDArray[np.float64]:
+    """Return the index of each label among the sorted different labels, as a float."""
+    names = sorted(set(labels))
+    return np.array([names.index(label) for label in labels], dtype=np.float64)
 
-    The words, joined by spaces, are encoded in `encoding`. Words that are tagged O, or whose first token is missing,
-    are left out.
+
+def _tagged_positions(example: TaggedExample, encoding: Encoding) -> tuple[list[int], list[str]]:
+    """Return the position of the first token of each tagged word, and the tags of these words.
+
+    Words that are tagged O, or whose first token is missing because the text was truncated, are left out.
+
+    Args:
+        example: Words with tags.
+        encoding: Encoding of the words, joined by spaces.
     """
     position_at_offset: dict[int, int] = {}  # character where a token starts -> position of the token
     for position, (start, stop) in enumerate(encoding.offsets):
@@ -133,21 +147,27 @@ def _tagged_positions(example: TaggedExample, encoding: Encoding) -> tuple[list[
 
 
 def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) -> float:
-    """Measure the accuracy of a linear classifier on the last third of the rows, fitted on the others.
+    """Return the accuracy of a linear classifier on the last third of the vectors, fitted on the first two thirds.
 
     The classifier is a ridge regression to one-hot targets. It has a closed form, so a probe gives the same score on
     every machine and takes milliseconds.
+
+    Args:
+        features: [vectors, hidden size].
+        targets: Class id of each vector.
     """
-    train_rows = 2 * len(features) // 3
-    mean = features[:train_rows].mean(0)
-    deviation = features[:train_rows].std(0) + 1e-6
-    inputs = np.concatenate([(features - mean) / deviation, np.ones((len(features), 1))], 1)
-    one_hot = np.eye(int(targets.max()) + 1)[targets[:train_rows]]
-    gram = inputs[:train_rows].T @ inputs[:train_rows] + RIDGE * train_rows * np.eye(inputs.shape[1])
-    scores = inputs[train_rows:] @ np.linalg.solve(gram, inputs[:train_rows].T @ one_hot)
-    return float((scores.argmax(1) == targets[train_rows:]).mean())
+    train_count = 2 * len(features) // 3
+    mean = features[:train_count].mean(0)
+    std = features[:train_count].std(0) + 1e-6
+    inputs = np.concatenate([(features - mean) / std, np.ones((len(features), 1))], 1)  # with a column for the bias
+    train_inputs, test_inputs = inputs[:train_count], inputs[train_count:]
+    one_hot = np.eye(int(targets.max()) + 1)[targets[:train_count]]
+    gram = train_inputs.T @ train_inputs + RIDGE * train_count * np.eye(inputs.shape[1])
+    weights = np.linalg.solve(gram, train_inputs.T @ one_hot)
+    predictions = (test_inputs @ weights).argmax(1)
+    return float((predictions == targets[train_count:]).mean())
 
 
 def probe_scores(probe_sets: Sequence[ProbeSet], loaded: ModelBundle) -> dict[str, float]:
-    """Score a model on all probes. The keys are names of metrics, probe_NAME."""
+    """Return the score of a model on each probe, by name of the metric: probe_NAME."""
     return {f"probe_{probe_set.probe.name}": probe_set.score(loaded) for probe_set in probe_sets}

@@ -1,6 +1,6 @@
-"""`heedful pretrain`: train a model on raw text, in a run folder. transformers can load the model.
+"""`heedful pretrain`: train a model on raw text, in a run folder. transformers can load the trained model.
 
-`heedful distil` uses the same training for a teacher that is a masked language model.
+`heedful distil` uses the same training, `PretrainTraining`, if the teacher is a masked language model.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pretrain(
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "lr=0.1".
         overrides: Settings by path or short name, or overrides that were collected before.
-        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
+        on_bad_row: "raise", or "skip" to write rows that cannot be read to a file instead.
         reporter: Receives progress.
         ranks: The processes that train together.
 
@@ -109,7 +109,7 @@ def pretrain_with(
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> RunResult:
-    """Pre-train with complete settings, which also name the text. See `pretrain`.
+    """Pre-train with complete settings, which also name the text. See `pretrain` for the other arguments.
 
     Raises:
         HeedfulError: If the text, a setting or the folder cannot be used.
@@ -133,11 +133,11 @@ class PretrainSetup:
 
     objectives: Sequence[Objective]  # one for each phase
     samples: Sequence[Sequence[Sample]]  # training samples of each phase
-    evaluated: SelfSupervised  # the objective for validation samples
+    evaluated: SelfSupervised  # the objective with which validation samples are evaluated
 
 
 class PretrainLearner(Protocol):
-    """Decides what a pre-training run learns: from text alone, or from a teacher too."""
+    """Provides the objectives of a pre-training run: of its settings, or of the distillation of a language model."""
 
     @property
     def base(self) -> str:
@@ -196,13 +196,13 @@ class TextLearner:
 
 
 class PretrainTraining:
-    """Trains a model on text, and evaluates it on validation documents.
+    """Trains a model on text, and evaluates it on validation documents. It implements the protocol `Training`.
 
     Args:
         settings: The settings of the run.
         run: The run folder, reporter and ranks.
-        learner: Makes the objectives and the samples.
-        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
+        learner: Provides the objectives and the training samples.
+        on_bad_row: "raise", or "skip" to write rows that cannot be read to a file instead.
         corpus_folder: A corpus that another run has built from the same text. If None, the corpus of the run folder.
     """
 
@@ -220,11 +220,11 @@ class PretrainTraining:
         self._load = partial(load_components, settings, run, on_bad_row, corpus_folder)
 
     def notes(self) -> Iterable[str]:
-        """Return a sentence about the run whose model is trained further."""
+        """Return a sentence about the run whose model is trained further, or an empty one."""
         return (continued_run_note(self.settings.model.init_from, "pretrain"),)
 
     def train(self) -> bool:
-        """Train the model, and write the results. Return False if a signal interrupted the training."""
+        """Train the model, and write the results. Return whether training has finished; a signal may interrupt it."""
         settings = self.settings
         run = self.run
         components = self._load()
@@ -237,25 +237,14 @@ class PretrainTraining:
         self._report_sizes(components, model, setup)
         if run.ranks.is_main:
             warn_of_stalling(settings, components.corpus, setup.samples[0])
-        later_phases = [
-            Stage(phase.start_fraction, rows, phase.batch_size, objective)
-            for phase, rows, objective in zip(settings.phases, setup.samples[1:], setup.objectives[1:], strict=True)
-        ]
-        trainer = Trainer(
-            model,
-            setup.objectives[0],
-            setup.samples[0],
-            settings.train,
-            run.ranks,
-            later_stages=later_phases,
-        )
-        measure = partial(measure_share, trainer, setup.evaluated, validation, components.probes)
-        self._score_before_training(trainer, measure, setup.evaluated)
+        trainer = self._trainer(model, setup)
+        evaluate = partial(measure_share, trainer, setup.evaluated, validation, components.probes)
+        self._score_before_training(trainer, evaluate, setup.evaluated)
         fitted = fit(
             trainer,
             run.folder,
             replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps_per_epoch),
-            evaluate=measure,
+            evaluate=evaluate,
             merge_evaluations=partial(combine_shares, setup.evaluated),
             save_last=partial(self._save_last, components, model),
             reporter=run.reporter,
@@ -270,7 +259,7 @@ class PretrainTraining:
             settings.fit.load_best_at_end,
         )
         with trainer.full_params():
-            shares = run.ranks.all_gather_object(measure())
+            shares = run.ranks.all_gather_object(evaluate())
             if run.ranks.is_main:
                 scores = combine_shares(setup.evaluated, shares)
                 self._write_results(components, model_to_save(model, components), trainer, scores, entry)
@@ -283,6 +272,23 @@ class PretrainTraining:
             remove_training_state(self.run.folder)
         self.run.illustrate(write_pretrained_card)
 
+    def _trainer(self, model: ModelBundle, setup: PretrainSetup) -> Trainer:
+        """Return the trainer of the model, with a stage for each phase of the settings."""
+        later_phases = [
+            Stage(phase.start_fraction, rows, phase.batch_size, objective)
+            for phase, rows, objective in zip(
+                self.settings.phases, setup.samples[1:], setup.objectives[1:], strict=True
+            )
+        ]
+        return Trainer(
+            model,
+            setup.objectives[0],
+            setup.samples[0],
+            self.settings.train,
+            self.run.ranks,
+            later_stages=later_phases,
+        )
+
     def _report_sizes(self, components: Components, model: ModelBundle, setup: PretrainSetup) -> None:
         """Report the sizes of corpus, model and first phase."""
         counts = components.corpus.about["counts"]
@@ -293,11 +299,16 @@ class PretrainTraining:
         )
 
     def _score_before_training(
-        self, trainer: Trainer, measure: Callable[[], dict[str, tuple[float, float]]], objective: SelfSupervised
+        self, trainer: Trainer, evaluate: Callable[[], dict[str, tuple[float, float]]], objective: SelfSupervised
     ) -> None:
         """Evaluate the model that training continues from, and write its scores to the run folder.
 
-        Nothing happens for random weights, or if the scores are in the folder already. All ranks must call this.
+        Nothing is done for random weights, or if the scores are in the folder already. All ranks must call this.
+
+        Args:
+            trainer: The trainer before its first step.
+            evaluate: Returns this rank's share of an evaluation; see `measure_share`.
+            objective: The objective with which validation samples are evaluated.
 
         Raises:
             ModelError: If a score is not finite.
@@ -309,7 +320,7 @@ class PretrainTraining:
             return
         self.run.reporter.message("the score before training")
         with trainer.full_params():
-            shares = ranks.all_gather_object(measure())
+            shares = ranks.all_gather_object(evaluate())
         metrics = combine_shares(objective, shares).metrics
         if not all(map(math.isfinite, metrics.values())):
             raise ModelError(
@@ -319,7 +330,7 @@ class PretrainTraining:
             write_file(path, baseline_before_training({"validation": {"numbers": metrics}}))
 
     def _save_last(self, components: Components, model: ModelBundle) -> None:
-        """Save the last weights as a checkpoint, since the model of the run will have the best weights."""
+        """Save the weights of the last step as a checkpoint, since the run's model may be that of an earlier step."""
         if self.run.ranks.is_main:
             save(
                 model_to_save(model, components),
@@ -331,7 +342,15 @@ class PretrainTraining:
     def _write_results(
         self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: CheckpointEntry
     ) -> None:
-        """Save the model and, for replaced token detection, its generator. Write results.json and results.csv."""
+        """Save the model, and for replaced token detection its generator, and write results.json and results.csv.
+
+        Args:
+            components: The components of the run.
+            model: The model to save.
+            trainer: The trainer after its last step.
+            scores: The evaluation of the model on the validation samples.
+            entry: Which checkpoints the run has, for results.json.
+        """
         folder = self.run.folder
         corpus = components.corpus.about
         pooling = self.settings.objective.pooling

@@ -1,4 +1,4 @@
-"""Settings of `heedful pretrain`.
+"""Settings of `heedful pretrain`, their defaults, and the flags that set them.
 
 This module imports nothing heavy, so that a wrong setting is refused immediately.
 """
@@ -75,7 +75,7 @@ class ModelSettings:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Count of layers, hidden size, and count of heads."""
+        """Number of layers, hidden size, and number of heads."""
         layers, width, heads = SIZES[self.size]
         return self.layers or layers, self.width or width, self.heads or heads
 
@@ -101,7 +101,7 @@ class Phase:
             raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share between 0 and 1")
 
     def objective_values(self) -> dict[str, object]:
-        """Return the settings of the objective that the phase changes, by name."""
+        """Return the values of the objective's settings that the phase changes, by name of the setting."""
         values = {"mask_prob": self.mask_prob, "term_weights": self.term_weights}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -120,7 +120,7 @@ class PretrainSettings:
     pack_length: int = 1024  # tokens of a packed row: several whole sequences, end to end
     sequences_per_pack: int | None = None  # sequences of a packed row, padded to one shape; none: all that fit
     eval_fraction: float = 0.01  # share of the documents that are the validation split
-    eval_tokens: int = 100_000  # maximum tokens of an evaluation
+    eval_tokens: int = 100_000  # tokens of an evaluation; a few more, since it uses whole packed rows
     eval_every_steps: int = 500  # steps between evaluations
     probes: tuple[Probe, ...] = ()  # small labelled files on which frozen vectors are scored at each evaluation
     train: TrainSettings = TrainSettings(epochs=3.0)
@@ -172,7 +172,7 @@ class PretrainSettings:
 
     @property
     def kind(self) -> str:
-        """The name of the objective in results. For a distillation, it is the terms joined by +."""
+        """The name of the objective in results. For a distillation, it is the names of its loss terms joined by +."""
         return self.objective.name
 
     def objectives(self) -> tuple[ObjectiveSettings, ...]:
@@ -218,7 +218,19 @@ def pretrain_overrides(
     flags: Mapping[str, Mapping[str, object]] | None = None,
     overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:
-    """Collect the settings of options, flags, recipe and assignments, and merge them over `overrides`.
+    """Collect settings from the arguments of `pretrain`, and from flags.
+
+    Args:
+        data: Files and folders of text, or one folder with a corpus.
+        objective: See `pretrain`.
+        size: See `pretrain`.
+        model: See `pretrain`.
+        tokenizer: See `pretrain`.
+        teacher: See `pretrain`.
+        recipe: See `Overrides`.
+        assignments: See `Overrides`.
+        flags: See `Overrides`.
+        overrides: Python values, or an `Overrides` object. The latter must be the only argument.
 
     Raises:
         HeedfulError: If a recipe is among the text files, or an option has an unknown value.
@@ -246,7 +258,10 @@ def pretrain_overrides(
 
 
 def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **options: Any) -> PretrainSettings:
-    """Return the defaults with overrides merged over them. The arguments are those of `pretrain_overrides`.
+    """Return the complete settings of a run: the defaults, with the settings of the user merged over them.
+
+    The defaults depend on the objective, the hidden size and whether a trained model is trained further. The arguments
+    are those of `pretrain_overrides`.
 
     Raises:
         HeedfulError: If a setting is wrong or would change nothing.
@@ -285,6 +300,7 @@ def _objective_by_name(name: str) -> dict[str, object]:
 
 
 def _hidden_size(model: str) -> int:
+    """Return the hidden size of the model in a folder or on the hub."""
     from heedful.checkpoint import config_of  # here, since it imports torch
 
     return config_of(model).model.width

@@ -1,7 +1,7 @@
-"""ObjectiveSpec: the facts about a pre-training objective that commands, settings and the training need.
+"""`ObjectiveSpec`: the facts about a pre-training objective that commands, settings and the training need.
 
-`pretrain.specs` has one for each objective. This module imports nothing heavy, so that a wrong setting is refused
-immediately.
+`pretrain.specs` has an `ObjectiveSpec` for each objective. This module imports nothing heavy, so that a wrong setting
+is refused immediately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SettingsT = TypeVar("SettingsT", bound="ObjectiveSettings")
 
 
 class ObjectiveSettings:
-    """Base class of the settings of an objective; `kind` tells them apart."""
+    """Base class of the settings of a pre-training objective. The field `kind` is the name of the objective."""
 
     __slots__ = ()
     MEMBERS: ClassVar[list[type[ObjectiveSettings]]] = []  # the settings class of each registered objective
@@ -43,7 +43,7 @@ class ObjectiveSettings:
 
     @classmethod
     def of_terms(cls, terms: Sequence[str]) -> dict[str, object]:
-        """Return settings by path that choose the objective with these terms of `ObjectiveSpec.terms` as its loss."""
+        """Return settings, by path, that choose the objective with some of `ObjectiveSpec.terms` as its loss terms."""
         raise NotImplementedError
 
     def with_values(self: SettingsT, values: Mapping[str, object]) -> SettingsT:

@@ -1,6 +1,7 @@
 """The teacher of a pre-training run, its caches on disk, and the samples and objectives that use them.
 
-`DistillationBuilder` in `runs.pretrain.builders` calls it.
+A window is a part of a document: several whole sentences that fit into a sequence. `DistillationBuilder` in
+`runs.pretrain.builders` calls this module.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from heedful.tokenizer import Tokenizer
 from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings
 
-STATISTICS = "statistics.safetensors"
 FOLDER = "teacher"  # folder in a run folder, with statistics and cached vectors of the teacher
-STATISTICS_ROWS = 128  # packed rows that are used to estimate the teacher's statistics
+STATISTICS = "statistics.safetensors"  # file in this folder with statistics of the teacher's outputs
+STATISTICS_ROWS = 128  # packed rows from which the statistics are estimated
 CHUNKS_PER_MESSAGE = 50  # chunks of a cache between two progress messages
 
 
 class WindowRows(PackedSequences):
     """Packed rows of windows of sentences, and of pairs of windows."""
 
-    windows: Ranges  # the text of each window; the targets of a row are indices of windows
+    windows: Ranges  # range of tokens in the corpus of each window; the targets of a row are indices of windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +65,14 @@ class TeacherRun:
 
     @cached_property
     def teacher(self) -> EncoderTeacher:
-        """Teacher in the precision of the training."""
-        _ = self._digest  # computed and stored now, since `to` changes the weights
+        """The teacher in the precision of the training."""
+        _ = self._digest  # computes and caches the digest of the weights, which `to` is about to change
         dtype = torch.bfloat16 if self.train.precision == "bfloat16" else torch.float32
         return EncoderTeacher(self.loaded.to(resolve_device(self.train.device), dtype), self.tokenizer)
 
     @property
     def reads_cached(self) -> bool:
-        """Whether sentence vectors are cached, as the loss needs them, but no hidden states of tokens."""
+        """Whether the loss reads cached sentence vectors: it needs these, but no hidden states of the teacher."""
         weights = self.settings.term_weights
         return not weights.hidden_states and bool(weights.sentence_embedding or weights.pair_similarity)
 
@@ -88,7 +89,7 @@ class TeacherRun:
         *,
         held_out: bool,
     ) -> WindowRows:
-        """Return packed rows of windows and pairs of documents.
+        """Return packed rows of windows, and of pairs of windows, of documents.
 
         Args:
             corpus: The corpus.
@@ -121,10 +122,10 @@ class TeacherRun:
         return rows
 
     def _neighbours(self, corpus: Corpus, documents: NDArray[np.int64], max_tokens: int) -> Neighbours | None:
-        """Sample texts of at most `max_tokens`, and find each text's nearest neighbours by the teacher's vectors.
+        """Sample texts of at most `max_tokens` tokens, and find for each its nearest neighbour among them.
 
-        The result is cached in the run folder, and is the same for all phases. It is None if the settings need no
-        neighbours.
+        Neighbours are near by their sentence vectors of the teacher. The result is cached in the run folder, and is the
+        same for all phases. It is None if the settings need no neighbours.
         """
         settings = self.settings
         if not (settings.neighbour_texts and settings.term_weights.pair_similarity):
@@ -150,7 +151,7 @@ class TeacherRun:
             folder: The folder of the cache.
             corpus: The corpus.
             texts: Ranges of tokens in the corpus.
-            name: A description of the texts for messages.
+            name: A description of the texts for progress messages.
         """
         cache = VectorCache(folder, self.teacher, self._digest, corpus, texts)
         chunks_done = 0
@@ -172,7 +173,7 @@ class TeacherRun:
 
     @cached_property
     def _is_text_token(self) -> NDArray[np.bool_]:
-        """Whether each token of the vocabulary is a token of text, not a special one. [vocabulary]"""
+        """Whether each token of the vocabulary is a token of text and not a special token, [vocabulary]."""
         return is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
 
     # -- objectives -------------------------------------------------------------------------------------------------
@@ -180,14 +181,14 @@ class TeacherRun:
     def objectives(
         self, phases: Sequence[DistillationSettings], samples: Sequence[WindowRows], width: int, count: int | None
     ) -> list[EncoderDistillation]:
-        """Return the objective of each phase. All share the teacher and the modules trained beside the student.
+        """Return the objective of each phase. All share the teacher and the modules that are trained with the student.
 
         Args:
             phases: The objective settings of each phase.
-            samples: The rows of each phase.
+            samples: The packed rows of each phase.
             width: Hidden size of the student.
-            count: How many targets each row has after filling up with targets of weight 0. If None, rows are not filled
-                up.
+            count: Number of targets to which each row is filled up with targets of weight 0. If None, rows are not
+                filled up.
         """
         self._load_statistics(samples[0])
         modules = new_modules(width, self.teacher.hidden_size, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
@@ -199,7 +200,7 @@ class TeacherRun:
     def _objective(
         self, phase: DistillationSettings, rows: WindowRows, modules: torch.nn.ModuleDict, count: int | None, name: str
     ) -> EncoderDistillation:
-        """Return the objective of a phase. `name` is the folder of its cache."""
+        """Return the objective of a phase. See `objectives`; `name` is that of the folder of the phase's cache."""
         weights = phase.term_weights
         vectors = None
         if replace(self, settings=phase).reads_cached:
@@ -217,20 +218,22 @@ class TeacherRun:
         )
 
     def _load_statistics(self, rows: Sequence[Sample]) -> None:
-        """Load statistics of the teacher's outputs. The first rank estimates them from some rows if they are missing.
+        """Load statistics of the teacher's outputs, such as their mean and their principal components.
 
-        They are saved in the run folder, so that a resumed run has the same statistics. A run that continues from
-        another run with the same teacher copies the statistics of that run, since its model has learned vectors in the
-        basis of those principal components.
+        If they are missing, the first rank estimates them from the first packed rows, and saves them in the run folder,
+        so that a resumed run has the same statistics. A run that continues from another run with the same teacher
+        copies the statistics of that run, since its model has learned vectors in the basis of those principal
+        components.
         """
         path = self.folder / FOLDER / STATISTICS
-        owner = {"teacher": self._digest}
+        owner = {"teacher": self._digest}  # identifies the teacher in the metadata of the file
         if self.ranks.is_main and not path.exists():
             make_folder(path.parent)
             init_from = Path(self.init_from)
-            earlier = (init_from.parent if init_from.name == RUN_MODEL else init_from) / FOLDER / STATISTICS
-            if self.init_from and earlier.is_file() and _statistics_owner(earlier) == owner:
-                self.teacher.load_statistics(load_file(earlier))
+            earlier_run = init_from.parent if init_from.name == RUN_MODEL else init_from
+            earlier_path = earlier_run / FOLDER / STATISTICS
+            if self.init_from and earlier_path.is_file() and _statistics_owner(earlier_path) == owner:
+                self.teacher.load_statistics(load_file(earlier_path))
             else:
                 first_rows = [rows[index] for index in range(min(STATISTICS_ROWS, len(rows)))]
                 self.teacher.estimate_statistics(first_rows, self._is_text_token)
@@ -241,6 +244,6 @@ class TeacherRun:
 
 
 def _statistics_owner(path: Path) -> object:
-    """Read which teacher a file of statistics belongs to, or None if the file does not say."""
+    """Return the entry of a file of statistics that identifies the teacher, or None if it has none."""
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {}).get("about", "null"))

@@ -1,1 +1,1 @@
-"""Made-up data that small models learn in a minute: a language to translate, opinions, and stories of opinions."""
+"""Made-up data that small models learn in a minute: a language to translate, texts with opinions, and stories."""

@@ -1,4 +1,7 @@
-"""Write the toy data sets as files: translation/{train,dev,test}.tsv and order/{train,dev,test}.csv."""
+"""Write the toy data sets as files: translation/{train,dev,test}.tsv and order/{train,dev,test}.csv.
+
+`heedful study --toy` calls `write_toy_files`.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,20 @@ from heedful.study.toy.language import Translation, translations
 from heedful.study.toy.order import OrderText, texts
 from heedful.study.toy.split import Sizes
 
-TRANSLATION, ORDER = "translation", "order"
-MIN_TRAIN = 80  # minimum number of training examples; a tenth of it is the smallest dev split of "order", 8 texts
+TRANSLATION, ORDER = "translation", "order"  # names of the data sets and of their folders
+MIN_TRAIN = 80  # minimum number of training examples; dev has a tenth, and "order" needs 8 texts in each split
 
 
 def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list[Path]:
     """Write both data sets to a new folder, and return the paths of their files.
 
-    The split of a text depends only on the text. A test text of one seed or size is therefore never a training text of
-    another. After an error the folder is empty, so that the call can be repeated.
+    The split of a text depends only on the text. So a test text of one call is never a training text of a call with
+    another seed or size. After an error the folder is empty, so that the call can be repeated.
 
     Args:
         folder: A new or empty folder.
-        train: Number of training examples of each data set. The dev and the test split have a tenth of it each. In
-            "order", the size of each split is rounded down to a multiple of eight.
+        train: Number of training examples of each data set. Dev and test have a tenth of this number each. In "order",
+            the size of each split is rounded down to a multiple of eight.
         seed: Random seed.
 
     Raises:

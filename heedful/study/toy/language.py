@@ -1,13 +1,14 @@
 """Melu, a made-up language, and its English translation: word order, agreement and case.
 
-Melu puts time and place first, then subject and object, and the verb last; adjectives and articles follow their noun.
-Nouns have two classes, o and i; adjectives agree with them in class and number, the verb with its subject in number;
-the object ends in -n; "ne" after the verb negates it. A second clause precedes the main one, its conjunction last.
+In Melu, time and place are first, then the subject and the object, and the verb is last. Adjectives and articles follow
+their noun. Nouns have two classes, "o" and "i". Adjectives agree with their noun in class and number, and the verb
+agrees with its subject in number. The object ends in -n. "ne" after the verb negates it. A subordinate clause precedes
+the main clause, and ends with its conjunction.
 
     vesta rum el kalor vemor ta mirin sudi un tirar ne
     the old sailors do not see a red bird near the river today
 
-Sentences are unambiguous: each has one meaning. There are about 8 * 10^9 sentences of one clause.
+Each sentence has exactly one meaning. There are about 8 * 10^9 sentences of one clause.
 """
 
 from __future__ import annotations
@@ -66,20 +67,20 @@ def _verbs() -> tuple[Verb, ...]:
 
 
 NOUNS, VERBS = _nouns(), _verbs()
-ADJECTIVES = dict(  # English adjectives by stem
+ADJECTIVES = dict(  # English adjective by the stem in Melu
     zip(
         ["vem", "sud", "lan", "kip", "bor", "ask", "hin", "yel", "drem", "fos", "gul", "tav"],
         ["old", "red", "small", "big", "young", "quiet", "happy", "green", "strange", "tired", "empty", "unusual"],
         strict=True,
     )
 )
-PLACES = dict(  # English nouns by Melu's noun
+PLACES = dict(  # English noun by the noun in Melu
     zip(["rum", "holt", "brig", "pas", "mon"], ["river", "forest", "bridge", "market", "mountain"], strict=True)
 )
-SIDES = {"el": "near", "av": "behind", "ot": "in front of"}
-PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}  # times of the present; "" for no time
+SIDES = {"el": "near", "av": "behind", "ot": "in front of"}  # English preposition by the postposition in Melu
+PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}  # English time by that in Melu; "" for no time
 PAST = {"hesta": "yesterday", "noxa": "last night", "": ""}  # times of the past; "" for no time
-CONJUNCTIONS = {"perka": "because", "quama": "when", "etsi": "although"}
+CONJUNCTIONS = {"perka": "because", "quama": "when", "etsi": "although"}  # English conjunction by that in Melu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +88,7 @@ class NounPhrase:
     """A noun with adjective, number and article."""
 
     noun: Noun
-    adjective: str  # stem, or "" for no adjective
+    adjective: str  # key of ADJECTIVES, or "" for no adjective
     plural: bool
     definite: bool
 
@@ -99,8 +100,10 @@ class NounPhrase:
         """
         ending = self.noun.kind + ("r" if self.plural else "")
         words = [self.noun.stem + ending + ("n" if is_object else "")]
-        words += [self.adjective + ending] if self.adjective else []
-        return " ".join([*words, "ta" if self.definite else "un"])
+        if self.adjective:
+            words.append(self.adjective + ending)
+        words.append("ta" if self.definite else "un")
+        return " ".join(words)
 
     def english(self) -> str:
         """Return article, adjective and noun in English."""
@@ -151,8 +154,8 @@ class Clause:
 class Translation(NamedTuple):
     """A sentence in both languages."""
 
-    source: str
-    target: str
+    source: str  # in Melu
+    target: str  # in English
 
 
 def translations(sizes: Sizes, seed: int = 0, *, clauses: int = 2) -> dict[str, list[Translation]]:
@@ -167,7 +170,7 @@ def translations(sizes: Sizes, seed: int = 0, *, clauses: int = 2) -> dict[str, 
 
 
 def _sentence(random: Random, clauses: int) -> Sampled[Translation]:
-    """Return a random sentence with its translation. Its key is the sentence in Melu."""
+    """Return a random sentence with its translation, of at most `clauses` clauses. Its key is the sentence in Melu."""
     past = random.random() < 0.5
     melu_time, english_time = random.choice(list((PAST if past else PRESENT).items()))
     main = _clause(random, past)
@@ -175,11 +178,12 @@ def _sentence(random: Random, clauses: int) -> Sampled[Translation]:
     english_suffix = f" {english_time}" if english_time else ""
     if clauses > 1 and random.random() < 0.3:
         melu_conjunction, english_conjunction = random.choice(list(CONJUNCTIONS.items()))
-        second = _clause(random, past)
-        source = f"{melu_prefix}{second.melu()} {melu_conjunction} {main.melu()} ."
-        target = f"{main.english()}{english_suffix} {english_conjunction} {second.english()} ."
+        subordinate = _clause(random, past)
+        source = f"{melu_prefix}{subordinate.melu()} {melu_conjunction} {main.melu()} ."
+        target = f"{main.english()}{english_suffix} {english_conjunction} {subordinate.english()} ."
     else:
-        source, target = f"{melu_prefix}{main.melu()} .", f"{main.english()}{english_suffix} ."
+        source = f"{melu_prefix}{main.melu()} ."
+        target = f"{main.english()}{english_suffix} ."
     return Sampled(source, Translation(source, target))
 
 

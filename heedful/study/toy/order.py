@@ -1,6 +1,7 @@
-"""Texts whose class depends on word order and negation, so that a bag of words is at chance by construction.
+"""Texts with an opinion whose class depends on word order and negation, so that a bag of words is at chance.
 
-Two rules: the clause after "but" decides, and "not" negates the word that follows it. Four parts of equal size:
+The class is "good" or "bad" by two rules: the clause after "but" decides, and "not" negates the word that follows it.
+There are four parts of equal size:
 
     plain   one clause, no negation                i think the music is very good             a bag of words is enough
     but     two clauses                            the end is very bad but what a great music
@@ -40,7 +41,7 @@ ASPECTS = [
     "scene",
     "pace",
 ]
-DEGREES = ("", "", "very ", "really ", "so ", "quite ")  # "" twice, so that it is more frequent
+DEGREES = ("", "", "very ", "really ", "so ", "quite ")  # "" is here twice, so that it is more frequent
 OPENINGS = ("", "", "i think ", "we found that ", "they say ", "to me ", "honestly , ")
 
 
@@ -48,8 +49,8 @@ class OrderText(NamedTuple):
     """A text, its class, and its part."""
 
     text: str
-    label: str
-    part: str
+    label: str  # GOOD or BAD
+    part: str  # key of PARTS
 
 
 def bag_of_words(text: str) -> tuple[str, ...]:
@@ -71,16 +72,16 @@ def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[OrderText]]:
     pairs_per_part = Sizes(**{name: getattr(sizes, name) // 8 for name in SPLITS})
     parts = [
         sample_splits(sample, pairs_per_part, seed * len(PARTS) + index) for index, sample in enumerate(PARTS.values())
-    ]
-    result: dict[str, list[OrderText]] = {}
+    ]  # twins of each part, by split
+    texts_by_split: dict[str, list[OrderText]] = {}
     for split in SPLITS:
-        pairs = chain.from_iterable(zip(*(part[split] for part in parts), strict=True))  # parts alternate
-        result[split] = list(chain.from_iterable(pairs))
-    return result
+        twins = chain.from_iterable(zip(*(part[split] for part in parts), strict=True))  # the parts take turns
+        texts_by_split[split] = list(chain.from_iterable(twins))
+    return texts_by_split
 
 
 def clause(random: Random, label: str) -> str:
-    """Return a random clause with the opinion of a label, without negation."""
+    """Return a random clause without negation, whose opinion is that of a label."""
     word = random.choice(POSITIVE if label == GOOD else NEGATIVE)
     if random.random() < 0.3:
         return f"what a {word} {random.choice(ASPECTS)}"
@@ -115,7 +116,7 @@ def _but(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
 
 
 def _not(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
-    """Return two texts with the same two opinion words. Each text negates another one of them."""
+    """Return two texts with the same two opinion words, one good and one bad. Each text negates a different one."""
     opening = random.choice(OPENINGS)
     aspect = random.choice(ASPECTS)
     positive = random.choice(POSITIVE)
@@ -128,7 +129,7 @@ def _not(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
 
 
 def _both(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
-    """Return two clauses with words of the same opinion; the first or the second one is negated."""
+    """Return two texts of the same two clauses, which have the same opinion. Each text negates a different clause."""
     opening = random.choice(OPENINGS)
     aspects = random.sample(ASPECTS, 2)
     is_positive = random.random() < 0.5
@@ -139,7 +140,8 @@ def _both(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     return _twins(first, second, (GOOD, BAD) if is_positive else (BAD, GOOD), "both")
 
 
-PARTS: dict[str, Callable[[Random], Sampled[tuple[OrderText, OrderText]]]] = {  # function that samples twins of a part
+# function that samples twins of each part
+PARTS: dict[str, Callable[[Random], Sampled[tuple[OrderText, OrderText]]]] = {
     "plain": _plain,
     "but": _but,
     "not": _not,

@@ -1,4 +1,4 @@
-"""Random samples split into train, dev and test by a hash of their key, so that no key is in two splits."""
+"""Random samples for train, dev and test. A hash of a sample's key decides its split, so no key is in two splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heedful.errors import HeedfulError
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
 TENTHS = {8: "dev", 9: "test"}  # split of a key by its hash modulo 10; others are train
-MAX_REPEATS = 20  # maximum consecutive samples that cannot be used, for each requested sample
+MAX_REPEATS = 20  # for each requested sample: maximum consecutive samples that are repeats or of a full split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +34,12 @@ class Sizes:
 class Sampled(Generic[T]):
     """A sample and its key."""
 
-    key: str  # determines the split; of samples with equal keys only the first one is used
+    key: str  # decides the split; if several samples have equal keys, only the first one is used
     value: T
 
 
 def split_of(key: str) -> str:
-    """Return the split of a key: a pure function, independent of seeds and sizes.
+    """Return the split of a key. It depends on nothing but the key.
 
     >>> sorted({split_of(str(key)) for key in range(100)})
     ['dev', 'test', 'train']
@@ -60,19 +60,20 @@ def sample_splits(sample: Callable[[Random], Sampled[T]], sizes: Sizes, seed: in
         HeedfulError: If there are not enough different samples.
     """
     random = Random(seed)
-    wanted: Mapping[str, int] = {name: getattr(sizes, name) for name in SPLITS}
-    splits: dict[str, list[T]] = {name: [] for name in SPLITS}
-    seen: set[str] = set()
-    repeats = 0
-    while any(len(splits[name]) < wanted[name] for name in SPLITS):
+    size_of_split: Mapping[str, int] = {split: getattr(sizes, split) for split in SPLITS}
+    samples: dict[str, list[T]] = {split: [] for split in SPLITS}
+    used_keys: set[str] = set()
+    repeats = 0  # consecutive samples that could not be used
+    while any(len(samples[split]) < size_of_split[split] for split in SPLITS):
         sampled = sample(random)
         split = split_of(sampled.key)
-        if sampled.key in seen or len(splits[split]) == wanted[split]:
+        is_full = len(samples[split]) == size_of_split[split]
+        if sampled.key in used_keys or is_full:
             repeats += 1
-            if repeats > MAX_REPEATS * (1 + sum(wanted.values())):
-                raise HeedfulError(f"{sizes} is more than there is to sample: {len(seen):,} exist; ask for fewer")
+            if repeats > MAX_REPEATS * (1 + sum(size_of_split.values())):
+                raise HeedfulError(f"{sizes} is more than there is to sample: {len(used_keys):,} exist; ask for fewer")
             continue
         repeats = 0
-        seen.add(sampled.key)
-        splits[split].append(sampled.value)
-    return splits
+        used_keys.add(sampled.key)
+        samples[split].append(sampled.value)
+    return samples

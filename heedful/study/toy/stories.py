@@ -1,4 +1,4 @@
-"""Toy stories for pre-training: film reviews of several sentences of one opinion, with a beginning and an end."""
+"""Toy stories for pre-training: film reviews of several sentences with one opinion, an opening and an ending."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stories(count: int, seed: int = 0) -> list[str]:
 
 
 def _story(random: Random) -> list[str]:
-    """Return the sentences of a random story."""
+    """Return the sentences of a random story: an opening, two to six sentences, and an ending, all of one opinion."""
     label = random.choice((GOOD, BAD))
     words = POSITIVE if label == GOOD else NEGATIVE
     sentences = [_sentence(random, label) for _ in range(random.randint(2, 6))]
@@ -36,7 +36,7 @@ def _story(random: Random) -> list[str]:
 
 
 def _sentence(random: Random, label: str) -> str:
-    """Return a random sentence of an opinion.
+    """Return a random sentence with the opinion of a label.
 
     Most sentences have three opinion words that agree, so that a model can learn the meaning of a word from the others.
     """

@@ -1,4 +1,4 @@
-"""Labels as pictures show them: told apart, in fonts that have them."""
+"""Names that plots draw for labels: distinguishable, and in fonts that have their characters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from heedful.runs.plots.labels import BOX, FONT, MAX_COLUMNS, drawable_labels, s
 GOTHIC = "\U00010331\U00010332"
 
 
-def font(path: Path, name: str, character: str) -> None:
-    """A font that has one character, a square."""
+def write_font(path: Path, name: str, character: str) -> None:
+    """Write a font with one character, which is drawn as a square."""
     from fontTools.fontBuilder import FontBuilder
     from fontTools.pens.ttGlyphPen import TTGlyphPen
 
     pen = TTGlyphPen(None)
-    for command, place in (("moveTo", (0, 0)), ("lineTo", (0, 500)), ("lineTo", (500, 500)), ("lineTo", (500, 0))):
-        getattr(pen, command)(place)
+    pen.moveTo((0, 0))
+    for corner in ((0, 500), (500, 500), (500, 0)):
+        pen.lineTo(corner)
     pen.closePath()
     glyph = pen.glyph()
     builder = FontBuilder(1000, isTTF=True)
@@ -38,15 +39,13 @@ def font(path: Path, name: str, character: str) -> None:
 def test_plain_labels_stay_as_they_are() -> None:
     labels = drawable_labels(["negative", "très bon", "отлично", "a_b", "$x$"])
     assert labels.names == ("negative", "très bon", "отлично", "a_b", "$x$")
-    assert labels.fonts == (FONT,) and labels.note == ""
+    assert labels.fonts == (FONT,)
+    assert labels.note == ""
 
 
 def test_labels_are_on_one_line() -> None:
-    assert drawable_labels(["\x1b[31mred\r\n\u2028line", "\u202eback", "\ud800low"]).names == (
-        "[31mred line",
-        "back",
-        "low",
-    )
+    labels = drawable_labels(["\x1b[31mred\r\n\u2028line", "\u202eback", "\ud800low"])
+    assert labels.names == ("[31mred line", "back", "low")
 
 
 def test_long_labels_lose_their_middle() -> None:
@@ -61,23 +60,23 @@ def test_labels_that_look_alike_are_numbered() -> None:
 
 
 @pytest.fixture
-def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine has beside the fonts of matplotlib does not matter."""
-    ours = [entry for entry in fonts.fontManager.ttflist if entry.fname.startswith(matplotlib.get_data_path())]
-    assert FONT in {entry.name for entry in ours}
-    monkeypatch.setattr(fonts.fontManager, "ttflist", ours)
+def only_matplotlib_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the fonts of this machine that do not come with matplotlib."""
+    entries = [entry for entry in fonts.fontManager.ttflist if entry.fname.startswith(matplotlib.get_data_path())]
+    assert FONT in {entry.name for entry in entries}
+    monkeypatch.setattr(fonts.fontManager, "ttflist", entries)
 
 
-@pytest.mark.usefixtures("only_ours")
+@pytest.mark.usefixtures("only_matplotlib_fonts")
 def test_characters_that_no_font_has_are_boxes() -> None:
     labels = drawable_labels(["plain", GOTHIC])
-    assert labels.names[0] == "plain" and labels.names[1] == f"1: {BOX * len(GOTHIC)}"
+    assert labels.names == ("plain", f"1: {BOX * len(GOTHIC)}")
     assert "no font here" in labels.note
 
 
-@pytest.mark.usefixtures("only_ours")
-def test_a_font_that_has_the_character_is_taken(tmp_path: Path) -> None:
-    font(tmp_path / "gothic.ttf", "A Gothic", "\U00010331")
+@pytest.mark.usefixtures("only_matplotlib_fonts")
+def test_a_font_that_has_the_character_is_used(tmp_path: Path) -> None:
+    write_font(tmp_path / "gothic.ttf", "A Gothic", "\U00010331")
     fonts.fontManager.addfont(tmp_path / "gothic.ttf")
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     fonts.fontManager.ttflist.append(fonts.FontEntry(fname=str(tmp_path / "broken.ttf"), name="A Broken"))

@@ -1,4 +1,4 @@
-"""Pre-training with a teacher: all terms and phases in one run, averaged weights, probes, caches, and resuming."""
+"""Pre-training with a teacher: all loss terms, phases, averaged weights, probes, caches, and resuming."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from heedful.runs.pretrain.settings import (
     resolve_pretrain,
 )
 from heedful.runs.pretrain.specs.distillation import DistillationSettings, TermWeights
+from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.runs.results import RunResult
-from heedful.tokenizer import Tokenizer
 from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
 from tests.support.corpora import make_documents, train_on, write_documents
@@ -45,7 +45,7 @@ SMALL = {
     "corpus.sample_by": "paragraph",
 }
 ALL_TERMS = "mlm+hidden_states+sentence_embedding+pair_similarity"
-PHASES = (
+SECOND_PHASE = (  # only masked language modelling, with longer sequences and more of them in a step
     "[{start_fraction = 0.5, max_seq_length = 64, batch_size = 16, mask_prob = 0.3, "
     "term_weights = {mlm = 2.0, hidden_states = 0.0}}]"
 )
@@ -53,7 +53,7 @@ PHASES = (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No timing, and one thread, so that equal runs are equal."""
+    """No timing, and one thread, so that equal runs have equal results."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -61,186 +61,232 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+PROBE_FILES = {"similarity": "pairs.csv", "classify": "labels.csv", "tag": "tags.conll"}  # by kind of probe
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with text, a tokenizer, a teacher and probe files."""
-    folder = tmp_path_factory.mktemp("place")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, a tokenizer, a teacher and files of probes."""
+    folder = tmp_path_factory.mktemp("inputs")
     write_documents(folder / "text.txt", make_documents(120, seed=1))
-    train_on(make_documents(120, seed=1), vocab_size=300).save(folder / "words")
+    train_on(make_documents(120, seed=1), vocab_size=300).save(folder / "tokenizer")
     make_teacher(folder / "teacher", width=24)
     sentences = [sentence for document in make_documents(40, seed=7) for sentence in document]
     with (folder / "pairs.csv").open("w", newline="") as file:
-        rows = [(one, two, len(set(one.split()) & set(two.split()))) for one, two in pairwise(sentences)]
-        csv.writer(file).writerows([("text", "pair", "score"), *rows])
+        writer = csv.writer(file)
+        writer.writerow(("text", "pair", "score"))
+        for first, second in pairwise(sentences):
+            num_shared_words = len(set(first.split()) & set(second.split()))
+            writer.writerow((first, second, num_shared_words))
     with (folder / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *((text, text.split()[2]) for text in sentences)])
-    tagged = ["\n".join(f"{word} {'B-X' if word[0] in 'bk' else 'B-Y'}" for word in text.split()) for text in sentences]
-    (folder / "tags.conll").write_text("\n\n".join(tagged) + "\n")
+    with (folder / "tags.conll").open("w") as file:
+        for sentence in sentences:
+            for word in sentence.split():
+                file.write(f"{word} {'B-X' if word[0] in 'bk' else 'B-Y'}\n")
+            file.write("\n")
     return folder
 
 
-def settings_of(place: Path, terms: str, more: dict[str, Any] | None = None) -> PretrainSettings:
-    settings_args = [f"{name}={value}" for name, value in (SMALL | (more or {})).items()]
+def small_settings(inputs: Path, terms: str, overrides: dict[str, Any] | None = None) -> PretrainSettings:
+    """Return SMALL settings with some overrides, for a distillation with these loss terms."""
+    settings = SMALL | (overrides or {})
     return resolve_pretrain(
-        [place / "text.txt"],
+        [inputs / "text.txt"],
         objective=terms,
-        teacher=str(place / "teacher"),
-        tokenizer=str(place / "words"),
-        assignments=settings_args,
+        teacher=str(inputs / "teacher"),
+        tokenizer=str(inputs / "tokenizer"),
+        assignments=[f"{path}={value}" for path, value in settings.items()],
     )
 
 
-def go(place: Path, out: Path, terms: str, more: dict[str, Any] | None = None, **how: Any) -> RunResult:
-    return pretrain_with(settings_of(place, terms, more), out, **how)
+def distil_small(
+    inputs: Path,
+    output_dir: Path,
+    terms: str,
+    overrides: dict[str, Any] | None = None,
+    reporter: Reporter | None = None,
+) -> RunResult:
+    """Pre-train with `small_settings`."""
+    return pretrain_with(small_settings(inputs, terms, overrides), output_dir, reporter=reporter)
 
 
-class StopAfter(Reporter):
-    """Asks for a stop after a step; keeps what every step learned from."""
+def continue_training(
+    inputs: Path, run: Path, output_dir: Path, objective: str, overrides: dict[str, Any], **options: str
+) -> RunResult:
+    """Train the model of a run further, with SMALL settings and some overrides."""
+    settings = {path: value for path, value in SMALL.items() if not path.startswith("model.")} | overrides
+    assignments = [f"{path}={value}" for path, value in settings.items()]
+    resolved = resolve_pretrain(
+        [inputs / "text.txt"], objective=objective, model=str(run), assignments=assignments, **options
+    )
+    return pretrain_with(resolved, output_dir)
 
-    def __init__(self, step: int = 0) -> None:
-        self.at = step
-        self.seen: list[tuple[int, int, tuple[str, ...], float]] = []
+
+class StepRecorder(Reporter):
+    """Records batch size, loss terms and share of masked tokens of each step, and may stop the run after a step."""
+
+    def __init__(self, stop_after: int = 0) -> None:
+        self.stop_after = stop_after  # number of a step; 0: the run is not stopped
+        self.steps: list[tuple[int, tuple[str, ...], float]] = []  # (batch size, terms, mask_prob) of each step
 
     def step(self, step: Step, trainer: Trainer) -> None:
-        learned: Any = trainer.objective
-        self.seen.append((step.number, trainer.order.batch_size, learned.names, learned.mask_prob))
-        trainer.stop_requested = trainer.stop_requested or step.number == self.at
+        objective: Any = trainer.objective
+        terms = getattr(objective, "names", ())  # only a distillation has them
+        self.steps.append((trainer.order.batch_size, terms, objective.mask_prob))
+        trainer.stop_requested = trainer.stop_requested or step.number == self.stop_after
 
 
-def everything(place: Path) -> dict[str, Any]:
+def all_features(inputs: Path) -> dict[str, Any]:
+    """Return settings of a second phase, averaged weights, pairs of nearest neighbours and a probe of each kind."""
     probes = ", ".join(
-        f'{{name = "{kind}", kind = "{kind}", data = "{place / file}"}}'
-        for kind, file in (("similarity", "pairs.csv"), ("classify", "labels.csv"), ("tag", "tags.conll"))
+        f'{{name = "{kind}", kind = "{kind}", data = "{inputs / file}"}}' for kind, file in PROBE_FILES.items()
     )
-    return {"phases": PHASES, "train.ema_decay": 0.9, "objective.neighbour_texts": 20, "probes": f"[{probes}]"}
+    return {"phases": SECOND_PHASE, "train.ema_decay": 0.9, "objective.neighbour_texts": 20, "probes": f"[{probes}]"}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, place: Path) -> tuple[RunResult, StopAfter]:
-    """A run of all terms to its end, and what its steps learned from."""
-    reporter = StopAfter()
-    return go(
-        place, tmp_path_factory.mktemp("whole") / "run", ALL_TERMS, everything(place), reporter=reporter
-    ), reporter
+def whole(tmp_path_factory: pytest.TempPathFactory, inputs: Path) -> tuple[RunResult, StepRecorder]:
+    """A finished run with all loss terms and all features, and the records of its steps."""
+    recorder = StepRecorder()
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    result = distil_small(inputs, folder, ALL_TERMS, all_features(inputs), recorder)
+    return result, recorder
 
 
 @pytest.mark.slow
-def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tmp_path: Path, place: Path) -> None:
-    """The teacher's principal components are those of the first run, and not estimated anew from other rows."""
-    go(place, tmp_path / "first", "sentence_embedding", {"train.max_steps": 1})
-    more = {"train.max_steps": 1, "train.seed": 5, "max_seq_length": 40}
-    go(place, tmp_path / "other", "sentence_embedding", more)
-    assignments = [f"{name}={value}" for name, value in (SMALL | more).items() if not name.startswith("model.")]
-    how = {"model": str(tmp_path / "first"), "teacher": str(place / "teacher"), "assignments": assignments}
-    pretrain_with(resolve_pretrain([place / "text.txt"], objective="sentence_embedding", **how), tmp_path / "second")
-    first, other, second = (
-        load_file(tmp_path / name / "teacher" / "statistics.safetensors") for name in ("first", "other", "second")
+def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tmp_path: Path, inputs: Path) -> None:
+    """The teacher's principal components are those of the first run, and not estimated again from other samples."""
+    distil_small(inputs, tmp_path / "first", "sentence_embedding", {"train.max_steps": 1})
+    other_samples = {"train.max_steps": 1, "train.seed": 5, "max_seq_length": 40}
+    distil_small(inputs, tmp_path / "other", "sentence_embedding", other_samples)
+    teacher = str(inputs / "teacher")
+    continue_training(
+        inputs, tmp_path / "first", tmp_path / "continued", "sentence_embedding", other_samples, teacher=teacher
     )
-    assert all(torch.equal(first[name], second[name]) for name in first)
+
+    def statistics(name: str) -> dict[str, torch.Tensor]:
+        return load_file(tmp_path / name / "teacher" / "statistics.safetensors")
+
+    first, other, continued = statistics("first"), statistics("other"), statistics("continued")
+    assert all(torch.equal(first[name], continued[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_a_model_that_learned_sentence_vectors_is_an_encoder_of_sentences(tmp_path: Path, place: Path) -> None:
-    """The folder has the files of sentence-transformers; its masked head is kept, and training continues from both."""
-    done = go(place, tmp_path / "run", "mlm+sentence_embedding", {"train.max_steps": 1})
-    texts = ["bo ka do ."]
-    vectors, masked = heedful.load(done.output_dir), heedful.load(done.output_dir, head="masked_lm")
-    assert vectors.config.head is not None and vectors.config.head.kind == "embedding"
-    rows = vectors.hidden_states(vectors.tokenizer.pack(texts))
-    assert torch.allclose(torch.from_numpy(heedful.Engine(done.output_dir).encode(texts)[0]), rows.mean(0), atol=1e-5)
-    assert "heedful.Engine" in (done.output_dir / "model" / "README.md").read_text()
-    values = {**SMALL, "train.max_steps": 1, "train.optimizer.lr": 1e-12}
-    settings_args = [f"{name}={value}" for name, value in values.items() if not name.startswith("model.")]
-    continued = resolve_pretrain(
-        [place / "text.txt"], objective="mlm", model=str(done.output_dir), assignments=settings_args
-    )
-    again = heedful.load(pretrain_with(continued, tmp_path / "more").output_dir)
-    assert again.config.head == masked.config.head
-    for name, tensor in masked.named_tensors().items():
-        assert torch.allclose(again.named_tensors()[name], tensor, atol=1e-6), name
+def test_a_model_that_learned_sentence_vectors_is_an_encoder_of_sentences(tmp_path: Path, inputs: Path) -> None:
+    run = tmp_path / "run"
+    distil_small(inputs, run, "mlm+sentence_embedding", {"train.max_steps": 1})
+    encoder = heedful.load(run)
+    assert encoder.tokenizer is not None
+    assert encoder.config.head is not None
+    assert encoder.config.head.kind == "embedding"
+    text = "bo ka do ."
+    mean = encoder.hidden_states(encoder.tokenizer.pack([text])).mean(0)
+    (vector,) = heedful.Engine(run).encode([text])
+    assert torch.allclose(torch.from_numpy(vector), mean, atol=1e-5)
+    assert "heedful.Engine" in (run / "model" / "README.md").read_text()
 
 
-def test_no_sentence_vectors_without_their_term(tmp_path: Path, place: Path) -> None:
-    done = go(place, tmp_path / "run", "mlm+hidden_states", {"train.max_steps": 1})
-    assert heedful.load(done.output_dir).config.head == heedful.load(done.output_dir, head="masked_lm").config.head
+def test_an_encoder_of_sentences_keeps_its_masked_head_for_further_training(tmp_path: Path, inputs: Path) -> None:
+    run = tmp_path / "run"
+    distil_small(inputs, run, "mlm+sentence_embedding", {"train.max_steps": 1})
+    overrides = {"train.max_steps": 1, "train.optimizer.lr": 1e-12}
+    continue_training(inputs, run, tmp_path / "continued", "mlm", overrides)
+    before, after = heedful.load(run, head="masked_lm"), heedful.load(tmp_path / "continued")
+    assert after.config.head == before.config.head
+    tensors = after.named_tensors()
+    for name, tensor in before.named_tensors().items():
+        assert torch.allclose(tensors[name], tensor, atol=1e-6), name
 
 
-def test_all_terms_phases_and_probes_in_one_run(whole: tuple[RunResult, StopAfter]) -> None:
-    done, reporter = whole
-    assert done.status == "completed" and done.results["objective"] == ALL_TERMS
-    early, late = reporter.seen[0], reporter.seen[-1]
-    assert early[1:] == (12, ("mlm", "hidden_states", "sentence_embedding", "pair_similarity"), 0.15)
-    assert late[1:] == (16, ("mlm",), 0.3)
-    looks = [
-        line for line in map(json.loads, (done.output_dir / "journal.jsonl").read_text().splitlines()) if "dev" in line
-    ]
-    assert [look["step"] for look in looks] == [3, 6]
-    for look in looks:
-        assert {"hidden_states_loss", "sentence_embedding_loss", "pair_similarity_loss", "mlm_accuracy"} <= set(
-            look["dev"]
-        )
-        assert -1 <= look["dev"]["probe_similarity"] <= 1 and 0 <= look["dev"]["probe_tag"] <= 1
-    assert looks[-1]["dev"] == done.results["splits"]["validation"]["numbers"], "the averaged weights are saved"
+def test_no_sentence_vectors_without_their_term(tmp_path: Path, inputs: Path) -> None:
+    run = tmp_path / "run"
+    distil_small(inputs, run, "mlm+hidden_states", {"train.max_steps": 1})
+    assert heedful.load(run).config.head == heedful.load(run, head="masked_lm").config.head
+
+
+def test_all_terms_phases_and_probes_in_one_run(whole: tuple[RunResult, StepRecorder]) -> None:
+    result, recorder = whole
+    assert result.status == "completed"
+    assert result.results["objective"] == ALL_TERMS
+    all_terms = ("mlm", "hidden_states", "sentence_embedding", "pair_similarity")
+    assert recorder.steps[0] == (12, all_terms, 0.15), "the first phase"
+    assert recorder.steps[-1] == (16, ("mlm",), 0.3), "the second phase"
+    journal = [json.loads(line) for line in (result.output_dir / "journal.jsonl").read_text().splitlines()]
+    evaluations = [record for record in journal if "dev" in record]
+    assert [record["step"] for record in evaluations] == [3, 6]
+    for record in evaluations:
+        metrics = record["dev"]
+        for name in ("hidden_states_loss", "sentence_embedding_loss", "pair_similarity_loss", "mlm_accuracy"):
+            assert name in metrics
+        assert -1 <= metrics["probe_similarity"] <= 1
+        assert 0 <= metrics["probe_tag"] <= 1
+    final_metrics = result.results["splits"]["validation"]["numbers"]
+    assert evaluations[-1]["dev"] == final_metrics, "the averaged weights are evaluated and saved"
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(
-    tmp_path: Path, place: Path, whole: tuple[RunResult, StopAfter]
+    tmp_path: Path, inputs: Path, whole: tuple[RunResult, StepRecorder]
 ) -> None:
-    for step in (2, 4):
-        assert (
-            go(place, tmp_path / "parts", ALL_TERMS, everything(place), reporter=StopAfter(step)).status
-            == "interrupted"
-        )
-    assert go(place, tmp_path / "parts", ALL_TERMS, everything(place)).status == "completed"
+    whole_run, run = whole[0].output_dir, tmp_path / "run"
+    for last_step in (2, 4):
+        stopped = distil_small(inputs, run, ALL_TERMS, all_features(inputs), StepRecorder(stop_after=last_step))
+        assert stopped.status == "interrupted"
+    assert distil_small(inputs, run, ALL_TERMS, all_features(inputs)).status == "completed"
     for name in ("model/model.safetensors", "journal.jsonl", "teacher/neighbours/nearest.npy"):
-        assert (whole[0].output_dir / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+        assert (run / name).read_bytes() == (whole_run / name).read_bytes()
 
 
-def test_vectors_are_cached_where_no_hidden_states_are_learned(tmp_path: Path, place: Path) -> None:
-    reporter = StopAfter(2)
-    go(place, tmp_path / "run", "sentence_embedding+pair_similarity", reporter=reporter)
-    cached = sorted((tmp_path / "run/teacher/phase-0").glob("*.npy"))
-    before = [(path.stat().st_mtime_ns, path.name) for path in cached]
-    assert before
-    done = go(place, tmp_path / "run", "sentence_embedding+pair_similarity")
-    assert done.status == "completed" and done.results["metric"] == "loss"
-    assert [(path.stat().st_mtime_ns, path.name) for path in cached] == before, "computed once"
-    assert "perplexity" not in done.results["splits"]["validation"]["numbers"]
+def test_vectors_are_cached_if_no_hidden_states_are_learned(tmp_path: Path, inputs: Path) -> None:
+    """A resumed run does not compute them again."""
+    run, terms = tmp_path / "run", "sentence_embedding+pair_similarity"
+    distil_small(inputs, run, terms, reporter=StepRecorder(stop_after=2))
+    cached = sorted((run / "teacher" / "phase-0").glob("*.npy"))
+    assert cached
+    before = [path.stat().st_mtime_ns for path in cached]
+    resumed = distil_small(inputs, run, terms)
+    assert resumed.status == "completed"
+    assert [path.stat().st_mtime_ns for path in cached] == before
+    assert resumed.results["metric"] == "loss"
+    assert "perplexity" not in resumed.results["splits"]["validation"]["numbers"]
 
 
 @pytest.mark.slow
-def test_sentence_vectors_come_near_the_teachers(tmp_path: Path, place: Path) -> None:
-    more = {"train.max_steps": 60, "train.optimizer.lr": 5e-3, "eval_every_steps": 60}
-    first = go(place, tmp_path / "short", "sentence_embedding", more | {"train.max_steps": 1})
-    last = go(place, tmp_path / "long", "sentence_embedding", more)
-    losses = [run.results["splits"]["validation"]["numbers"]["sentence_embedding_loss"] for run in (first, last)]
-    assert losses[1] < 0.6 * losses[0]
+def test_sentence_vectors_come_near_the_teachers(tmp_path: Path, inputs: Path) -> None:
+    def final_loss(max_steps: int) -> float:
+        overrides = {"train.max_steps": max_steps, "train.optimizer.lr": 5e-3, "eval_every_steps": 60}
+        result = distil_small(inputs, tmp_path / str(max_steps), "sentence_embedding", overrides)
+        return float(result.results["splits"]["validation"]["numbers"]["sentence_embedding_loss"])
+
+    assert final_loss(60) < 0.6 * final_loss(1)
 
 
-def test_the_average_leaves_the_training_as_it_is(tmp_path: Path, place: Path) -> None:
-    """Losses of steps are those without an average; only what is evaluated and saved differs."""
-    go(place, tmp_path / "plain", "mlm+hidden_states")
-    go(place, tmp_path / "ema", "mlm+hidden_states", {"train.ema_decay": 0.9})
-    lines = [
-        [json.loads(line) for line in (tmp_path / name / "journal.jsonl").read_text().splitlines()]
-        for name in ("plain", "ema")
-    ]
-    steps = [[line for line in each if "loss" in line] for each in lines]
-    assert steps[0] == steps[1]
-    assert [line for line in lines[0] if "dev" in line] != [line for line in lines[1] if "dev" in line]
-    models = [heedful.load(tmp_path / name) for name in ("plain", "ema")]
-    assert any(not torch.equal(a, b) for a, b in zip(*(each.parameters() for each in models), strict=True))
+def test_the_average_leaves_the_training_as_it_is(tmp_path: Path, inputs: Path) -> None:
+    """The losses of steps are those of a run without averaged weights. Evaluations and the saved model differ."""
+    distil_small(inputs, tmp_path / "plain", "mlm+hidden_states")
+    distil_small(inputs, tmp_path / "averaged", "mlm+hidden_states", {"train.ema_decay": 0.9})
+
+    def journal_records(name: str, key: str) -> list[dict[str, Any]]:
+        """Return the records of a run's journal that have a key."""
+        lines = (tmp_path / name / "journal.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if key in record]
+
+    assert journal_records("plain", "loss") == journal_records("averaged", "loss")
+    assert journal_records("plain", "dev") != journal_records("averaged", "dev")
+    plain, averaged = heedful.load(tmp_path / "plain"), heedful.load(tmp_path / "averaged")
+    parameter_pairs = zip(plain.parameters(), averaged.parameters(), strict=True)
+    assert any(not torch.equal(first, second) for first, second in parameter_pairs)
 
 
-def test_probe_scores_do_not_depend_on_batches(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = heedful.load(place / "teacher")
+@pytest.mark.parametrize("kind", PROBE_FILES)
+def test_probe_scores_do_not_depend_on_batches(inputs: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    loaded = heedful.load(inputs / "teacher")
     assert loaded.tokenizer is not None
-    for kind, file in (("similarity", "pairs.csv"), ("classify", "labels.csv"), ("tag", "tags.conll")):
-        probe = ProbeSet(Probe(name="x", kind=kind, data=str(place / file)), loaded.tokenizer)  # type: ignore[arg-type]
-        whole = probe.score(loaded)
-        monkeypatch.setattr("heedful.runs.pretrain.probes.BATCH_TOKENS", 64)
-        assert probe.score(loaded) == pytest.approx(whole, abs=0.02)
-        monkeypatch.undo()
+    probe = Probe(name="x", kind=kind, data=str(inputs / PROBE_FILES[kind]))  # type: ignore[arg-type]
+    probe_set = ProbeSet(probe, loaded.tokenizer)
+    score = probe_set.score(loaded)
+    monkeypatch.setattr("heedful.runs.pretrain.probes.BATCH_TOKENS", 64)
+    assert probe_set.score(loaded) == pytest.approx(score, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -252,12 +298,12 @@ def test_probe_scores_do_not_depend_on_batches(tmp_path: Path, place: Path, monk
     ],
 )
 def test_a_probe_file_that_does_not_fit_is_refused_before_training(
-    kind: str, file: str, message: str, tmp_path: Path, place: Path
+    kind: str, file: str, message: str, tmp_path: Path, inputs: Path
 ) -> None:
-    more = {"probes": f'[{{name = "x", kind = "{kind}", data = "{place / file}"}}]'}
+    overrides = {"probes": f'[{{name = "x", kind = "{kind}", data = "{inputs / file}"}}]'}
     with pytest.raises(HeedfulError, match=message):
-        go(place, tmp_path / "run", "mlm+hidden_states", more)
-    assert not (tmp_path / "run/journal.jsonl").exists()
+        distil_small(inputs, tmp_path / "run", "mlm+hidden_states", overrides)
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -282,13 +328,19 @@ def test_settings_that_cannot_work_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, place: Path) -> None:
-    settings_args = [
-        f"{name}={value}" for name, value in (SMALL | {"phases": "[{start_fraction = 0.5, mask_prob = 0.4}]"}).items()
-    ]
+def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, inputs: Path) -> None:
+    """Masked language modelling without a teacher may have phases too."""
+    overrides = SMALL | {"phases": "[{start_fraction = 0.5, mask_prob = 0.4}]"}
     settings = resolve_pretrain(
-        [place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=settings_args
+        [inputs / "text.txt"],
+        objective="mlm",
+        tokenizer=str(inputs / "tokenizer"),
+        assignments=[f"{path}={value}" for path, value in overrides.items()],
     )
-    assert [asked.mask_prob for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
-    assert pretrain_with(settings, tmp_path / "run").status == "completed"
-    assert isinstance(Tokenizer.load(tmp_path / "run/model"), Tokenizer)
+    first_phase, second_phase = settings.objectives()
+    assert isinstance(first_phase, MlmSettings)
+    assert isinstance(second_phase, MlmSettings)
+    assert (first_phase.mask_prob, second_phase.mask_prob) == (0.15, 0.4)
+    recorder = StepRecorder()
+    assert pretrain_with(settings, tmp_path / "run", reporter=recorder).status == "completed"
+    assert [mask_prob for _, _, mask_prob in recorder.steps] == [0.15] * 3 + [0.4] * 3

@@ -1,4 +1,4 @@
-"""An objective that is defined in this file alone, once it is registered, is pre-trained like every other one."""
+"""An objective that only this file defines can be used like every other objective, once it is registered."""
 
 from __future__ import annotations
 
@@ -55,21 +55,23 @@ class Unshuffle(SelfSupervised):
     head = "masked_lm"
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        packed, rows = pack_samples(samples), []
-        targets, order = packed.tokens.clone(), np.arange(packed.bounds[-1])
+        packed = pack_samples(samples)
+        original_ids = packed.tokens.clone()
+        order = np.arange(packed.bounds[-1])  # position in the original text of each token of the batch
+        text_positions = []  # of each sequence
         start = 0
         for sample, key in zip(samples, keys, strict=True):
-            numbers = uniform(key, len(sample))
-            for first, last in pairwise(sample.bounds):
-                inner = np.arange(start + first + 1, start + last - 1)
-                rows.append(inner)
-                for begin in range(0, len(inner), self.window):
-                    positions = inner[begin : begin + self.window]
-                    order[positions] = positions[numbers[positions - start].argsort(kind="stable")]
+            random_numbers = uniform(key, len(sample))
+            for sequence_start, sequence_stop in pairwise(sample.bounds):
+                positions = np.arange(start + sequence_start + 1, start + sequence_stop - 1)  # without special tokens
+                text_positions.append(positions)
+                for window_start in range(0, len(positions), self.window):
+                    window = positions[window_start : window_start + self.window]
+                    order[window] = window[random_numbers[window - start].argsort(kind="stable")]
             start += len(sample)
-        packed.tokens[:] = targets[torch.from_numpy(order)]
-        chosen = concat_long(rows)
-        return Batch(packed=packed, targets=targets[chosen], weights=torch.ones(len(chosen)), rows=chosen)
+        packed.tokens[:] = original_ids[torch.from_numpy(order)]
+        rows = concat_long(text_positions)
+        return Batch(packed=packed, targets=original_ids[rows], weights=torch.ones(len(rows)), rows=rows)
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         assert loaded.head is not None
@@ -78,7 +80,7 @@ class Unshuffle(SelfSupervised):
 
 
 class UnshuffleBuilder(ObjectiveBuilder[UnshuffleSettings]):
-    """Packed windows of documents, as for most objectives."""
+    """Builder with packed windows of documents as samples, as for most objectives."""
 
     def objective(self, components: Components, loaded: ModelBundle, phase: UnshuffleSettings) -> Unshuffle:
         return Unshuffle(window=phase.window)
@@ -93,7 +95,7 @@ SPEC = ObjectiveSpec(
 )
 
 
-# -- what it does ---------------------------------------------------------------------------------------------------
+# -- its use --------------------------------------------------------------------------------------------------------
 
 OVERRIDES: dict[str, object] = {
     "model.layers": 1,
@@ -137,27 +139,28 @@ class StopAfter(Reporter):
         trainer.stop_requested = step.number == self.number
 
 
-def run(data: Path, folder: Path, reporter: Reporter | None = None) -> RunResult:
+def pretrain_unshuffle(data: Path, folder: Path, reporter: Reporter | None = None) -> RunResult:
+    """Pre-train a small model with the objective."""
     return pretrain(data, folder, objective="unshuffle", overrides=OVERRIDES, reporter=reporter)
 
 
 def test_it_is_pre_trained_evaluated_and_resumed(tmp_path: Path) -> None:
     data = write_documents(tmp_path / "text.txt", make_documents(60, seed=1))
-    whole = run(data, tmp_path / "whole")
-    assert whole.status == "completed" and whole.results["objective"] == "unshuffle"
+    whole = pretrain_unshuffle(data, tmp_path / "whole")
+    assert whole.status == "completed"
+    assert whole.results["objective"] == "unshuffle"
     assert whole.results["metric"] == "unshuffle_accuracy"
-    assert set(whole.results["splits"]["validation"]["numbers"]) == {
-        *("loss", "perplexity", "count", "unshuffle_loss", "unshuffle_accuracy")
-    }
+    metrics = whole.results["splits"]["validation"]["numbers"]
+    assert set(metrics) == {"loss", "perplexity", "count", "unshuffle_loss", "unshuffle_accuracy"}
     journal = [json.loads(line) for line in (tmp_path / "whole" / "journal.jsonl").read_text().splitlines()]
     assert [line["step"] for line in journal if "dev" in line] == [2, 4]
     assert heedful.load(tmp_path / "whole").head is not None
     assert "objective `unshuffle`" in (tmp_path / "whole" / "model" / "README.md").read_text()
 
-    assert run(data, tmp_path / "parts", StopAfter(3)).status == "interrupted"
-    assert run(data, tmp_path / "parts").status == "completed"
-    models = [tmp_path / name / "model" / "model.safetensors" for name in ("whole", "parts")]
-    assert models[0].read_bytes() == models[1].read_bytes()
+    assert pretrain_unshuffle(data, tmp_path / "resumed", StopAfter(3)).status == "interrupted"
+    assert pretrain_unshuffle(data, tmp_path / "resumed").status == "completed"
+    whole_model, resumed_model = (tmp_path / name / "model" / "model.safetensors" for name in ("whole", "resumed"))
+    assert whole_model.read_bytes() == resumed_model.read_bytes()
 
 
 def test_its_settings_are_checked() -> None:
