@@ -70,7 +70,7 @@ def looked(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
         case LocalM(radius=radius):
             centre, near = float(t), [s for s in range(n) if abs(s - t) <= radius]
         case LocalP(radius=radius):
-            p = n * (look.place.out.weight @ (look.place.inner.weight @ h).tanh()).sigmoid()
+            p = n * (look.local.out.weight @ (look.local.inner.weight @ h).tanh()).sigmoid()
             centre, near = float(p), [s for s in range(n) if abs(s - float(p)) <= radius]
         case _:
             return at.softmax(-1)
