@@ -112,9 +112,7 @@ def prune_tokens(
     order = order[sequences[order].argsort(stable=True)]  # by sequence, and then by importance
     counts = [pruning.count(length) for length in batch.lengths]
     # the first `count` elements of `order` for each sequence
-    chosen = [
-        index for start, count in zip(batch.bounds, counts, strict=False) for index in range(start, start + count)
-    ]
+    chosen = [start + rank for start, count in zip(batch.bounds, counts, strict=False) for rank in range(count)]
     rows = order[send(chosen, device)].sort().values
     tokens, positions, types = (column[rows] for column in (batch.tokens, batch.positions, batch.types))
     return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=(0, *accumulate(counts)))
