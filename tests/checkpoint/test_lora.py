@@ -207,9 +207,9 @@ def test_convert_merges_into_the_given_base(tmp_path: Path, capsys: pytest.Captu
     assert convert("--base", str(tmp_path / "base")) == 0
     merged, expected = heedful.load(tmp_path / "merged"), heedful.load(folder, base=tmp_path / "base")
     assert merged.weights_digest() == expected.weights_digest() != heedful.load(tmp_path / "base").weights_digest()
-    read, facts = transformers.BertForMaskedLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
-    assert not any(facts[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    weight = read.bert.encoder.layer[0].attention.self.query.weight
+    reference, report = transformers.BertForMaskedLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    weight = reference.bert.encoder.layer[0].attention.self.query.weight
     assert torch.equal(weight, expected.named_tensors()["encoder.blocks.0.attention.qkv.weight"][:32])
 
 

@@ -1,4 +1,4 @@
-"""The Transformer, compared with torch.nn.Transformer and published parameter counts; norms, windows, dropout, errors."""
+"""The Transformer, compared with torch.nn.Transformer; parameter counts, batches, norms, windows, dropout, errors."""
 
 from __future__ import annotations
 
