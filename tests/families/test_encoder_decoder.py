@@ -36,35 +36,35 @@ GATED = {"feed_forward_proj": "gated-gelu"}
 
 @pytest.mark.parametrize("architecture", ["T5ForConditionalGeneration", "T5EncoderModel", "T5ForTokenClassification"])
 def test_gated(tmp_path: Path, architecture: str) -> None:
-    theirs = save_tiny(tmp_path, "t5", architecture, torch.float64, **GATED)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    reference = save_tiny(tmp_path, "t5", architecture, torch.float64, **GATED)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     ids, types = random_sequences("t5")
     with torch.no_grad():
-        (actual,), (expected,) = our_outputs(ours, random_batch("t5")), hf_outputs(theirs, "t5", ids, types)
+        (actual,), (expected,) = our_outputs(loaded, random_batch("t5")), hf_outputs(reference, "t5", ids, types)
     assert (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
-    heedful.save(ours, tmp_path / "again")
+    heedful.save(loaded, tmp_path / "again")
     before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "again"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_version_1_1_has_an_output_of_its_own_and_does_not_scale(tmp_path: Path) -> None:
     """As google publishes it: tie_word_embeddings is false, lm_head differs from shared; no width^-0.5."""
-    theirs = save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", torch.float64, **GATED)
+    reference = save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", torch.float64, **GATED)
     tensors = load_file(tmp_path / "model.safetensors")
     output = torch.randn(99, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     save_file(tensors | {"lm_head.weight": output}, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
     config.pop("scale_decoder_outputs", None)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    ours = heedful.load(tmp_path, dtype=torch.float64)
-    assert ours.config.head == NextToken(tied=False)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    assert loaded.config.head == NextToken(tied=False)
     batch = random_batch("t5")
     with torch.no_grad(), Float64Mode(torch.float64):
-        rows = ours.model(batch, batch.shift_right(0))
-        assert (ours(batch, batch.shift_right(0)) - rows @ output.T).abs().max() < 1e-12
-        tied = theirs(input_ids=batch.tokens[None, :7], decoder_input_ids=batch.shift_right(0).tokens[None, :7]).logits[
-            0
-        ]
+        rows = loaded.model(batch, batch.shift_right(0))
+        assert (loaded(batch, batch.shift_right(0)) - rows @ output.T).abs().max() < 1e-12
+        tied = reference(
+            input_ids=batch.tokens[None, :7], decoder_input_ids=batch.shift_right(0).tokens[None, :7]
+        ).logits[0]
         assert (rows[:7] @ tensors["shared.weight"].T * 32**-0.5 - tied).abs().max() < 1e-12
 
 
@@ -79,25 +79,25 @@ def resaved(tmp_path: Path) -> Any:
     values = json.loads((tmp_path / "published/config.json").read_text()) | {"tie_word_embeddings": False}
     values.pop("scale_decoder_outputs", None)
     (tmp_path / "published/config.json").write_text(json.dumps(values))
-    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "published", dtype=torch.float64)
-    theirs.save_pretrained(tmp_path / "resaved")
+    reference = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "published", dtype=torch.float64)
+    reference.save_pretrained(tmp_path / "resaved")
     values = json.loads((tmp_path / "resaved/config.json").read_text())
     assert values["tie_word_embeddings"] and values["scale_decoder_outputs"] is False
-    return use_eager_attention(theirs).eval()
+    return use_eager_attention(reference).eval()
 
 
 def test_version_1_1_as_transformers_5_saves_it(tmp_path: Path, resaved: Any) -> None:
-    ours = heedful.load(tmp_path / "resaved", dtype=torch.float64)
-    assert ours.config.head == NextToken(tied=False)
+    loaded = heedful.load(tmp_path / "resaved", dtype=torch.float64)
+    assert loaded.config.head == NextToken(tied=False)
     ids, types = random_sequences("t5")
     with torch.no_grad():
-        (actual,), (expected,) = our_outputs(ours, random_batch("t5")), hf_outputs(resaved, "t5", ids, types)
+        (actual,), (expected,) = our_outputs(loaded, random_batch("t5")), hf_outputs(resaved, "t5", ids, types)
     assert (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
-    heedful.save(ours, tmp_path / "again")
-    again = heedful.load(tmp_path / "again", dtype=torch.float64)
-    assert again.config.head == ours.config.head
-    assert all(torch.equal(again.named_tensors()[name], tensor) for name, tensor in ours.named_tensors().items())
-    assert with_head(ours, "language_model").config.head == ours.config.head
+    heedful.save(loaded, tmp_path / "again")
+    reloaded = heedful.load(tmp_path / "again", dtype=torch.float64)
+    assert reloaded.config.head == loaded.config.head
+    assert all(torch.equal(reloaded.named_tensors()[name], tensor) for name, tensor in loaded.named_tensors().items())
+    assert with_head(loaded, "language_model").config.head == loaded.config.head
     assert heedful.load(tmp_path / "resaved", head="encoder").model.decoder is None
 
 
@@ -125,14 +125,14 @@ def test_buckets_that_hold_no_distances(tmp_path: Path, buckets: dict[str, int],
 
 def test_cross_attention_has_no_distances_and_scores_are_not_scaled(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5Model")
-    ours = heedful.load(tmp_path)
-    assert {name for name in ours.named_tensors() if "relations" in name} == {
+    loaded = heedful.load(tmp_path)
+    assert {name for name in loaded.named_tensors() if "relations" in name} == {
         "encoder.relations.0.table.weight",
         "decoder.relations.0.table.weight",
     }
-    for stack in (ours.model.encoder, ours.model.decoder):
+    for stack in (loaded.model.encoder, loaded.model.decoder):
         assert {block.attention.scale for block in stack.blocks} == {1.0}  # type: ignore[union-attr]
-    assert {block.cross.scale for block in ours.model.decoder.blocks} == {1.0}  # type: ignore[union-attr]
+    assert {block.cross.scale for block in loaded.model.decoder.blocks} == {1.0}  # type: ignore[union-attr]
 
 
 def test_float16_overflows(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
         expected = whole.encoder(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     assert (encoder.model(Packed.of([[5, 6, 7]])) - expected).abs().max() < 1e-12
     heedful.save(encoder, tmp_path / "encoder")
-    again, report = transformers.T5EncoderModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+    reloaded, report = transformers.T5EncoderModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
     with torch.no_grad(), Float64Mode(torch.float64):
-        actual = use_eager_attention(again.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+        actual = use_eager_attention(reloaded.double()).eval()(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
     assert (actual - expected).abs().max() < 1e-12
 
     tagger = with_head(encoder, "token_classification", labels=["a", "b"], seed=1)
@@ -206,17 +206,17 @@ def test_other_variants_are_refused_by_name(family: str, changed: dict[str, Any]
 
 def test_a_folder_without_final_logits_bias(tmp_path: Path) -> None:
     """A bare model loads with the output layer, and with a bias of zero, as transformers loads it."""
-    theirs = save_tiny(tmp_path, "bart", "BartModel", torch.float64)
-    ours = heedful.load(tmp_path, head="language_model", dtype=torch.float64)
-    assert ours.head is not None and not ours.named_tensors()["head.decoder.bias"].any()
-    writes = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64)
+    reference = save_tiny(tmp_path, "bart", "BartModel", torch.float64)
+    loaded = heedful.load(tmp_path, head="language_model", dtype=torch.float64)
+    assert loaded.head is not None and not loaded.named_tensors()["head.decoder.bias"].any()
+    seq2seq_reference = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64)
     ids, types = random_sequences("bart")
     with torch.no_grad():
         (actual,), (expected,) = (
-            our_outputs(ours, random_batch("bart")),
-            hf_outputs(use_eager_attention(writes), "bart", ids, types),
+            our_outputs(loaded, random_batch("bart")),
+            hf_outputs(use_eager_attention(seq2seq_reference), "bart", ids, types),
         )
-    assert theirs is not None and (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
+    assert reference is not None and (actual - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
 
 
 def test_other_positions_than_sinusoids_are_refused(tmp_path: Path) -> None:
@@ -248,36 +248,38 @@ def test_the_bias_of_the_output_layer_is_not_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [(2, 90), (2,), (90, 2)], ids=["mBART", "mBART-50", "two"])
 def test_mbart_classifies_the_row_of_the_last_end_token(tmp_path: Path, ends: tuple[int, ...]) -> None:
     """Its decoder reads the text behind the text's own last token; a language code may follow the end token."""
-    theirs = save_tiny(tmp_path, "mbart", "MBartForSequenceClassification", torch.float64, decoder_start_token_id=None)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    reference = save_tiny(
+        tmp_path, "mbart", "MBartForSequenceClassification", torch.float64, decoder_start_token_id=None
+    )
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     texts = [[5, 6, 2, 7, *ends], [8, 2, *ends], [9, 10, 11, 2, 12, *ends]]
     with torch.no_grad():
-        expected = torch.cat([theirs(torch.tensor([text])).logits for text in texts])
-        assert (ours(Packed.of(texts)) - expected).abs().max() < 1e-12 and expected.std() > 0.01
-        selected = ours.head_outputs(Packed.of(texts[:1]))
+        expected = torch.cat([reference(torch.tensor([text])).logits for text in texts])
+        assert (loaded(Packed.of(texts)) - expected).abs().max() < 1e-12 and expected.std() > 0.01
+        selected = loaded.head_outputs(Packed.of(texts[:1]))
         assert torch.allclose(selected, expected[:1], atol=1e-12)
 
 
 def test_mbart_answers_questions_without_a_start_token(tmp_path: Path) -> None:
-    theirs = save_tiny(tmp_path, "mbart", "MBartForQuestionAnswering", torch.float64, decoder_start_token_id=None)
-    ours, text = heedful.load(tmp_path, dtype=torch.float64), [5, 6, 7, 8, 2, 90]
+    reference = save_tiny(tmp_path, "mbart", "MBartForQuestionAnswering", torch.float64, decoder_start_token_id=None)
+    loaded, text = heedful.load(tmp_path, dtype=torch.float64), [5, 6, 7, 8, 2, 90]
     with torch.no_grad():
-        out = theirs(torch.tensor([text]))
+        out = reference(torch.tensor([text]))
         expected = torch.stack([out.start_logits[0], out.end_logits[0]], -1)
-        assert (ours(Packed.of([text, [9, 2]]))[: len(text)] - expected).abs().max() < 1e-12
+        assert (loaded(Packed.of([text, [9, 2]]))[: len(text)] - expected).abs().max() < 1e-12
 
 
 def test_mbart_texts_without_tokens_or_end_token(tmp_path: Path) -> None:
     """An empty text has the vector 0, and one without the end token that of its last row, in any batch."""
     save_tiny(tmp_path, "mbart", "MBartForSequenceClassification", torch.float64)
-    ours, texts = heedful.load(tmp_path, dtype=torch.float64), [[5, 2, 6], [], [7, 8], [9, 2, 10, 11]]
-    assert isinstance(ours.head, ClassesHead)
+    loaded, texts = heedful.load(tmp_path, dtype=torch.float64), [[5, 2, 6], [], [7, 8], [9, 2, 10, 11]]
+    assert isinstance(loaded.head, ClassesHead)
     rows = torch.randn(9, 32, dtype=torch.float64)
     with torch.no_grad():
-        vectors = ours.head.vectors(rows, Packed.of(texts))
-        alone = [ours.head.vectors(rows[at][None], Packed.of([[2]])) for at in (1, 4, 6)]
+        vectors = loaded.head.vectors(rows, Packed.of(texts))
+        alone = [loaded.head.vectors(rows[at][None], Packed.of([[2]])) for at in (1, 4, 6)]
         assert torch.allclose(vectors[[0, 2, 3]], torch.cat(alone), atol=1e-12)
-        assert torch.allclose(vectors[1], torch.tanh(ours.head.first.dense.bias), atol=1e-12)
+        assert torch.allclose(vectors[1], torch.tanh(loaded.head.first.dense.bias), atol=1e-12)
 
 
 def test_an_end_token_that_no_text_has_is_told(tmp_path: Path) -> None:

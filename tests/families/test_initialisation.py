@@ -20,16 +20,16 @@ BODIES = {family: kind.__name__.removesuffix("Config") + "Model" for family, (ki
 @pytest.mark.parametrize("family", TINY)
 def test_as_transformers(family: str, tmp_path: Path) -> None:
     kind, settings = TINY[family]
-    theirs = getattr(transformers, BODIES[family])(kind(**settings))
-    values = theirs.config.to_dict() | {"architectures": [BODIES[family]]}
+    reference = getattr(transformers, BODIES[family])(kind(**settings))
+    values = reference.config.to_dict() | {"architectures": [BODIES[family]]}
     fresh = heedful.checkpoint.create(read_config(values, "config.json"))
     heedful.save(fresh, tmp_path / "ours")
-    ours = load_file(tmp_path / "ours/model.safetensors")
-    tensors = under_file_names(theirs, theirs.state_dict())
+    loaded = load_file(tmp_path / "ours/model.safetensors")
+    tensors = under_file_names(reference, reference.state_dict())
     published = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     constants = FAMILIES[family].body(fresh.config.model).constants
     compared = 0
-    for name, tensor in ours.items():
+    for name, tensor in loaded.items():
         mean, std, count = tensor.mean(), tensor.std(), tensor.numel()
         if FAMILIES[family].prefix + name in constants:
             assert torch.allclose(tensor, published[name], atol=1e-6), name

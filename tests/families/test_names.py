@@ -54,7 +54,7 @@ def test_every_key_is_claimed_exactly_once_in_both_directions(saved: Saved, fami
 def test_round_trip_is_bitwise_and_transformers_reads_it(
     tmp_path: Path, saved: Saved, family: str, architecture: str
 ) -> None:
-    theirs, folder = saved(family, architecture)
+    reference, folder = saved(family, architecture)
     heedful.save(heedful.load(folder), tmp_path / "ours")
 
     before, after = (load_file(side / "model.safetensors") for side in (folder, tmp_path / "ours"))
@@ -62,16 +62,16 @@ def test_round_trip_is_bitwise_and_transformers_reads_it(
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert json.loads((tmp_path / "ours/config.json").read_text()) == json.loads((folder / "config.json").read_text())
 
-    again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    reloaded, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    expected, actual = theirs.state_dict(), again.state_dict()
+    expected, actual = reference.state_dict(), reloaded.state_dict()
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    use_eager_attention(again)
+    use_eager_attention(reloaded)
     ids, types = random_sequences(family)
     with torch.no_grad():  # the same bits at other addresses may be summed in another order
         for one, other in zip(
-            hf_outputs(theirs, family, ids, types), hf_outputs(again.eval(), family, ids, types), strict=True
+            hf_outputs(reference, family, ids, types), hf_outputs(reloaded.eval(), family, ids, types), strict=True
         ):
             assert (one - other).abs().max() <= 2e-6 * max(1.0, one.abs().max())
 
@@ -80,13 +80,13 @@ def test_round_trip_is_bitwise_and_transformers_reads_it(
 def test_config_is_written_as_transformers_understands_it(family: str, architecture: str) -> None:
     """Without the config.json that we read: everything that matters is written from our own config."""
     source = make_tiny(family, architecture, problem_type="multi_label_classification")
-    theirs = source.config
-    values = json.loads(theirs.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    reference = source.config
+    values = json.loads(reference.to_json_string(use_diff=False)) | {"architectures": [architecture]}
     config = read_config(values, "config.json")
     written = write_config(heedful.checkpoint.BundleConfig(family=family, model=config.model, head=config.head))
-    again = read_config(written, "written")
-    assert (again.model, again.head) == (config.model, config.head)
-    rebuilt = type(theirs)(**written)
+    reloaded = read_config(written, "written")
+    assert (reloaded.model, reloaded.head) == (config.model, config.head)
+    rebuilt = type(reference)(**written)
     model = getattr(transformers, architecture)(rebuilt)
     model.load_state_dict(source.state_dict())
     use_eager_attention(model)
@@ -101,19 +101,19 @@ def test_config_is_written_as_transformers_understands_it(family: str, architect
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
 def test_untied_vocabulary_head(tmp_path: Path, family: str) -> None:
     architecture = next(a for f, a in MODELS if f == family and "MaskedLM" in a)
-    theirs = save_tiny(tmp_path / "theirs", family, architecture, tie_word_embeddings=False)
-    ours = heedful.load(tmp_path / "theirs")
+    reference = save_tiny(tmp_path / "theirs", family, architecture, tie_word_embeddings=False)
+    loaded = heedful.load(tmp_path / "theirs")
     ids, types = random_sequences(family)
     with torch.no_grad():
-        expected = hf_outputs(theirs, family, ids, types)[0]
-        assert (our_outputs(ours, random_batch(family))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
-    heedful.save(ours, tmp_path / "ours")
+        expected = hf_outputs(reference, family, ids, types)[0]
+        assert (our_outputs(loaded, random_batch(family))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+    heedful.save(loaded, tmp_path / "ours")
     before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
     assert before.keys() == after.keys()
-    again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    reloaded, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
     with torch.no_grad():
-        assert (hf_outputs(again.eval(), family, ids, types)[0] - expected).abs().max() <= 2e-6 * max(
+        assert (hf_outputs(reloaded.eval(), family, ids, types)[0] - expected).abs().max() <= 2e-6 * max(
             1.0, expected.abs().max()
         )
 
@@ -166,7 +166,7 @@ def test_old_names_of_norms(tmp_path: Path) -> None:
 
 def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
     """As bert-base-uncased is published: the file has a pooler and a next-sentence head, the config names neither."""
-    theirs = save_tiny(tmp_path, "bert", "BertForPreTraining")
+    reference = save_tiny(tmp_path, "bert", "BertForPreTraining")
     values = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.warns(heedful.HeedfulWarning, match=r"4 tensors belong to other heads.*bert\.pooler\.dense"):
@@ -177,7 +177,7 @@ def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
     ids, types = random_sequences("bert")
     with torch.no_grad():
         for actual, expected in zip(
-            our_outputs(whole, random_batch("bert")), hf_outputs(theirs, "bert", ids, types), strict=True
+            our_outputs(whole, random_batch("bert")), hf_outputs(reference, "bert", ids, types), strict=True
         ):
             assert (actual - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):

@@ -83,14 +83,14 @@ def test_positions_start_after_the_padding_id(tmp_path: Path) -> None:
     embeddings = transformers.models.roberta.modeling_roberta.RobertaEmbeddings
     ids = torch.tensor([[0, 5, 6, 2, 1, 1]])
     assert embeddings.create_position_ids_from_input_ids(ids, 1).tolist() == [[2, 3, 4, 5, 1, 1]]
-    theirs = save_tiny(tmp_path, "roberta", "RobertaModel", torch.float64)
+    reference = save_tiny(tmp_path, "roberta", "RobertaModel", torch.float64)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
     place = loaded.config.model.embedding.positions
     assert isinstance(place, Learned) and (place.offset, place.count) == (2, 42)
     batch = Packed.of([[0, 5, 6, 2], [0, 9, 2]])
     assert (batch.positions + place.offset).tolist() == [2, 3, 4, 5, 2, 3, 4]
     with torch.no_grad():
-        expected = theirs(ids, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).last_hidden_state[0, :4]
+        expected = reference(ids, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).last_hidden_state[0, :4]
         assert (loaded.model(batch)[:4] - expected).abs().max() < 1e-12 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
         loaded.model(Packed.of([[5] * 41]))
@@ -119,11 +119,11 @@ def test_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
 
 def test_zero_means_the_next_sentence(tmp_path: Path) -> None:
     """NSP logit 0 is "follows": transformers' label 0 gives the loss of our logit 0."""
-    theirs = save_tiny(tmp_path, "bert", "BertForNextSentencePrediction")
+    reference = save_tiny(tmp_path, "bert", "BertForNextSentencePrediction")
     batch = random_batch("bert", (9,))
     with torch.no_grad():
         scores = heedful.load(tmp_path)(batch)
-        loss = theirs(batch.tokens[None], token_type_ids=batch.types[None], labels=torch.tensor([0])).loss
+        loss = reference(batch.tokens[None], token_type_ids=batch.types[None], labels=torch.tensor([0])).loss
         assert torch.allclose(-scores.log_softmax(-1)[0, 0], loss, atol=1e-6)
 
 
@@ -156,23 +156,23 @@ def test_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["AlbertModel", "AlbertForMaskedLM", "AlbertForQuestionAnswering"])
 def test_albert_projects_embeddings_as_wide_as_the_model(tmp_path: Path, architecture: str) -> None:
     """transformers always has `embedding_hidden_mapping_in`: loading, saving and creating agree with it."""
-    theirs = save_tiny(tmp_path / "theirs", "albert", architecture, torch.float64, embedding_size=32)
-    ours = heedful.load(tmp_path / "theirs", dtype=torch.float64)
+    reference = save_tiny(tmp_path / "theirs", "albert", architecture, torch.float64, embedding_size=32)
+    loaded = heedful.load(tmp_path / "theirs", dtype=torch.float64)
     created = create(read_config(json.loads((tmp_path / "theirs/config.json").read_text()), "config.json"), seed=3)
     heedful.save(created, tmp_path / "created")
-    their_created, report = type(theirs).from_pretrained(tmp_path / "created", output_loading_info=True)
+    their_created, report = type(reference).from_pretrained(tmp_path / "created", output_loading_info=True)
     assert not any(report.values())
     batch, (ids, types) = random_batch("albert"), random_sequences("albert")
     with torch.no_grad():
-        for model, expected, tolerance in ((ours, theirs, 1e-12), (created.eval(), their_created.eval(), 1e-5)):
+        for model, expected, tolerance in ((loaded, reference, 1e-12), (created.eval(), their_created.eval(), 1e-5)):
             for out, right in zip(our_outputs(model, batch), hf_outputs(expected, "albert", ids, types), strict=True):
                 assert (out - right).abs().max() <= tolerance
 
 
 def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> None:
     """Their batches are padded on the left; rows at the end are the same with and without padding."""
-    theirs = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("xlnet", (5, 9))
+    reference = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
+    loaded, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("xlnet", (5, 9))
     ids, types = (batch.unpack(each) for each in (batch.tokens, batch.types))
     inputs = {
         "input_ids": torch.stack([torch.cat([torch.full((4,), 5), ids[0]]), ids[1]]),
@@ -180,7 +180,7 @@ def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> Non
         "attention_mask": torch.tensor([[0] * 4 + [1] * 5, [1] * 9]),
     }
     with torch.no_grad(), Float64Mode(torch.float64):
-        assert (ours(batch) - theirs(**inputs).logits).abs().max() < 1e-12
+        assert (loaded(batch) - reference(**inputs).logits).abs().max() < 1e-12
     config = json.loads((tmp_path / "config.json").read_text())
     for key, value in (("attn_type", "uni"), ("bi_data", True), ("same_length", True), ("untie_r", False)):
         with pytest.raises(heedful.HeedfulError, match=f"{key} is {value!r}; only"):
@@ -190,18 +190,18 @@ def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> Non
 
 
 def test_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> None:
-    theirs = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("gpt2", (5, 9))
+    reference = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
+    loaded, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("gpt2", (5, 9))
     ids = batch.unpack(batch.tokens)
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
     inputs = {"input_ids": torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), ids[0]]), ids[1]])}
     with torch.no_grad():
-        right = theirs(**inputs, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
-        wrong = theirs(**inputs, attention_mask=mask, position_ids=torch.arange(9).expand(2, -1)).logits
-        actual = ours(batch)
+        right = reference(**inputs, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+        wrong = reference(**inputs, attention_mask=mask, position_ids=torch.arange(9).expand(2, -1)).logits
+        actual = loaded(batch)
     assert (actual[:5] - right[0, 4:]).abs().max() < 1e-12 < 0.01 < (actual[:5] - wrong[0, 4:]).abs().max()
     kept = load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"]
-    assert torch.equal(ours.named_tensors()["decoder.blocks.0.mlp.up.weight"], kept.T)
+    assert torch.equal(loaded.named_tensors()["decoder.blocks.0.mlp.up.weight"], kept.T)
 
 
 def test_only_the_original_and_its_heirs_scale_their_embedding() -> None:
@@ -221,8 +221,8 @@ def test_relative_positions_of_transformers_4(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     tensors = load_file(tmp_path / "model.safetensors")
     tables = [torch.randn(79, 8, generator=generator, dtype=torch.float64) for _ in range(4)]
-    for number, table in enumerate(tables):
-        tensors[f"encoder.layer.{number}.attention.self.distance_embedding.weight"] = table
+    for index, table in enumerate(tables):
+        tensors[f"encoder.layer.{index}.attention.self.distance_embedding.weight"] = table
     save_file(tensors, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text()) | {"position_embedding_type": "relative_key"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -238,16 +238,16 @@ def test_relative_positions_of_transformers_4(tmp_path: Path) -> None:
     transformers.AttentionInterface.register("version_4", version_4)
     model.config._attn_implementation = "version_4"
     model.embeddings.position_embeddings.weight.data.zero_()
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("bert", (23,))
+    loaded, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("bert", (23,))
     inputs = {"input_ids": batch.tokens[None], "token_type_ids": batch.types[None]}
     with torch.no_grad():
         expected = model(**inputs).last_hidden_state[0]
-        assert (ours.model(batch) - expected).abs().max() < 1e-12
-    heedful.save(ours, tmp_path / "again")
-    again = load_file(tmp_path / "again/model.safetensors")
-    assert again.keys() == tensors.keys() - {"embeddings.position_embeddings.weight"}
-    assert all(torch.equal(again[name], tensors[name]) for name in again)
-    assert heedful.load(tmp_path / "again").config.model == ours.config.model
+        assert (loaded.model(batch) - expected).abs().max() < 1e-12
+    heedful.save(loaded, tmp_path / "again")
+    reloaded = load_file(tmp_path / "again/model.safetensors")
+    assert reloaded.keys() == tensors.keys() - {"embeddings.position_embeddings.weight"}
+    assert all(torch.equal(reloaded[name], tensors[name]) for name in reloaded)
+    assert heedful.load(tmp_path / "again").config.model == loaded.config.model
     with pytest.raises(heedful.HeedfulError, match="position_embedding_type is 'relative_key_query'; expected one of"):
         read_config(_values("bert", "BertModel", position_embedding_type="relative_key_query"), "config.json")
 
@@ -342,19 +342,19 @@ LONGROPE |= {"short_factor": [1.0, 1.0625, 1.5, 2.25], "long_factor": [1.0, 2.5,
     ],
 )
 def test_uneven_layers_and_stretched_positions_of_modernbert(tmp_path: Path, changed: dict[str, Any]) -> None:
-    theirs = save_tiny(tmp_path, "modernbert", "ModernBertModel", torch.float64, **changed)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    reference = save_tiny(tmp_path, "modernbert", "ModernBertModel", torch.float64, **changed)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     ids = random_sequences("modernbert", (3, 9, 11, 30))[0]
     with transformers_in_float64():
-        expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
-        rows = ours.model(random_batch("modernbert", (3, 9, 11, 30)))
+        expected = torch.cat([reference(torch.tensor([each])).last_hidden_state[0] for each in ids])
+        rows = loaded.model(random_batch("modernbert", (3, 9, 11, 30)))
         assert (rows - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
-    values = FAMILIES["modernbert"].write(ours.config.model) | {"model_type": "modernbert"}
-    assert read_config(values, "config.json").model == ours.config.model
-    heedful.save(ours, tmp_path / "again")
+    values = FAMILIES["modernbert"].write(loaded.config.model) | {"model_type": "modernbert"}
+    assert read_config(values, "config.json").model == loaded.config.model
+    heedful.save(loaded, tmp_path / "again")
     with transformers_in_float64():
-        again = transformers.ModernBertModel.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
-        expected_again = torch.cat([again(torch.tensor([each])).last_hidden_state[0] for each in ids])
+        reloaded = transformers.ModernBertModel.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
+        expected_again = torch.cat([reloaded(torch.tensor([each])).last_hidden_state[0] for each in ids])
     assert (expected_again - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
 
 
@@ -383,20 +383,20 @@ def test_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
     from heedful.nn.attend import attention_weights
     from heedful.nn.layout import AttentionArgs, Layout
 
-    theirs = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    reference = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch = random_batch("bert")
     with torch.no_grad():
-        before = ours.model(batch)
+        before = loaded.model(batch)
         seen: list[torch.Tensor] = []
-        blocks = ours.model.encoder.blocks  # type: ignore[union-attr]
+        blocks = loaded.model.encoder.blocks  # type: ignore[union-attr]
         hooks = [block.attention.qkv.register_forward_hook(lambda _, x, qkv: seen.append(qkv)) for block in blocks]
-        assert torch.equal(ours.model(batch), before)
+        assert torch.equal(loaded.model(batch), before)
         for hook in hooks:
             hook.remove()
         for b, span in enumerate(batch.spans()):
             inputs = {"input_ids": batch.tokens[span][None], "token_type_ids": batch.types[span][None]}
-            expected = theirs(**inputs, output_attentions=True).attentions
+            expected = reference(**inputs, output_attentions=True).attentions
             for layer, qkv in enumerate(seen):
                 q, k, _ = qkv.unflatten(-1, (3, 4, 8)).unbind(1)
                 actual = attention_weights(q, k, AttentionArgs(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
@@ -426,13 +426,13 @@ def test_odd_values_of_every_key(family: str) -> None:
 
 def test_distances_past_the_last_bucket_of_mpnet(tmp_path: Path) -> None:
     """Distances up to 160, of which those from 128 on share a bucket; positions take rows 2 to 162 of their table."""
-    theirs = save_tiny(tmp_path, "mpnet", "MPNetModel", torch.float64, max_position_embeddings=163)
+    reference = save_tiny(tmp_path, "mpnet", "MPNetModel", torch.float64, max_position_embeddings=163)
     ids = torch.randint(5, 98, (161,), generator=torch.Generator().manual_seed(2)).tolist()
-    ours = heedful.load(tmp_path, dtype=torch.float64)
-    assert ours.max_length == 161
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    assert loaded.max_length == 161
     with torch.no_grad():
-        expected = theirs(torch.tensor([ids])).last_hidden_state[0]
-        assert (ours.hidden_states(Packed.of([ids])) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
+        expected = reference(torch.tensor([ids])).last_hidden_state[0]
+        assert (loaded.hidden_states(Packed.of([ids])) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
 
 
 @pytest.mark.parametrize(
@@ -454,9 +454,9 @@ def test_vocab_txt_of_mpnet_is_read_as_transformers_reads_it(tmp_path: Path, con
     words = ["the", "cat", "sat", "##s", "mat", "The", "é", "e", "!"]
     (tmp_path / "vocab.txt").write_text("\n".join(["<s>", "<pad>", "</s>", "<unk>", "[UNK]", *words, "<mask>"]) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True} | config))
-    ours, theirs = heedful.load(tmp_path).tokenizer, transformers.MPNetTokenizer.from_pretrained(tmp_path)
-    assert ours is not None
+    loaded, reference = heedful.load(tmp_path).tokenizer, transformers.MPNetTokenizer.from_pretrained(tmp_path)
+    assert loaded is not None
     for text in ("The cats sat", "the <mask> sat !", "é dog", ""):
-        assert list(ours.encode(text).ids) == theirs(text)["input_ids"]
-    assert list(ours.encode(("the cat", "sat")).ids) == theirs("the cat", "sat")["input_ids"]
-    assert set(ours.encode(("the cat", "sat")).types) == {0}
+        assert list(loaded.encode(text).ids) == reference(text)["input_ids"]
+    assert list(loaded.encode(("the cat", "sat")).ids) == reference("the cat", "sat")["input_ids"]
+    assert set(loaded.encode(("the cat", "sat")).types) == {0}

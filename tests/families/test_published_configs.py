@@ -255,10 +255,12 @@ def test_a_small_model_of_the_published_keys_equals_transformers(tmp_path: Path,
     (tmp_path / "config.json").write_text(json.dumps(values))
     torch.manual_seed(1)
     with transformers_in_float64():
-        theirs = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(tmp_path)).double().eval()
-        theirs.save_pretrained(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": [type(theirs).__name__]}))
-        ours = heedful.load(tmp_path, dtype=torch.float64)
+        reference = (
+            transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(tmp_path)).double().eval()
+        )
+        reference.save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": [type(reference).__name__]}))
+        loaded = heedful.load(tmp_path, dtype=torch.float64)
         ids = torch.randint(5, 98, (40,)).tolist()
-        expected = theirs(torch.tensor([ids])).last_hidden_state[0]
-        assert (ours.model(Packed.of([ids])) - expected).abs().max() < 1e-12 * max(1.0, expected.abs().max())
+        expected = reference(torch.tensor([ids])).last_hidden_state[0]
+        assert (loaded.model(Packed.of([ids])) - expected).abs().max() < 1e-12 * max(1.0, expected.abs().max())

@@ -91,7 +91,7 @@ def registered() -> Iterator[None]:
 def shapes() -> dict[str, tuple[int, ...]]:
     """The tensors of the bare model, by their names in a folder."""
     shapes: dict[str, tuple[int, ...]] = {"words.weight": (len(VOCABULARY), WIDTH)}
-    for norm in ("norm", *(f"layer{layer}.norm{number}" for layer in range(LAYERS) for number in (1, 2))):
+    for norm in ("norm", *(f"layer{layer}.norm{index}" for layer in range(LAYERS) for index in (1, 2))):
         shapes |= {f"{norm}.weight": (WIDTH,), f"{norm}.bias": (WIDTH,)}
     for layer in range(LAYERS):
         for name, rows, columns in (

@@ -102,33 +102,33 @@ def rewrite(folder: Path, config: dict[str, Any], prefixes: tuple[str, str] = ("
 
 def check_outputs_and_round_trip(theirs: Any, family: str, folder: Path, tmp_path: Path) -> None:
     """Compare with transformers, and the saved folder with the one that was read."""
-    ours = heedful.load(folder)
+    loaded = heedful.load(folder)
     ids, types = random_sequences(family)
     with torch.no_grad():
         expected = torch.cat([hf_hidden_states(theirs, family, *sequence) for sequence in zip(ids, types, strict=True)])
-        assert (our_hidden_states(ours, random_batch(family)) - expected).abs().max() <= 2e-6 * max(
+        assert (our_hidden_states(loaded, random_batch(family)) - expected).abs().max() <= 2e-6 * max(
             1.0, expected.abs().max()
         )
         for out, each in zip(
-            our_outputs(ours, random_batch(family)), hf_outputs(theirs, family, ids, types), strict=True
+            our_outputs(loaded, random_batch(family)), hf_outputs(theirs, family, ids, types), strict=True
         ):
             assert (out - each).abs().max() <= 2e-6 * max(1.0, each.abs().max())
-    heedful.save(ours, tmp_path / "again")
+    heedful.save(loaded, tmp_path / "again")
     before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "again"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    config, again = (json.loads((each / "config.json").read_text()) for each in (folder, tmp_path / "again"))
+    config, reloaded = (json.loads((each / "config.json").read_text()) for each in (folder, tmp_path / "again"))
     assert {name: value for name, value in config.items() if name != "auto_map"} == {
-        name: value for name, value in again.items() if name != "dtype"
+        name: value for name, value in reloaded.items() if name != "dtype"
     }
 
 
 @pytest.mark.filterwarnings("ignore:.*names code:heedful.errors.HeedfulWarning")
 @pytest.mark.parametrize("architecture", ["NomicBertModel", "NomicBertForMaskedLM"])
 def test_nomic_bert_as_it_was_published_first(tmp_path: Path, architecture: str) -> None:
-    theirs = save_tiny(tmp_path / "hub", "nomic_bert", architecture)
+    reference = save_tiny(tmp_path / "hub", "nomic_bert", architecture)
     code = {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
     rewrite(tmp_path / "hub", NOMIC_HUB | TINY_SIZE | {"architectures": [architecture], "auto_map": code})
-    check_outputs_and_round_trip(theirs, "nomic_bert", tmp_path / "hub", tmp_path)
+    check_outputs_and_round_trip(reference, "nomic_bert", tmp_path / "hub", tmp_path)
 
 
 def test_nomic_bert_has_as_many_parameters_by_either_keys() -> None:
@@ -157,21 +157,21 @@ def test_other_models_of_the_first_publication_are_refused_by_key(changed: dict[
 
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"])
 def test_gte_as_it_was_published_first(tmp_path: Path, head: str) -> None:
-    theirs = save_tiny(tmp_path / "hub", "gte", f"Gte{head}")
+    reference = save_tiny(tmp_path / "hub", "gte", f"Gte{head}")
     native = json.loads((tmp_path / "hub/config.json").read_text())
     kept = ("id2label", "label2id", "type_vocab_size", *SIZE_KEYS)
     values = GTE_HUB | {name: native[name] for name in kept if name in native}
     values |= {"architectures": [f"New{head}"], "rope_theta": 160_000.0, "rope_scaling": None}
     rewrite(tmp_path / "hub", values | {"pad_token_id": native["pad_token_id"]}, ("gte.", "new."))
-    check_outputs_and_round_trip(theirs, "gte", tmp_path / "hub", tmp_path)
+    check_outputs_and_round_trip(reference, "gte", tmp_path / "hub", tmp_path)
 
 
 def test_gte_without_types(tmp_path: Path) -> None:
-    theirs = save_tiny(tmp_path / "gte", "gte", "GteModel", type_vocab_size=0)
+    reference = save_tiny(tmp_path / "gte", "gte", "GteModel", type_vocab_size=0)
     ids, _ = random_sequences("gte")
     with torch.no_grad():
         rows = our_hidden_states(heedful.load(tmp_path / "gte"), random_batch("gte"))
-        expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
+        expected = torch.cat([reference(torch.tensor([each])).last_hidden_state[0] for each in ids])
     assert (rows - expected).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
 
 
@@ -234,7 +234,7 @@ STRETCHES: list[dict[str, Any]] = [
 def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
     """Texts shorter and longer than the trained positions; what is written describes the same model."""
     rope_parameters = {"rope_theta": 500.0} | parameters
-    theirs = save_tiny(
+    reference = save_tiny(
         tmp_path,
         family,
         FAMILIES[family].bare,
@@ -242,16 +242,18 @@ def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, par
         rope_parameters=rope_parameters,
         max_position_embeddings=10,
     )
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     ids, types = random_sequences(
         family, (3, 9, 11, 30)
     )  # longer ones later: transformers keeps the base of the longest
     batch = random_batch(family, (3, 9, 11, 30))
     with transformers_in_float64():
-        expected = torch.cat([hf_hidden_states(theirs, family, *sequence) for sequence in zip(ids, types, strict=True)])
-        assert (our_hidden_states(ours, batch) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
-    values = FAMILIES[family].write(ours.config.model) | {"model_type": family}
-    assert read_config(values, "config.json").model == ours.config.model
+        expected = torch.cat(
+            [hf_hidden_states(reference, family, *sequence) for sequence in zip(ids, types, strict=True)]
+        )
+        assert (our_hidden_states(loaded, batch) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+    values = FAMILIES[family].write(loaded.config.model) | {"model_type": family}
+    assert read_config(values, "config.json").model == loaded.config.model
 
 
 @pytest.mark.parametrize("parameters", [{"rope_type": "dynamic", "factor": 4.0}, LONGROPE], ids=["dynamic", "longrope"])
@@ -262,9 +264,9 @@ def test_rotations_by_length_do_not_depend_on_the_batch(tmp_path: Path, paramete
     model = heedful.load(tmp_path, dtype=torch.float64).model
     batch = random_batch("gte", (3, 30, 12))
     together = batch.unpack(model(batch))
-    for number, rows in enumerate(batch.unpack(batch.tokens)):
-        alone = model(heedful.Packed.of([rows.tolist()], types=[batch.unpack(batch.types)[number].tolist()]))
-        assert (alone - together[number]).abs().max() < 1e-12
+    for index, rows in enumerate(batch.unpack(batch.tokens)):
+        alone = model(heedful.Packed.of([rows.tolist()], types=[batch.unpack(batch.types)[index].tolist()]))
+        assert (alone - together[index]).abs().max() < 1e-12
     with pytest.raises(HeedfulError, match=r"\((dynamic_ntk|longrope)\) are for encoders; this stack is causal"):
         replace(model.config.encoder, causal=True)  # type: ignore[type-var]
 
@@ -277,9 +279,9 @@ def test_ntk_stretch_is_its_formula(key: str) -> None:
     model = read_config(values | {"rope_scaling": {key: "ntk", "factor": 8.0}}, "config.json").model
     assert model.encoder is not None and isinstance(relation := model.encoder.relation, Rotary)
     assert isinstance(relation.scaling, LinearScaling)
-    for number in range(4):
-        expected = 1 / ((20_000 * 8.0) ** (2 * number / 8) * 8.0 ** (2 / 8))
-        assert relation.base ** (-2 * number / 8) / relation.scaling.factor == pytest.approx(expected, rel=1e-14)
+    for index in range(4):
+        expected = 1 / ((20_000 * 8.0) ** (2 * index / 8) * 8.0 ** (2 / 8))
+        assert relation.base ** (-2 * index / 8) / relation.scaling.factor == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.support.tiny_models import Float64Mode, save_tiny
 def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict[str, torch.Tensor]]]:
     """A random order of prediction in each sequence, its last ones as targets: ours, and theirs one by one."""
     generator = torch.Generator().manual_seed(7)
-    tokens, positions, types, sees, bounds, theirs = [], [], [], [], [0], []
+    tokens, positions, types, sees, bounds, reference = [], [], [], [], [0], []
     for length in lengths:
         ids = torch.randint(5, 98, (length,), generator=generator)
         kinds = (torch.arange(length) >= length // 2).long()
@@ -26,7 +26,7 @@ def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict
         seen = rank[None, :] < rank[:, None]  # strictly earlier in the order
         mapping = torch.zeros(1, len(targets), length, dtype=torch.float64)
         mapping[0, torch.arange(len(targets)), targets] = 1
-        theirs.append(
+        reference.append(
             {
                 "input_ids": ids[None],
                 "token_type_ids": kinds[None],
@@ -47,36 +47,36 @@ def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict
         key_lengths=lengths,
         visibility=tuple(sees),
     )
-    return batch, theirs
+    return batch, reference
 
 
 def test_two_streams_are_those_of_transformers(tmp_path: Path) -> None:
     lengths = (11, 4, 17)  # odd ones too
-    theirs = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    reference = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch, their_inputs = permuted(lengths)
     with torch.no_grad(), Float64Mode(torch.float64):
-        actual = batch.unpack(ours(batch))
+        actual = batch.unpack(loaded(batch))
         for rows, length, each in zip(actual, lengths, their_inputs, strict=True):
-            assert (rows[length:] - theirs(**each).logits[0]).abs().max() < 1e-12
+            assert (rows[length:] - reference(**each).logits[0]).abs().max() < 1e-12
 
 
 def test_without_targets_the_streams_are_one(tmp_path: Path) -> None:
     save_tiny(tmp_path, "xlnet", "XLNetModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     ids = [[5, 6, 7, 8, 9], [10, 11, 12]]
     plain = Packed.of(ids)
     spread = Packed(
         tokens=plain.tokens, positions=plain.positions, types=plain.types, bounds=plain.bounds, key_lengths=(5, 3)
     )
     with torch.no_grad():
-        assert (ours.model(plain) - ours.model(spread)).abs().max() < 1e-12
+        assert (loaded.model(plain) - loaded.model(spread)).abs().max() < 1e-12
 
 
 def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> None:
     """Another token at a target changes no row that predicts it, and nothing that came before it."""
     save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch, _ = permuted((9,))
     target = int(batch.positions[-1])  # the last of the order: nobody else may see it
     changed = batch.tokens.clone()
@@ -90,7 +90,7 @@ def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> No
         visibility=batch.visibility,
     )
     with torch.no_grad():
-        differs = (ours(batch) - ours(other)).abs().amax(-1) > 0
+        differs = (loaded(batch) - loaded(other)).abs().amax(-1) > 0
     assert differs.nonzero().flatten().tolist() == [target]
 
 
