@@ -1,4 +1,4 @@
-"""Tiny models of transformers that several tests of families compare with."""
+"""A fixture that makes tiny models of transformers, with which the tests of this folder compare."""
 
 from __future__ import annotations
 

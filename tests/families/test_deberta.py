@@ -21,7 +21,15 @@ from heedful.model.attention import Attention
 from heedful.nn.positions import ProjectedDistances, signed_log_buckets
 from heedful.packed import Packed
 from tests.support.sentencepiece_models import train_sentencepiece
-from tests.support.tiny_models import Float64Mode, hf_outputs, our_outputs, random_batch, random_sequences, save_tiny
+from tests.support.tiny_models import (
+    Float64Mode,
+    hf_outputs,
+    our_outputs,
+    random_batch,
+    random_sequences,
+    save_tiny,
+    scaled_error,
+)
 from tests.support.tokenizer_folders import wordpieces, write_wordpiece
 
 BODY, MASKED = "DebertaV2Model", "DebertaV2ForMaskedLM"
@@ -49,7 +57,7 @@ def test_distances_past_the_last_bucket(tmp_path: Path, changed: dict[str, Any])
         for row_ids, actual in zip(ids, rows, strict=True):
             with Float64Mode(torch.float64):
                 expected = reference(torch.tensor([row_ids])).last_hidden_state[0]
-            assert (actual - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+            assert scaled_error(actual, expected) <= 1e-12
 
 
 def test_learned_positions_and_types_as_in_version_2(tmp_path: Path) -> None:
@@ -63,15 +71,18 @@ def test_learned_positions_and_types_as_in_version_2(tmp_path: Path) -> None:
             inputs = torch.tensor([ids[index]]), torch.tensor([types[index]])
             with Float64Mode(torch.float64):
                 expected = reference(inputs[0], token_type_ids=inputs[1]).last_hidden_state[0]
-            assert (actual - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+            assert scaled_error(actual, expected) <= 1e-12
 
 
 def test_published_files_hold_the_head_for_masked_tokens_and_the_discriminator(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "deberta-v2", MASKED)
     path = tmp_path / "model.safetensors"
-    more = {"mask_predictions.dense.weight": torch.ones(32, 32), "mask_predictions.LayerNorm.bias": torch.ones(32)}
-    more |= {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
-    save_file(load_file(path) | more, path, metadata={"format": "pt"})
+    unused = {
+        "mask_predictions.dense.weight": torch.ones(32, 32),
+        "mask_predictions.LayerNorm.bias": torch.ones(32),
+        "deberta.embeddings.position_embeddings.weight": torch.ones(40, 32),
+    }
+    save_file(load_file(path) | unused, path, metadata={"format": "pt"})
     values = json.loads((tmp_path / "config.json").read_text())
     for name in ("architectures", "legacy"):
         del values[name]
@@ -118,7 +129,7 @@ def test_the_legacy_key_does_not_matter_to_other_heads(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_is_made_of_spm_model(tmp_path: Path) -> None:
-    """Special tokens are pieces, ids 0 to 3, but for [MASK], which has the id after the last piece."""
+    """The special tokens are the pieces 0 to 3 of the model, except [MASK], which has the id after the last piece."""
     save_tiny(tmp_path, "deberta-v2", BODY, vocab_size=420)
     options = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
     names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
@@ -131,9 +142,9 @@ def test_the_tokenizer_is_made_of_spm_model(tmp_path: Path) -> None:
     for text in ("Ada reads the café guide", "Nobody has lost it", ""):
         assert list(loaded.encode(text).ids) == [1, *reference.encode(text), 2]
     pair = loaded.encode(("Ada reads", "the map"))
-    one, other = reference.encode("Ada reads"), reference.encode("the map")
-    assert list(pair.ids) == [1, *one, 2, *other, 2]
-    assert list(pair.types) == [0] * (len(one) + 2) + [1] * (len(other) + 1)
+    first, second = reference.encode("Ada reads"), reference.encode("the map")
+    assert list(pair.ids) == [1, *first, 2, *second, 2]
+    assert list(pair.types) == [0] * (len(first) + 2) + [1] * (len(second) + 1)
     assert loaded.id("[MASK]") == reference.get_piece_size() and loaded.id("[PAD]") == 0 and loaded.id("[UNK]") == 3
     assert loaded.id("[MASK]") in loaded.encode("Ada [MASK] the map").ids
 
@@ -152,35 +163,40 @@ def test_only_vectors_of_distances_that_occur_are_projected(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_distances_are_projected_once_for_inference(tmp_path: Path, precision: Any) -> None:
-    """An applied plan projects them once: rows are the same for texts below and above the last bucket."""
+    """An applied execution plan stores the projected distances: outputs stay the same for short and long texts."""
     save_tiny(tmp_path, "deberta-v2", BODY, position_buckets=6, max_relative_positions=9)
     plain, planned = heedful.load(tmp_path), heedful.load(tmp_path)
     before = planned.weights_digest() if precision == "float32" else ""
     apply_plan(planned, ExecutionPlan(precision=precision, linears="int8" if precision == "int8" else "plain"))
     assert planned.model.encoder is not None
-    projected = [part for part in planned.model.encoder.relations if isinstance(part, ProjectedDistances)]
+    projected = [module for module in planned.model.encoder.relations if isinstance(module, ProjectedDistances)]
     assert len(projected) == len(planned.model.encoder.blocks)
     with torch.inference_mode():
         for lengths in ((1,), (2, 9), (10, 3, 30), (30,)):
             rows, expected = (loaded.model(random_batch("deberta-v2", lengths)) for loaded in (planned, plain))
             tolerance = 2e-6 if precision == "float32" else 0.2
-            assert (rows - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+            assert scaled_error(rows, expected) <= tolerance
     if before:
         assert planned.weights_digest() == before
-        for index, part in enumerate(projected):
+        for index, relation in enumerate(projected):
             attention = plain.model.encoder.blocks[index].attention  # type: ignore[union-attr]
             vectors = plain.model.encoder.relations[0]  # type: ignore[union-attr]
             q, k, _ = attention.project(vectors.norm(vectors.table.weight))
-            assert torch.equal(part.position_q, q) and torch.equal(part.position_k, k)
+            assert torch.equal(relation.position_q, q) and torch.equal(relation.position_k, k)
 
 
 def test_an_engine_projects_distances_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny(tmp_path, "deberta-v2", "DebertaV2ForSequenceClassification", vocab_size=len(wordpieces()))
     write_wordpiece(tmp_path, wordpieces())
     engine = heedful.Engine(tmp_path)
-    projected: list[int] = []
+    rows_of_calls: list[int] = []
     project = Attention.project
-    monkeypatch.setattr(Attention, "project", lambda self, x: projected.append(len(x)) or project(self, x))
+
+    def recorded(self: Attention, x: torch.Tensor) -> Any:
+        rows_of_calls.append(len(x))
+        return project(self, x)
+
+    monkeypatch.setattr(Attention, "project", recorded)
     engine(["hello"])
     tokens = len(engine.tokenizer.encode("hello"))
-    assert projected == [tokens] * 4, "each of four layers projects its tokens, and nothing else"
+    assert rows_of_calls == [tokens] * 4, "each of four layers projects its tokens, and nothing else"
