@@ -158,9 +158,9 @@ def test_transformers_and_heedful_load_the_saved_folder(
     ids, types = random_sequences(family)
     with torch.no_grad():
         outputs = our_outputs(new_model.eval(), random_batch(family))
-        for ours, expected in zip(outputs, hf_outputs(reference.eval(), family, ids, types), strict=True):
-            assert ours.shape == expected.shape
-            assert (ours - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
+        for actual, expected in zip(outputs, hf_outputs(reference.eval(), family, ids, types), strict=True):
+            assert actual.shape == expected.shape
+            assert (actual - expected).abs().max() <= 2e-6 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", UNSHARED)
@@ -276,9 +276,9 @@ def test_heads_of_the_other_families(start: Start, tmp_path: Path, family: str, 
     ids, types = random_sequences(family)
     with torch.no_grad():
         outputs = our_outputs(new_model.eval(), random_batch(family))
-        for ours, expected in zip(outputs, hf_outputs(reference.eval(), family, ids, types), strict=True):
-            assert ours.shape == expected.shape
-            assert (ours - expected).abs().max() <= 5e-6 * max(1.0, float(expected.abs().max()))
+        for actual, expected in zip(outputs, hf_outputs(reference.eval(), family, ids, types), strict=True):
+            assert actual.shape == expected.shape
+            assert (actual - expected).abs().max() <= 5e-6 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
