@@ -382,13 +382,13 @@ def _problems(cls: type, plain: Json, error: ValidationError) -> Iterator[tuple[
             yield _field_of_message(kind, path, str(cause))
         elif detail["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
-            state = f"is {as_json(value['kind'])}" if "kind" in value else "is missing"
+            problem = f"is {as_json(value['kind'])}" if "kind" in value else "is missing"
             hint = did_you_mean(cut(str(value.get("kind"))), kinds)
             expected = f"expected one of {', '.join(map(as_json, kinds))}{hint}"
-            yield (*path, "kind"), f"{name}.kind {state}, {expected}"
+            yield (*path, "kind"), f"{name}.kind {problem}, {expected}"
         else:
-            state = "is missing" if value is dataclasses.MISSING else f"is {as_json(value)}"
-            yield path, f"{name} {state}, expected {_expected(kind)}"
+            problem = "is missing" if value is dataclasses.MISSING else f"is {as_json(value)}"
+            yield path, f"{name} {problem}, expected {_expected(kind)}"
 
 
 def _field_of_message(kind: object, path: tuple[str | int, ...], message: str) -> tuple[tuple[str | int, ...], str]:
@@ -412,24 +412,24 @@ def _locate(cls: type, value: Any, loc: Sequence[str | int]) -> tuple[tuple[str 
     """
     path: list[str | int] = []
     kind: object = cls
-    for step in loc:  # a key, an index or a tag
+    for key in loc:  # a key of a table, an index of a list, or a tag
         if _is_union(kind):
             tables, others = _by_kind(get_args(kind))
-            if step in tables:
-                kind = tables[str(step)]
+            if key in tables:
+                kind = tables[str(key)]
                 continue
             if len(tables) + len(others) > 1:
-                break  # the step is the tag of a member that pydantic tried
+                break  # the tag of a member that pydantic tried
             kind = next(iter((*tables.values(), *others)))
-        if isinstance(step, int) and step >= len(value):
+        if isinstance(key, int) and key >= len(value):
             break  # the list is too short
         if _is_table(kind):
-            kind = type_hints(kind)[str(step)]
+            kind = type_hints(kind)[str(key)]
         else:
             arguments = [argument for argument in get_args(kind) if argument is not ...]
-            kind = arguments[min(int(step), len(arguments) - 1) if isinstance(step, int) else 1]
-        value = value[step] if isinstance(step, int) else value.get(step, dataclasses.MISSING)
-        path.append(step)
+            kind = arguments[min(int(key), len(arguments) - 1) if isinstance(key, int) else 1]
+        value = value[key] if isinstance(key, int) else value.get(key, dataclasses.MISSING)
+        path.append(key)
     return tuple(path), kind, value
 
 

@@ -111,12 +111,12 @@ def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
 
 def _read_global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
     """Read which layers are global: returns n if every n-th layer is, otherwise the indices of the global layers."""
-    every: int = reader.integer("global_attn_every_n_layers", 3)
+    stated_period: int = reader.integer("global_attn_every_n_layers", 3)
     global_layers = read_global_layers(reader, layers)
     if global_layers is None:
-        return every
-    step = global_layers[1] if len(global_layers) > 1 else layers
-    return step if global_layers == tuple(range(0, layers, step)) else global_layers
+        return stated_period
+    period = global_layers[1] if len(global_layers) > 1 else layers
+    return period if global_layers == tuple(range(0, layers, period)) else global_layers
 
 
 def write(model: ModelConfig) -> dict[str, object]:
