@@ -1,4 +1,4 @@
-"""`python -m heedful` is the command `heedful`."""
+"""Run the command line as `python -m heedful`."""
 
 from heedful.cli import main
 

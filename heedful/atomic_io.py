@@ -1,7 +1,7 @@
 """Files and folders that appear complete or not at all, and that survive a power cut.
 
-Corpora, run folders, checkpoints, caches and tokenizers are written with these functions. All of them write through the
-six smallest functions here, `_open` to `_remove`, which tests replace to simulate failures.
+Corpora, run folders, checkpoints, caches and tokenizers are written with these functions. They change the disk only by
+the last six functions of this module, `_open` to `_remove`, which tests replace to simulate failures.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def make_folder(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise OSError if a file cannot be written to a folder; call this before long work whose results go there."""
-    part = temporary_path(folder / "probe")
-    _remove(part)
+    """Raise OSError if a file cannot be written to a folder; called before long work whose results are saved there."""
+    temporary = temporary_path(folder / "probe")
+    _remove(temporary)
     try:
-        write_synced(part, [b"\0"])
+        write_synced(temporary, [b"\0"])
     finally:
-        _remove(part)
+        _remove(temporary)
 
 
 def sync_folder(folder: Path) -> None:
@@ -88,25 +88,25 @@ def atomic_path(target: Path, *, folder: bool = False, owner: str = "") -> Itera
     Args:
         target: The final path.
         folder: Whether to make a temporary folder.
-        owner: Part of the temporary name instead of the process id, if several machines write to the folder;
-            `remove_stale` does not remove such files.
+        owner: Replaces the process id in the temporary name, if several machines write to the folder; `remove_stale`
+            does not remove such files.
     """
-    part = temporary_path(target, owner)
+    temporary = temporary_path(target, owner)
     try:
         if folder:
-            _mkdir(part)
-        yield part
+            _mkdir(temporary)
+        yield temporary
         if folder:
-            sync_folder(part)
-        _rename(part, target)
+            sync_folder(temporary)
+        _rename(temporary, target)
     except BaseException:
-        _remove(part)
+        _remove(temporary)
         raise
     sync_folder(target.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder under another name, so that an incomplete folder never has its name."""
+    """Rename a file or a folder and then remove it, so that no incomplete folder ever has its name."""
     old = temporary_path(path.with_name(f"{path.name}.old"))
     _rename(path, old)
     _remove(old)
@@ -122,14 +122,14 @@ def remove_stale(folder: Path, name: str | None = None) -> None:
     """
     name_pattern = ".+" if name is None else rf"{re.escape(name)}(?:\.old)?"
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(rf"\.{name_pattern}\.([1-9][0-9]{{0,8}})\.part", path.name, re.DOTALL)
+        match = re.fullmatch(rf"\.{name_pattern}\.([1-9][0-9]{{0,8}})\.temporary", path.name, re.DOTALL)
         if match and not _is_other_process(int(match[1])):
             _remove(path)
 
 
 def temporary_path(path: Path, owner: str = "") -> Path:
     """Return the path of a file or folder while it is written; `remove_stale` recognises it."""
-    return path.with_name(f".{path.name}.{owner or os.getpid()}.part")
+    return path.with_name(f".{path.name}.{owner or os.getpid()}.temporary")
 
 
 def _is_other_process(pid: int) -> bool:

@@ -115,10 +115,10 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 def make_private_folder(path: Path) -> None:
     """Make a folder and its missing parents, with access for this user only, and check them."""
     check_folder(path)
-    for part in (*reversed(path.parents), path):
-        if not part.exists():
+    for current in (*reversed(path.parents), path):
+        if not current.exists():
             with suppress(FileExistsError):  # another process made it, or it is a file, which check_folder rejects
-                part.mkdir(0o700)
+                current.mkdir(0o700)
     check_folder(path)
 
 
@@ -162,7 +162,7 @@ def write_private_file(path: Path, data: bytes) -> None:
     make_private_folder(path.parent)
     remove_stale(path.parent, path.name)  # temporary files of killed processes
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with atomic_path(path) as part, open(os.open(part, flags, 0o600), "wb") as file:
+    with atomic_path(path) as temporary, open(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)
 
 

@@ -12,8 +12,8 @@ class HeedfulError(ValueError):
     def __init__(self, message: str = "") -> None:
         if len(message) > MAX_MESSAGE:
             half = MAX_MESSAGE // 2
-            left = len(message) - 2 * half
-            message = f"{message[:half]} [... {left} characters left out ...] {message[-half:]}"
+            left_out = len(message) - 2 * half
+            message = f"{message[:half]} [... {left_out} characters left out ...] {message[-half:]}"
         super().__init__(message)
 
 

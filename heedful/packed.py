@@ -23,7 +23,7 @@ class Packed:
 
     Sequence b is the rows bounds[b] to bounds[b + 1] - 1 and may be empty; flash-attention calls `bounds` cu_seqlens.
     `key_lengths` and `visibility` are for two-stream attention (Yang et al. 2019, section 2.3), in which some rows of a
-    sequence are queries but not keys.
+    sequence are queries but not keys. If `visibility` is None, each row attends to all keys of its sequence.
     """
 
     tokens: Int[Tensor, " rows"]
@@ -32,7 +32,7 @@ class Packed:
     bounds: tuple[int, ...]  # sequence boundaries on the host: sequences + 1 row indices, from 0 to the number of rows
     past_lengths: tuple[int, ...] | None = None  # cached rows of each sequence; None: there is no KV cache
     key_lengths: tuple[int, ...] | None = None  # number of first rows of each sequence that are keys; None: all
-    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # True: the row attends to the key; None: to all
+    visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # by sequence, True: a row attends to a key
     states: Float[Tensor, "rows _width"] | None = None  # stored outputs of the frozen layers; None: not stored
     extremes: IdExtremes | None = None  # `id_extremes` of a batch that was moved from the CPU
 
@@ -143,14 +143,16 @@ class Packed:
         return replace(self, tokens=tokens)
 
     def pad_to_bucket(self) -> Packed:
-        """Append a padding sequence that rounds the number of rows up, by at most 3 %, so that few shapes occur.
+        """Append a padding sequence that rounds the number of rows up, by at most 3 %.
+
+        Batches then have few different numbers of rows, for which libraries prepare their matrix products.
 
         >>> Packed.of([[7] * 130]).pad_to_bucket().bounds
         (0, 130, 132)
         """
         rows = self.bounds[-1]
-        bucket = 1 << max(0, rows.bit_length() - 6)
-        padding = -rows % bucket
+        bucket_size = 1 << max(0, rows.bit_length() - 6)
+        padding = -rows % bucket_size
         return Packed(
             tokens=F.pad(self.tokens, (0, padding)),
             positions=F.pad(self.positions, (0, padding)),
@@ -167,8 +169,8 @@ class Packed:
     def id_extremes(self) -> IdExtremes | None:
         """Return the smallest and the largest token and type; None without rows, or if they were never on the CPU.
 
-        The embedding layer checks ids by these numbers: on a GPU, an id outside of the embedding table ends the
-        process, and to read the largest id of a tensor there, the host has to wait.
+        The embedding layer compares these ids with the sizes of its tables, because an id beyond a table ends the
+        process on a GPU. They are stored before a batch moves to a GPU, since reading them there would wait for it.
         """
         if self.extremes is not None or self.tokens.device.type != "cpu" or not len(self.tokens):
             return self.extremes

@@ -6,11 +6,11 @@ from enum import IntEnum
 
 
 class Stream(IntEnum):
-    """A purpose of random numbers; pass it to `data.sampler` with the seed.
+    """A purpose of random numbers; `data.sampler.derive_seed` mixes its value into a seed.
 
-    Members with the same value are aliases. That is harmless: one of them is mixed into the seed of a run, the other
-    one into the key of a sample or into a constant, so that they never yield the same seed. New streams get new values.
-    Values never change, because results would change with them.
+    A comment lists the other inputs of the seed. Members with the same value are aliases. That is harmless: one of them
+    is mixed into the seed of a run, the other one into the key of a sample or into a constant, so that they never yield
+    the same seed. New streams get new values. Values never change, because results would change with them.
     """
 
     DROPOUT = 1  # with the seed, step, micro-batch and rank

@@ -43,11 +43,11 @@ Exclusive = tuple[tuple[str, ...], ...]  # the class variable EXCLUSIVE: groups 
 
 MAX_FILE_BYTES = 1_000_000  # bytes of a settings file
 MAX_LISTED_PROBLEMS = 10  # problems that one message lists
-_CACHE_CLEARERS: list[Callable[[], None]] = []  # functions that clear the caches of `cache_by_class`
+_CACHE_CLEARERS: list[Callable[[], None]] = []  # functions that each clear one cache of `cache_by_class`
 
 
 def cache_by_class(function: Callable[[type], Value]) -> Callable[[type], Value]:
-    """Cache the results of a function of a class, until `clear_type_caches`."""
+    """Decorate a function of a class, so that its results are cached until `clear_type_caches`."""
     cached = cache(function)
     _CACHE_CLEARERS.append(cached.cache_clear)
     return cached
@@ -92,20 +92,29 @@ def from_mapping(cls: type[Settings], data: object, *, source: str | Callable[[S
     try:
         settings: Settings = _adapter(cls).validate_python(plain)
     except ValidationError as error:
-        problems = list(islice(_problems(cls, plain, error), MAX_LISTED_PROBLEMS + 1))
-        lines = [
-            f"{origin}: {text}" if (origin := source_of(path) or source_of(path[:-1])) else text
-            for path, text in problems
-        ]
-        if len(lines) > MAX_LISTED_PROBLEMS:
-            origin = source_of(problems[-1][0])
-            lines[MAX_LISTED_PROBLEMS:] = [f"{origin}: and more" if origin else "and more"]
-        path = problems[0][0]
-        source = source_of(path) or source_of(path[:-1])
-        message = "\n".join(dict.fromkeys(lines))
-        code = "unknown" if error.errors(include_url=False)[0]["type"] == "extra_forbidden" else "invalid"
-        raise SettingError(message, path=format_path(path) if path else "", source=source, code=code) from None
+        raise _setting_error(cls, plain, error, source_of) from None
     return settings
+
+
+def _setting_error(
+    cls: type, plain: Json, error: ValidationError, source_of: Callable[[Sequence[str | int]], str]
+) -> SettingError:
+    """Return the error for invalid settings, with a line for each of the first MAX_LISTED_PROBLEMS problems."""
+    problems = list(islice(_problems(cls, plain, error), MAX_LISTED_PROBLEMS + 1))
+    lines = [
+        f"{origin}: {text}" if (origin := source_of(path) or source_of(path[:-1])) else text for path, text in problems
+    ]
+    if len(lines) > MAX_LISTED_PROBLEMS:
+        origin = source_of(problems[-1][0])
+        lines[MAX_LISTED_PROBLEMS:] = [f"{origin}: and more" if origin else "and more"]
+    first_path = problems[0][0]
+    is_unknown = error.errors(include_url=False)[0]["type"] == "extra_forbidden"
+    return SettingError(
+        "\n".join(dict.fromkeys(lines)),
+        path=format_path(first_path) if first_path else "",
+        source=source_of(first_path) or source_of(first_path[:-1]),
+        code="unknown" if is_unknown else "invalid",
+    )
 
 
 def from_file(cls: type[Settings], path: str | PathLike[str]) -> Settings:
@@ -149,12 +158,13 @@ def overlay(settings: Settings, data: Mapping[str, object], *, source: str) -> S
 
 
 def merge(table: dict[str, Json], data: Mapping[str, Json], *classes: type) -> None:
-    """Update settings in place, table by table; a new `kind` resets its table to the defaults.
+    """Update settings in place, table by table.
 
     Args:
         table: Settings as plain data.
-        data: New values. A value for one of several mutually exclusive settings unsets the others.
-        classes: Dataclasses that the table may be.
+        data: New values. A new `kind` removes all old values of its table. A value for one of several mutually
+            exclusive settings sets the others to None.
+        classes: Dataclasses of which the table may be one.
     """
     if "kind" in data and table.get("kind") != data["kind"]:
         table.clear()
@@ -180,7 +190,7 @@ def is_set(value: object) -> bool:
 
 @cache_by_class
 def exclusive_paths(cls: type) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return the groups of mutually exclusive fields of a dataclass and of the tables in it, as paths."""
+    """Return the groups of mutually exclusive fields of a dataclass and of the tables in it; a field is a path."""
     groups: list[tuple[tuple[str, ...], ...]] = [tuple((name,) for name in group) for group in exclusive(cls)]
     for field in _fields(cls):
         for table in _tables(type_hints(cls)[field.name]):
@@ -228,8 +238,9 @@ def _plain(value: object) -> Json:
 
 # ---------------------------------------------------------------------------------------------------- types
 
-_MARK = "\0"  # first character of the name of a union's member in pydantic's locations; no settings key begins with it
-_OTHERS = "\0\0"  # name of the members of a union that are no dataclasses
+# pydantic puts the tag of a union's member into the location of an error; _MARK begins each tag, but no key of settings
+_MARK = "\0"
+_OTHERS = "\0\0"  # tag of all members of a union that are not dataclasses
 
 
 @cache_by_class
@@ -266,8 +277,8 @@ def _pydantic_type(kind: object) -> object:
     if _is_union(kind):
         return _pydantic_union(arguments)
     if get_origin(kind) is tuple:
-        parts = tuple(part if part is ... else _pydantic_type(part) for part in arguments)
-        return Annotated[tuple[parts], Strict(False)]  # type: ignore[valid-type]
+        elements = tuple(element if element is ... else _pydantic_type(element) for element in arguments)
+        return Annotated[tuple[elements], Strict(False)]  # type: ignore[valid-type]
     if get_origin(kind) is dict:
         return dict[arguments[0], _pydantic_type(arguments[1])]  # type: ignore[misc, valid-type]
     assert kind in _WORDS or get_origin(kind) is Literal, f"{kind} has no place in settings"
@@ -305,7 +316,7 @@ def _pydantic_union(members: tuple[object, ...]) -> object:
 
 
 def _by_kind(members: tuple[object, ...]) -> tuple[dict[str, type[DataclassInstance]], list[object]]:
-    """Return the dataclasses of a union by _MARK and their kind, and its other members except None."""
+    """Split a union: return its dataclasses by their tags (_MARK and the `kind`), and its other members except None."""
     tables = {
         f"{_MARK}{kind}": member
         for member in members
@@ -316,7 +327,7 @@ def _by_kind(members: tuple[object, ...]) -> tuple[dict[str, type[DataclassInsta
 
 
 def _tag(value: object, tables: Mapping[str, object]) -> str | None:
-    """Return the tag of the union's member that a value is for, or None for a table without `kind`."""
+    """Return the tag of the union's member to which a value belongs, or None for a table without `kind`."""
     if not isinstance(value, dict):
         return _OTHERS
     if len(tables) == 1:
@@ -371,23 +382,22 @@ def _problems(cls: type, plain: Json, error: ValidationError) -> Iterator[tuple[
             yield _field_of_message(kind, path, str(cause))
         elif detail["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
-            state = f"is {as_json(value['kind'])}" if "kind" in value else "is missing"
+            problem = f"is {as_json(value['kind'])}" if "kind" in value else "is missing"
             hint = did_you_mean(cut(str(value.get("kind"))), kinds)
             expected = f"expected one of {', '.join(map(as_json, kinds))}{hint}"
-            yield (*path, "kind"), f"{name}.kind {state}, {expected}"
+            yield (*path, "kind"), f"{name}.kind {problem}, {expected}"
         else:
-            state = "is missing" if value is dataclasses.MISSING else f"is {as_json(value)}"
-            yield path, f"{name} {state}, expected {_expected(kind)}"
+            problem = "is missing" if value is dataclasses.MISSING else f"is {as_json(value)}"
+            yield path, f"{name} {problem}, expected {_expected(kind)}"
 
 
 def _field_of_message(kind: object, path: tuple[str | int, ...], message: str) -> tuple[tuple[str | int, ...], str]:
     """Return the path and the text for an error of __post_init__, whose message may begin with the name of a field."""
     tables = _by_kind(get_args(kind))[0].values() if _is_union(kind) else [kind]
-    field, _, rest = message.partition(" ")
-    if any(field == known.name for table in tables if _is_table(table) for known in _fields(table)) and rest.startswith(
-        ("is ", "would ")
-    ):
-        field_path = (*path, field)
+    field_names = {field.name for table in tables if _is_table(table) for field in _fields(table)}
+    first_word, _, rest = message.partition(" ")
+    if first_word in field_names and rest.startswith(("is ", "would ")):
+        field_path = (*path, first_word)
         return field_path, f"{format_path(field_path)} {rest}"
     return path, f"{format_path(path)}: {message}" if path else message
 
@@ -398,28 +408,28 @@ def _locate(cls: type, value: Any, loc: Sequence[str | int]) -> tuple[tuple[str 
     Args:
         cls: Type of all data.
         value: All data.
-        loc: Keys and indices, with names of members of unions in between.
+        loc: Keys and indices, with tags of members of unions in between.
     """
     path: list[str | int] = []
     kind: object = cls
-    for part in loc:
+    for key in loc:  # a key of a table, an index of a list, or a tag
         if _is_union(kind):
             tables, others = _by_kind(get_args(kind))
-            if part in tables:
-                kind = tables[str(part)]
+            if key in tables:
+                kind = tables[str(key)]
                 continue
             if len(tables) + len(others) > 1:
-                break  # the part is the name of a member that pydantic tried
+                break  # the tag of a member that pydantic tried
             kind = next(iter((*tables.values(), *others)))
-        if isinstance(part, int) and part >= len(value):
+        if isinstance(key, int) and key >= len(value):
             break  # the list is too short
         if _is_table(kind):
-            kind = type_hints(kind)[str(part)]
+            kind = type_hints(kind)[str(key)]
         else:
             arguments = [argument for argument in get_args(kind) if argument is not ...]
-            kind = arguments[min(int(part), len(arguments) - 1) if isinstance(part, int) else 1]
-        value = value[part] if isinstance(part, int) else value.get(part, dataclasses.MISSING)
-        path.append(part)
+            kind = arguments[min(int(key), len(arguments) - 1) if isinstance(key, int) else 1]
+        value = value[key] if isinstance(key, int) else value.get(key, dataclasses.MISSING)
+        path.append(key)
     return tuple(path), kind, value
 
 

@@ -1,4 +1,4 @@
-"""Plain data from and to TOML and JSON, for `settings.py`, with errors that quote a part of invalid data."""
+"""Read and write plain data as TOML and JSON, for `settings.py`; error messages quote the invalid values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 else:
     Json = object  # type checks at run time do not know recursive aliases
 
-MAX_DEPTH = 100  # nested tables or lists, and parts of a dotted key
+MAX_DEPTH = 100  # levels of nested tables and lists, and dots in a key
 MAX_QUOTED_CHARS = 80  # characters of a value that a message quotes
 
 
 # ---------------------------------------------------------------------------------------------------- reading
 
 # strings and comments of TOML and JSON, in which brackets and dots mean nothing
-_TEXT = re.compile(
+_STRING_OR_COMMENT = re.compile(
     r'"""(?:[^\\]|\\.)*?(?:"""|\Z)'
     r"|'''.*?(?:'''|\Z)"
     r'|"(?:[^"\\\n]|\\[^\n])*+"?'
@@ -70,10 +70,11 @@ def _check_depth(text: str, source: str) -> None:
     Traceback (most recent call last):
     heedful.errors.HeedfulError: x.toml: is nested more than 100 deep
     """
-    structure = _TEXT.sub("_", text)
-    steps = ((bracket in "[{") - (bracket in "]}") for bracket in re.findall(r"[][{}]", structure))
+    structure = _STRING_OR_COMMENT.sub("_", text)
+    brackets = re.findall(r"[][{}]", structure)
+    depths = accumulate(1 if bracket in "[{" else -1 for bracket in brackets)
     keys = re.findall(r"[\w\-. \t]+", structure)
-    if max(accumulate(steps), default=0) > MAX_DEPTH or any(key.count(".") > MAX_DEPTH for key in keys):
+    if max(depths, default=0) > MAX_DEPTH or any(key.count(".") > MAX_DEPTH for key in keys):
         raise HeedfulError(f"{source}: is nested more than {MAX_DEPTH} deep")
 
 
@@ -114,7 +115,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def toml_lines(mapping: Mapping[str, Json], path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the lines of the table at a path, with tables in it last."""
+    """Yield the lines of the table at a path: its values, then the tables in it, each with its header."""
     for key, value in mapping.items():
         if not isinstance(value, dict):
             yield f"{_key(key)} = {_value(value)}"

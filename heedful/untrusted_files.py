@@ -1,4 +1,4 @@
-"""Reading of files of a model folder, which is untrusted: names, links, sizes and JSON are checked.
+"""Read files of a model folder from the internet, which nobody has to trust: names, links, sizes and JSON are checked.
 
 A file must be a regular file in the folder, within its size limit, and JSON is parsed strictly. `checkpoint` and
 `tokenizer` read model folders with these functions.
@@ -56,7 +56,7 @@ def check_name(folder: Path, name: str) -> None:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a relative path is normalised, printable and short, and does not lead upwards."""
+    """Return whether a name is a normalised, printable and short relative path without "..", such as "a/b.json"."""
     path = Path(name)
     is_normalised = not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
     return is_normalised and name.isprintable() and len(name) <= MAX_NAME_LENGTH
@@ -115,14 +115,14 @@ def read_json(folder: Path, name: str, *, max_bytes: int | None = None) -> Any:
 def parse_json(raw: bytes, path: Path) -> Any:
     """Parse JSON in UTF-8; raises ModelError for duplicate keys, numbers that are not finite, and deep nesting."""
 
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
         if len(values) < len(pairs):
             (duplicate, _), *_ = Counter(name for name, _ in pairs).most_common(1)
             raise ModelError(f"{path} gives the key {quoted(duplicate)} twice: remove one")
         return values
 
-    def number(literal: str) -> float:
+    def finite_number(literal: str) -> float:
         if not math.isfinite(value := float(literal)):
             refuse(literal)
         return value
@@ -135,7 +135,7 @@ def parse_json(raw: bytes, path: Path) -> Any:
         raise ModelError(f"{path} holds about {count} JSON values; at most {MAX_VALUES} are read")
     try:
         text = str(raw, "utf-8")
-        return json.loads(text, object_pairs_hook=unique, parse_float=number, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_float=finite_number, parse_constant=refuse)
     except ModelError:
         raise
     except (ValueError, RecursionError) as error:

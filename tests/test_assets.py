@@ -1,4 +1,4 @@
-"""The data that ship with the package: they read without a complaint, are what they say, and nothing leaks."""
+"""The data sets that ship with the package are read without a warning, and no split contains texts of another."""
 
 from __future__ import annotations
 
@@ -27,27 +27,22 @@ TYPES = ("PER", "PLACE", "THING")
 
 
 def splits(name: str) -> dict[str, list[Any]]:
+    """Return the examples of each split of a data set."""
     source = read(ASSETS / name, KINDS[name])
     return {split: list(source.examples(split)) for split in source.splits}
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_bundled_data_pass_the_check(name: str) -> None:
-    for kind in (KINDS[name], None):  # given, and found out
+    for kind in (KINDS[name], None):  # None: the kind is detected
         report = check(read(ASSETS / name, kind))
         assert {split: split_report.examples for split, split_report in report.splits.items()} == SIZES[name]
         assert not report.leaks
         assert not report.bad
-        assert not report.repairs, "answers are exactly at their offsets"
+        assert not report.repairs, "answers are not exactly at their offsets"
         for split_report in report.splits.values():
-            assert (
-                split_report.alike,
-                split_report.contradicting,
-                split_report.empty,
-                split_report.too_long,
-                dict(split_report.odd),
-            ) == (0, 0, 0, 0, {})
-            assert not split_report.places
+            assert split_report.alike == split_report.contradicting == split_report.empty == split_report.too_long == 0
+            assert not split_report.odd and not split_report.places
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -68,26 +63,26 @@ def test_intents() -> None:
     for examples in intents.values():
         counts = Counter(example.label for example in examples)
         assert sorted(counts) == INTENTS
-        assert max(counts.values()) - min(counts.values()) <= 1, "each label has its share of each split"
+        assert max(counts.values()) - min(counts.values()) <= 1, "the labels are not equally frequent"
         assert all(2 <= len(example.text.split()) <= 35 for example in examples)
     texts = [example.text for examples in intents.values() for example in examples]
     assert all(any(sign in text for text in texts) for sign in "0123456789,?!'\":🎉")
-    bags = [frozenset(normalise_text(text).split()) for text in texts]
-    near = [(a, b) for a, b in combinations(bags, 2) if len(a & b) > 0.7 * len(a | b)]
-    assert not near, "no text is nearly another one"
+    word_sets = [frozenset(normalise_text(text).split()) for text in texts]
+    near_duplicates = [(a, b) for a, b in combinations(word_sets, 2) if len(a & b) > 0.7 * len(a | b)]
+    assert not near_duplicates
 
 
 def test_tags() -> None:
     source = read(ASSETS / "tags", TaggedExample)
     assert source.labels == ("O", *(f"{mark}-{kind}" for kind in TYPES for mark in "BI"))
-    assert "tags are IOB2" in source.stated, "with nothing to convert"
+    assert "tags are IOB2" in source.stated  # so no tag was converted
     for split, examples in splits("tags").items():
         assert {tag for example in examples for tag in example.tags} == set(source.labels), split
         assert all(5 <= len(example.words) <= 25 for example in examples)
         for example in examples:
-            joined = [pair for pair in pairwise(("O", *example.tags)) if pair[1][0] == "I"]
-            assert all(before[1:] == tag[1:] for before, tag in joined), example.words
-        assert any(set(example.tags) == {"O"} for example in examples), "some sentences name nothing"
+            for before, tag in pairwise(("O", *example.tags)):
+                assert tag[0] != "I" or before[1:] == tag[1:], example.words  # I-PER follows B-PER or I-PER
+        assert any(set(example.tags) == {"O"} for example in examples), "every sentence has an entity"
 
 
 def test_questions() -> None:
@@ -100,7 +95,7 @@ def test_questions() -> None:
         assert not {normalise_text(text) for text in first} & {normalise_text(text) for text in second}
     for split, examples in questions.items():
         impossible = sum(example.impossible for example in examples)
-        assert impossible * 6 == len(examples), "one in six, in each split"
+        assert impossible * 6 == len(examples)
         assert all(60 <= len(example.context.split()) <= 140 for example in examples)
         assert any(len(example.answers) > 1 for example in examples) == (split != "train")
         for example in examples:
@@ -109,11 +104,11 @@ def test_questions() -> None:
             assert len(set(example.answers)) == len(example.answers) <= 3
             for text, start in example.answers:
                 around = example.context[max(start - 1, 0) : start + len(text) + 1]
-                assert re.fullmatch(r"\W?" + re.escape(text) + r"\W?", around), "whole words"
+                assert re.fullmatch(r"\W?" + re.escape(text) + r"\W?", around), "the answer cuts a word"
 
 
 def test_question_offsets() -> None:
-    for split in ("train", "dev", "test"):  # the files themselves: the reader would mend a start that is wrong
+    for split in ("train", "dev", "test"):  # without `read`, which repairs wrong starts
         data = json.loads((ASSETS / "questions" / f"{split}.json").read_text(encoding="utf-8"))
         assert data["version"] == "v2.0"
         paragraphs = [paragraph for article in data["data"] for paragraph in article["paragraphs"]]

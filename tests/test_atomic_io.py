@@ -1,7 +1,7 @@
-"""A commit that is cut off, killed or refused at any file operation costs at most itself.
+"""Saving a checkpoint is atomic: a power cut, a kill or a full disk loses at most the checkpoint that is being saved.
 
-Every operation that has to last goes through six functions of atomic_io.py; here they are recorded, refused or made the
-last thing that a process does.
+All changes to the disk go through six functions of heedful/atomic_io.py. The tests record them, let them fail, or kill
+the process at one of them. A commit saves one checkpoint.
 """
 
 from __future__ import annotations
@@ -30,42 +30,47 @@ from torch import Tensor
 from heedful import atomic_io
 from heedful.errors import HeedfulError
 from heedful.train.checkpoint import CheckpointManager
+from tests.support.simulated_disk import OPERATIONS, Disk, write_disk
 
-REFUSABLE = ("_open", "_write", "_fsync", "_mkdir", "_rename")  # _remove does what it can
-OPERATIONS = (*REFUSABLE, "_remove")
+REFUSABLE = tuple(name for name in OPERATIONS if name != "_remove")  # errors of _remove are ignored
 
 
-def state(number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what the commit of that number saves."""
+def make_state(number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and values of a checkpoint, which depend on a number."""
     generator = torch.Generator().manual_seed(number)
     return {"a": torch.randn(3, 5, generator=generator), "b": torch.tensor(number)}, {"number": number}
 
 
 def commit(store: CheckpointManager, step: int, number: int | None = None) -> None:
-    tensors, values = state(step if number is None else number)
+    """Save a checkpoint of a step; `number` decides its contents, and is the step by default."""
+    tensors, values = make_state(step if number is None else number)
     store.save(step, tensors, values)
 
 
-def newest(folder: Path) -> int | None:
-    """The number of the commit that is found; every byte of it must be right, and nothing damaged be passed over."""
+def check_newest(folder: Path) -> int | None:
+    """Load the newest checkpoint, check its contents, and return its number; None if there is no checkpoint.
+
+    The file `latest`, where it exists, must name a complete checkpoint.
+    """
     if (folder / "latest").exists():
         assert (folder / (folder / "latest").read_text().strip() / "manifest.json").exists()
     saved = CheckpointManager(folder).load()
     if saved is None:
         return None
-    tensors, values = state(saved.values["number"])
+    tensors, values = make_state(saved.values["number"])
     assert saved.values == values
     assert saved.tensors.keys() == tensors.keys()
     assert all(torch.equal(saved.tensors[name], tensors[name]) for name in tensors)
     return int(values["number"])
 
 
-def leftovers(folder: Path) -> list[str]:
+def temporary_files(folder: Path) -> list[str]:
+    """Return the names of files that an interrupted commit has left."""
     return [path.name for path in folder.rglob("*.part")]
 
 
-def watched(patch: pytest.MonkeyPatch, names: tuple[str, ...], before: Callable[..., None]) -> None:
-    """Have each of those operations announced before it happens."""
+def call_before(patch: pytest.MonkeyPatch, names: tuple[str, ...], before: Callable[..., None]) -> None:
+    """Patch these operations so that each calls `before` with its name and its arguments first."""
     for name in names:
         original = getattr(atomic_io, name)
 
@@ -76,8 +81,8 @@ def watched(patch: pytest.MonkeyPatch, names: tuple[str, ...], before: Callable[
         patch.setattr(atomic_io, name, operation)
 
 
-def in_child(work: Callable[[], None]) -> int:
-    """How a forked process that does the work ends: 0, 3 for a HeedfulError, or minus the signal that killed it."""
+def run_in_child(work: Callable[[], None]) -> int:
+    """Run a function in a forked process; return 0, 3 for a HeedfulError, or minus the signal that killed it."""
     if (pid := os.fork()) == 0:
         code = 1
         try:
@@ -93,137 +98,7 @@ def in_child(work: Callable[[], None]) -> int:
 # -- the power is cut -------------------------------------------------------------------------------------------------
 
 
-class File:
-    def __init__(self) -> None:
-        self.now = self.with_duration = b""
-
-
-class Folder:
-    """The names in it now, those that last, and the edits between the two."""
-
-    def __init__(self) -> None:
-        self.now: dict[str, Any] = {}
-        self.with_duration: dict[str, Any] = {}
-        self.edits: list[tuple[str | None, str | None, Any]] = []  # from a name, to a name, a node
-
-    def edit(self, source: str | None, target: str | None, node: Any) -> None:
-        self.edits.append((source, target, node))
-        self.now = edited(self.now, [self.edits[-1]])
-
-
-def edited(names: dict[str, Any], edits: list[tuple[str | None, str | None, Any]]) -> dict[str, Any]:
-    names = dict(names)
-    for source, target, node in edits:
-        if source is not None and names.get(source) is node:
-            del names[source]
-        if target is not None:
-            names[target] = node
-    return names
-
-
-class Disk:
-    """Files and folders of which only what was synced is sure to last: contents by file, names by folder.
-
-    What was not synced may last in any part: of the names any subset of the edits, in no order; of a file nothing, the
-    first half, zeros in its full length, or all.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.top = Folder()
-        self.handles: dict[int, Path] = {}
-
-    def node(self, path: Path) -> Any:
-        node: Any = self.top
-        for part in path.relative_to(self.root).parts:
-            node = node.now[part]
-        return node
-
-    def watch(self, patch: pytest.MonkeyPatch, after: Callable[[], None]) -> None:
-        """Follow all operations, and call after each of their smallest steps."""
-        self.after = after
-        for name in OPERATIONS:
-            original = getattr(atomic_io, name)
-
-            def operation(*arguments: Any, name: str = name, original: Any = original) -> Any:
-                result = original(*arguments)
-                getattr(self, name)(*arguments, *([] if result is None else [result]))
-                after()
-                return result
-
-            patch.setattr(atomic_io, name, operation)
-
-    def _open(self, path: Path, flags: int, handle: int) -> None:
-        self.handles[handle] = path
-        if flags & os.O_CREAT:
-            self.node(path.parent).edit(None, path.name, File())
-
-    def _write(self, handle: int, data: memoryview) -> None:
-        self.node(self.handles[handle]).now += bytes(data)
-
-    def _fsync(self, handle: int) -> None:
-        node = self.node(self.handles[handle])
-        node.with_duration = node.now
-        if isinstance(node, Folder):
-            node.edits = []
-
-    def _mkdir(self, path: Path) -> None:
-        self.node(path.parent).edit(None, path.name, Folder())
-
-    def _rename(self, path: Path, target: Path) -> None:
-        assert path.parent == target.parent
-        self.node(path.parent).edit(path.name, target.name, self.node(path))
-
-    def _remove(self, path: Path) -> None:
-        node = self.node(path)
-        for name, inner in list(node.now.items()) if isinstance(node, Folder) else ():
-            node.edit(name, None, inner)
-            self.after()
-        self.node(path.parent).edit(path.name, None, node)
-
-    def cuts(self) -> Iterator[dict[str, bytes | None]]:
-        """Yield what may be on the disk after a power cut now: the bytes of each file; None for a folder."""
-        folders: list[Folder] = []
-        todo: list[Any] = [self.top]
-        while todo:
-            if isinstance(node := todo.pop(), Folder) and node not in folders:
-                folders.append(node)
-                todo += [*node.with_duration.values(), *(node for _, _, node in node.edits)]
-        for chosen in itertools.product(*(subsets(folder.edits) for folder in folders)):
-            names = {id(node): edited(node.with_duration, edits) for node, edits in zip(folders, chosen, strict=True)}
-            for content in (
-                lambda file: file.with_duration,
-                lambda file: file.now[: (len(file.with_duration) + len(file.now)) // 2],
-                lambda file: file.with_duration + bytes(len(file.now) - len(file.with_duration)),
-                lambda file: file.now,
-            ):
-                yield dict(listing(self.top, names, content, ""))
-
-
-def subsets(edits: list[Any]) -> list[list[Any]]:
-    return [list(itertools.compress(edits, keep)) for keep in itertools.product((0, 1), repeat=len(edits))]
-
-
-def listing(folder: Folder, names: dict[int, Any], content: Any, at: str) -> Iterator[tuple[str, bytes | None]]:
-    for name, node in names[id(folder)].items():
-        if isinstance(node, Folder):
-            yield at + name, None
-            yield from listing(node, names, content, at + name + "/")
-        else:
-            yield at + name, content(node)
-
-
-def lay(root: Path, files: dict[str, bytes | None]) -> None:
-    """Make such a disk."""
-    root.mkdir()
-    for name, data in files.items():
-        if data is None:
-            (root / name).mkdir()
-        else:
-            (root / name).write_bytes(data)
-
-
-PLANS = {
+PLANS = {  # number of checkpoints that are kept, and the commits: (step, number)
     "keep 1": (1, [(1, 1), (2, 2), (3, 3)]),
     "keep 2": (2, [(1, 1), (2, 2), (3, 3), (4, 4)]),
     "a step again": (1, [(1, 1), (1, 2), (2, 3), (2, 3)]),
@@ -238,11 +113,12 @@ def test_a_returned_commit_survives_power_loss(
 ) -> None:
     keep, commits = PLANS[plan]
     disk, returned = Disk(tmp_path), 0
-    seen: dict[frozenset[Any], tuple[dict[str, bytes | None], int]] = {}
+    # the files after a power cut at any moment, with the number of the last commit that had returned before it
+    after_cuts: dict[frozenset[Any], tuple[dict[str, bytes | None], int]] = {}
 
     def cut() -> None:
-        for files in disk.cuts():
-            seen[frozenset(files.items())] = files, returned
+        for files in disk.states_after_a_power_cut():
+            after_cuts[frozenset(files.items())] = files, returned
 
     with monkeypatch.context() as patch:
         disk.watch(patch, cut)
@@ -251,42 +127,43 @@ def test_a_returned_commit_survives_power_loss(
             commit(store, step, number)
             returned = number
             cut()
-    assert len(seen) > 500
+    assert len(after_cuts) > 500
 
-    monkeypatch.setattr(atomic_io, "_fsync", lambda handle: None)  # here it only takes time
-    states = list(seen.values())
+    monkeypatch.setattr(atomic_io, "_fsync", lambda handle: None)  # to save time
+    states = list(after_cuts.values())
     for files, expected in states if count is None else random.Random(0).sample(states, count):
-        lay(tmp_path / "cut", files)
+        write_disk(tmp_path / "cut", files)
         folder = tmp_path / "cut" / "run" / "state"
-        assert (newest(folder) or 0) >= expected, files
-        commit(CheckpointManager(folder, keep_last=keep), 9)  # and the next commit works
-        assert newest(folder) == 9
-        assert not leftovers(folder)
+        assert (check_newest(folder) or 0) >= expected, files
+        commit(CheckpointManager(folder, keep_last=keep), 9)  # the next commit succeeds
+        assert check_newest(folder) == 9
+        assert not temporary_files(folder)
         shutil.rmtree(tmp_path / "cut")
 
 
 # -- the disk is full -------------------------------------------------------------------------------------------------
 
 
-def refusing(patch: pytest.MonkeyPatch, at: int, code: int) -> None:
-    """Let the operation of that number fail, a write after its first half."""
-    numbers = itertools.count()
+def fail_operation(patch: pytest.MonkeyPatch, index: int, code: int) -> None:
+    """Let the operation with this index fail with an error code; a write fails after its first half."""
+    counter = itertools.count()
 
     def refuse(name: str, *arguments: Any) -> None:
-        if next(numbers) == at:
+        if next(counter) == index:
             if name == "_write":
                 os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
             raise OSError(code, os.strerror(code))
 
-    watched(patch, REFUSABLE, refuse)
+    call_before(patch, REFUSABLE, refuse)
 
 
-def operations_of(work: Callable[[], None], names: tuple[str, ...]) -> list[str]:
-    done: list[str] = []
+def record_operations(work: Callable[[], None], names: tuple[str, ...]) -> list[str]:
+    """Run a function, and return the names of those operations that it calls."""
+    calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        watched(patch, names, lambda name, *arguments: done.append(name))
+        call_before(patch, names, lambda name, *arguments: calls.append(name))
         work()
-    return done
+    return calls
 
 
 def test_a_full_disk_at_any_operation(tmp_path: Path) -> None:
@@ -294,60 +171,62 @@ def test_a_full_disk_at_any_operation(tmp_path: Path) -> None:
     store = CheckpointManager(folder)
     commit(store, 1)
     commit(store, 2)
-    count = len(operations_of(lambda: commit(store, 3), REFUSABLE))
+    count = len(record_operations(lambda: commit(store, 3), REFUSABLE))
     assert count > 20
     codes = itertools.cycle([errno.ENOSPC, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS])
-    for at, code in zip(range(count), codes, strict=False):
-        folder = tmp_path / str(at)
+    for index, code in zip(range(count), codes, strict=False):
+        folder = tmp_path / str(index)
         store = CheckpointManager(folder)
         commit(store, 1)
         commit(store, 2)
         with pytest.MonkeyPatch.context() as patch:
-            refusing(patch, at, code)
-            with pytest.raises(HeedfulError, match=rf"{at}: step 3 could not be saved: {os.strerror(code)}; earlier"):
+            fail_operation(patch, index, code)
+            with pytest.raises(
+                HeedfulError, match=rf"{index}: step 3 could not be saved: {os.strerror(code)}; earlier"
+            ):
                 commit(store, 3)
-        assert newest(folder) in (2, 3)
+        assert check_newest(folder) in (2, 3)
         assert (folder / "step-00000002").is_dir()
-        assert not leftovers(folder)
+        assert not temporary_files(folder)
         commit(store, 3)
-        assert newest(folder) == 3
+        assert check_newest(folder) == 3
         assert sorted(os.listdir(folder)) == ["latest", "step-00000002", "step-00000003"]
 
 
 def test_a_full_disk_at_the_first_commit(tmp_path: Path) -> None:
-    count = len(operations_of(lambda: commit(CheckpointManager(tmp_path / "counted" / "state"), 1), REFUSABLE))
-    for at in range(count):
-        store = CheckpointManager(tmp_path / str(at) / "state")
+    count = len(record_operations(lambda: commit(CheckpointManager(tmp_path / "counted" / "state"), 1), REFUSABLE))
+    for index in range(count):
+        store = CheckpointManager(tmp_path / str(index) / "state")
         with pytest.MonkeyPatch.context() as patch:
-            refusing(patch, at, errno.ENOSPC)
+            fail_operation(patch, index, errno.ENOSPC)
             with pytest.raises(HeedfulError, match="step 1 could not be saved: No space left on device"):
                 commit(store, 1)
-        assert newest(store.folder) in (None, 1)
-        assert not leftovers(tmp_path / str(at))
+        assert check_newest(store.folder) in (None, 1)
+        assert not temporary_files(tmp_path / str(index))
         commit(store, 1)
-        assert newest(store.folder) == 1
+        assert check_newest(store.folder) == 1
 
 
 def test_an_interrupt_at_any_operation(tmp_path: Path) -> None:
     store = CheckpointManager(tmp_path)
     commit(store, 1)
-    for at in itertools.count():
+    for index in itertools.count():
         with pytest.MonkeyPatch.context() as patch:
-            numbers = itertools.count()
+            counter = itertools.count()
 
-            def interrupt(name: str, *arguments: Any, at: int = at, numbers: Iterator[int] = numbers) -> None:
-                if next(numbers) == at:
+            def interrupt(name: str, *arguments: Any, index: int = index, counter: Iterator[int] = counter) -> None:
+                if next(counter) == index:
                     raise KeyboardInterrupt
 
-            watched(patch, REFUSABLE, interrupt)
+            call_before(patch, REFUSABLE, interrupt)
             try:
-                commit(store, at + 2)
+                commit(store, index + 2)
                 break
             except KeyboardInterrupt:
                 pass
-        assert newest(tmp_path) in (at + 1, at + 2)
-        assert not leftovers(tmp_path)
-        commit(store, at + 2)
+        assert check_newest(tmp_path) in (index + 1, index + 2)
+        assert not temporary_files(tmp_path)
+        commit(store, index + 2)
 
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
@@ -360,13 +239,13 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
         try:
             store.save(3, {"a": torch.zeros(10_000)}, {})
         except HeedfulError as error:
-            (tmp_path / "said").write_text(str(error))
+            (tmp_path / "message").write_text(str(error))
             raise
 
-    assert in_child(work) == 3
-    assert "step 3 could not be saved: File too large; earlier checkpoints are" in ((tmp_path / "said").read_text())
-    assert newest(tmp_path) == 2
-    assert not leftovers(tmp_path)
+    assert run_in_child(work) == 3
+    assert "step 3 could not be saved: File too large; earlier checkpoints are" in (tmp_path / "message").read_text()
+    assert check_newest(tmp_path) == 2
+    assert not temporary_files(tmp_path)
 
 
 @pytest.mark.slow
@@ -386,7 +265,7 @@ def test_a_small_disk(tmp_path: Path) -> None:
         for _ in range(3):
             with pytest.raises(HeedfulError, match="step 3 could not be saved: No space left on device"):
                 store.save(3, {"a": torch.zeros(1_000_000, dtype=torch.float64)}, {})
-            assert not leftovers(disk)
+            assert not temporary_files(disk)
             saved = store.load()
             assert saved is not None and saved.step == 2 and bool((saved.tensors["a"] == 2).all())
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -401,14 +280,17 @@ def test_a_small_disk(tmp_path: Path) -> None:
 # -- the process is killed --------------------------------------------------------------------------------------------
 
 
-def killed(folder: Path, at: int, step: int, half: bool) -> bool:
-    """Whether a process that commits was killed at that operation; False if it was done before."""
+def killed_during_save(folder: Path, index: int, step: int, half: bool) -> bool:
+    """Commit in a process that is killed at the operation with this index; return False if it ended before.
+
+    With `half`, half of that operation is done: of a write the first half, of a removed folder one file.
+    """
 
     def work() -> None:
-        numbers = itertools.count()
+        counter = itertools.count()
 
         def die(name: str, *arguments: Any) -> None:
-            if next(numbers) == at:
+            if next(counter) == index:
                 if half and name == "_write":
                     os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 if half and name == "_remove" and arguments[0].is_dir():
@@ -416,10 +298,10 @@ def killed(folder: Path, at: int, step: int, half: bool) -> bool:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         with pytest.MonkeyPatch.context() as patch:
-            watched(patch, OPERATIONS, die)
+            call_before(patch, OPERATIONS, die)
             commit(CheckpointManager(folder), step)
 
-    code = in_child(work)
+    code = run_in_child(work)
     assert code in (0, -signal.SIGKILL)
     return code != 0
 
@@ -430,16 +312,16 @@ def test_killed_at_any_file_operation(tmp_path: Path) -> None:
     commit(store, 2)
     step = 3
     for half in (False, True):
-        for at in itertools.count():
-            if not killed(tmp_path, at, step, half):
-                assert at > 20
+        for index in itertools.count():
+            if not killed_during_save(tmp_path, index, step, half):
+                assert index > 20
                 step += 1
                 break
-            assert newest(tmp_path) in (step - 1, step)
-            assert all(valid(path) for path in tmp_path.glob("step-*"))
-            commit(store, step)  # the resumed run comes to the same step
-            assert newest(tmp_path) == step
-            assert not leftovers(tmp_path)
+            assert check_newest(tmp_path) in (step - 1, step)
+            assert all(is_valid(path) for path in tmp_path.glob("step-*"))
+            commit(store, step)  # the resumed run saves the same step
+            assert check_newest(tmp_path) == step
+            assert not temporary_files(tmp_path)
             assert len(list(tmp_path.glob("step-*"))) == 2
             step += 1
 
@@ -453,14 +335,14 @@ def test_recovery_survives_being_killed(tmp_path: Path, monkeypatch: pytest.Monk
         store = CheckpointManager(folder)
         commit(store, 1)
         commit(store, 2)
-        killed(folder, first, 3, half=True)
-        last = newest(folder)
+        killed_during_save(folder, first, 3, half=True)
+        last = check_newest(folder)
         assert last in (2, 3)
-        killed(folder, second, last + 1, half=True)
-        assert newest(folder) in (last, last + 1)
+        killed_during_save(folder, second, last + 1, half=True)
+        assert check_newest(folder) in (last, last + 1)
         commit(store, last + 1)
-        assert newest(folder) == last + 1
-        assert not leftovers(folder)
+        assert check_newest(folder) == last + 1
+        assert not temporary_files(folder)
         shutil.rmtree(folder)
 
 
@@ -487,11 +369,11 @@ def test_only_leftovers_of_the_same_name_are_removed(tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == {name for name in names if not name.startswith((".a.b.old", ".a.b.4"))}
 
 
-# -- at any instant ---------------------------------------------------------------------------------------------------
+# -- checkpoints that other processes read meanwhile ------------------------------------------------------------------
 
 
-def valid(folder: Path) -> bool:
-    """Whether a checkpoint is whole; written without the code that it judges."""
+def is_valid(folder: Path) -> bool:
+    """Return whether a checkpoint has all of its files with the right checksums, without using the tested code."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         files = {name: (folder / name).read_bytes() for name in ("tensors.safetensors", "values.json")}
@@ -511,13 +393,13 @@ def test_a_valid_checkpoint_exists_before_every_operation(
         commit(store, 2)
     counts = []
 
-    def look(*arguments: Any) -> None:
-        counts.append(sum(valid(path) for path in tmp_path.glob("step-*")))
+    def count_checkpoints(*arguments: Any) -> None:
+        counts.append(sum(is_valid(path) for path in tmp_path.glob("step-*")))
 
-    watched(monkeypatch, OPERATIONS, look)
+    call_before(monkeypatch, OPERATIONS, count_checkpoints)
     for step, number in [(3, 3), (4, 4), (5, 5), (5, 6)]:
         commit(store, step, number)
-        look()
+        count_checkpoints()
         assert min(counts) == counts[0] == counts[-1] == keep
         assert max(counts) == keep + 1
 
@@ -525,37 +407,38 @@ def test_a_valid_checkpoint_exists_before_every_operation(
 def test_a_concurrent_reader_always_finds_a_valid_checkpoint(tmp_path: Path) -> None:
     store = CheckpointManager(tmp_path)
     commit(store, 1)
-    done, bad, looks = threading.Event(), [], list[Path]()
+    done = threading.Event()
+    valid_paths, invalid_paths = list[Path](), list[Path]()
 
-    def last() -> Path:
+    def newest_path() -> Path:
         return max(tmp_path.glob("step-*"))
 
-    def watch() -> None:
+    def read_checkpoints() -> None:
         while not done.is_set():
-            seen = last()
-            while not valid(seen):
-                if (now := last()) == seen:  # otherwise it has gone in its turn
-                    bad.append(seen)
+            path = newest_path()
+            while not is_valid(path):
+                if (newer := newest_path()) == path:
+                    invalid_paths.append(path)
                     return
-                seen = now
-            looks.append(seen)
+                path = newer  # the path was removed while it was read, since a newer checkpoint replaced it
+            valid_paths.append(path)
             time.sleep(0.001)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    reader = threading.Thread(target=read_checkpoints)
+    reader.start()
     try:
         for step in range(2, 3000):
             commit(store, step)
-            if bad or (step > 31 and len(looks) > 30):
+            if invalid_paths or (step > 31 and len(valid_paths) > 30):
                 break
     finally:
         done.set()
-        watcher.join()
-    assert not bad
-    assert len(looks) > 30
+        reader.join()
+    assert not invalid_paths
+    assert len(valid_paths) > 30
 
 
-# -- the rest ------------------------------------------------------------------------------------------------------
+# -- writing files and folders ----------------------------------------------------------------------------------------
 
 
 def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,7 +446,7 @@ def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[: random.randint(1, 7)]))
     commit(CheckpointManager(tmp_path), 1)
     monkeypatch.undo()
-    assert newest(tmp_path) == 1
+    assert check_newest(tmp_path) == 1
 
 
 def test_a_new_file_never_replaces_an_existing_one(tmp_path: Path) -> None:
@@ -601,21 +484,19 @@ def test_no_second_copy_of_the_tensors_is_made(tmp_path: Path) -> None:
     """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     saving, loading, last = map(float, done.stdout.split())
-    assert saving < 25, "MB; the tensors have 200, each of them 20"
+    assert saving < 25, "more MB than one of the ten tensors, which has 20"
     assert loading < 25
     assert last == 9
 
 
-def test_a_folder_that_another_process_made_meanwhile_is_as_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_process_makes_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = atomic_io._mkdir
 
-    def later(path: Path) -> None:
-        make(path)  # the other one
+    def make_twice(path: Path) -> None:
+        make(path)  # by the other process
         make(path)
 
-    monkeypatch.setattr(atomic_io, "_mkdir", later)
+    monkeypatch.setattr(atomic_io, "_mkdir", make_twice)
     atomic_io.make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("")

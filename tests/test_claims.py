@@ -1,4 +1,4 @@
-"""Measured figures in the README and the docs are those of the records in benchmarks/results."""
+"""Figures in the README and the docs equal those of the records in benchmarks/results (scripts/claims.py)."""
 
 from __future__ import annotations
 

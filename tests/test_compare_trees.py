@@ -1,4 +1,4 @@
-"""The comparison of two checkouts: how old names become new ones, and what counts as a difference."""
+"""scripts/compare/trees.py, which compares the settings of two checkouts: renamed keys and values, differences."""
 
 from __future__ import annotations
 

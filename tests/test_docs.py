@@ -1,4 +1,4 @@
-"""Every snippet and command of the README and the docs runs, in order, in one folder for each page."""
+"""Every snippet and command of the README and the docs runs, in order, in a folder per page; what they name exists."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from heedful.tokenizer import TokenizerSettings, train_tokenizer
 ROOT = Path(__file__).parents[1]
 COURSE = sorted((ROOT / "docs" / "course").glob("d?.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
-EPOCHS = 0.1  # of fine-tuning, instead of those that the pages' commands make
-HERE = {"NAME@REVISION": BUNDLED_ENCODER, "intents/": "intents"}
+EPOCHS = 0.1  # of fine-tuning, instead of the epochs that the pages' commands train
+REPLACED_WORDS = {"NAME@REVISION": BUNDLED_ENCODER, "intents/": "intents"}  # of commands
+# a fenced block, with its language, or an indented command or shell variable
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$', re.MULTILINE | re.DOTALL)
 
 
@@ -38,17 +39,15 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(expected, "TIMED_STEPS", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
-    usual = heedful.finetune
-    monkeypatch.setattr(
-        heedful, "finetune", lambda *arguments, **more: usual(*arguments, **(more | {"epochs": EPOCHS}))
-    )
+    finetune = heedful.finetune
+    monkeypatch.setattr(heedful, "finetune", lambda *args, **kwargs: finetune(*args, **(kwargs | {"epochs": EPOCHS})))
     Path("corpus.txt").write_text(
         "".join(f"Rain fell on harbour {n}.\nBoat {n} came home before dark.\n\n" for n in range(60))
     )
     names: dict[str, object] = {"__name__": "snippet"}
     for language, code, indented in BLOCK.findall(page.read_text(encoding="utf-8")):
         if indented:
-            alone(indented, monkeypatch)
+            check_indented_command(indented, monkeypatch)
             continue
         assert language in ("python", "sh"), f"a block of {language} is not run by any test"
         if language == "python":
@@ -59,33 +58,35 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def run(words: list[str]) -> None:
-    """Run a heedful command; of make, only see that the target exists. An environment is active already."""
+    """Run a command of heedful; for make, check that the target exists; ignore the activation of an environment."""
     if words and words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif words and words != [".", ".venv/bin/activate"]:
         assert words[0] == "heedful", words
         durations = ("--epochs", "--max-steps", "--time-budget")
-        long = words[1] == "finetune" and not any(word.startswith(durations) for word in words)
-        shorter = ["--epochs", str(EPOCHS)] if long else []
-        with pytest.raises(SystemExit) as ended:  # in this process: another one would import PyTorch for each command
-            main(words[1:] + shorter)
-        assert not ended.value.code, words
+        trains_long = words[1] == "finetune" and not any(word.startswith(durations) for word in words)
+        options = ["--epochs", str(EPOCHS)] if trains_long else []
+        with pytest.raises(SystemExit) as stop:  # in this process, since another one would have to import PyTorch
+            main(words[1:] + options)
+        assert not stop.value.code, words
 
 
-def alone(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command in a line by itself: of fine-tuning a dry run on small files; of what would take long or needs what
-    is not here, the options are read and no more.
+def check_indented_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a command that is not in a fenced block; it may need files that the page does not make.
+
+    Fine-tuning is a dry run on small files; a study with --toy has 80 training texts; of other commands, only the
+    options are parsed. A shell variable is set in the environment.
     """
     if (name := command.partition("=")[0]).isidentifier():
         monkeypatch.setenv(name, command.partition("=")[2].strip('"'))
         return
     words = shlex.split(os.path.expandvars(command.replace("\\\n", " ")), comments=True)
-    words = [HERE.get(word, word) for word in words]
+    words = [REPLACED_WORDS.get(word, word) for word in words]
     if words[1] == "finetune":
         for word in words:
-            stand_in(Path(word))
-        at = words.index("--nproc") if "--nproc" in words else len(words)
-        run([*words[:at], *words[at + 2 :], "--dry-run"])
+            make_small_substitute(Path(word))
+        index = words.index("--nproc") if "--nproc" in words else len(words)
+        run([*words[:index], *words[index + 2 :], "--dry-run"])
     elif "--toy" in words:
         run([*words[: words.index("--train")], "--train", "80"])
     else:
@@ -96,8 +97,8 @@ def alone(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         verb.make_context(words[1], options)
 
 
-def stand_in(path: Path) -> None:
-    """Something small in place of a file or a folder that a page names, where it is not there."""
+def make_small_substitute(path: Path) -> None:
+    """Make a small file or folder with this path, if it does not exist and is one that the pages' commands name."""
     texts = [(f"It was {a} . I call it {a} and {b} .", b) for a in ("good", "fine", "bad") for b in "abcdefgh"]
     if path.exists():
         return
@@ -120,7 +121,7 @@ def stand_in(path: Path) -> None:
         Path(path.name.partition("=")[2]).write_text("".join(f"{word} {numbers}\n" for word in ("it", "good", "bad")))
 
 
-def test_the_table_of_data_settings_is_whole() -> None:
+def test_the_table_of_data_settings_has_all_fields() -> None:
     table = (ROOT / "docs/data.md").read_text(encoding="utf-8").partition("## Settings")[2].partition("## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [field.name for field in fields(DataSettings)]
 
@@ -133,7 +134,7 @@ def test_the_comparison_counts_the_lines_of_the_models() -> None:
 
 
 def test_named_records_exist() -> None:
-    """Every record that docs or other records name exists; a newer one may have replaced an older one."""
+    """Each measurement record that the docs or other records name exists in benchmarks/results."""
     records = ROOT / "benchmarks" / "results"
     for page in (*PAGES, *records.glob("shares*.md")):
         for name in re.findall(r"[\w.-]+-20\d\d-\d\d-\d\d\b", page.read_text(encoding="utf-8")):
@@ -148,8 +149,8 @@ def test_the_road_names_existing_files_and_code() -> None:
     for _, decks, code, example, where in rows:
         assert re.fullmatch(r" (all|D[0-4](, D[0-4])*) ", decks), decks
         for name in re.findall(r"`([^`]+)`", code):
-            there = (ROOT / "heedful" / name).exists() if "/" in name else re.search(rf"\b{name}\b", source)
-            assert there or name.startswith("heedful "), name
+            exists = (ROOT / "heedful" / name).exists() if "/" in name else re.search(rf"\b{name}\b", source)
+            assert exists or name.startswith("heedful "), name
         assert all((ROOT / "examples" / name).exists() for name in re.findall(r"`([^`]+)`", example)), example
         assert all(name in STUDIES or name.startswith("heedful ") for name in re.findall(r"`([^`]+)`", where)), where
 

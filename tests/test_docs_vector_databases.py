@@ -1,4 +1,4 @@
-"""The lines for vector databases of docs/searching.md: Qdrant's run in memory, OpenSearch's against a stand-in."""
+"""The code for vector databases in docs/searching.md: Qdrant's runs in memory, OpenSearch's with a fake server."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ def nearest_two(names: dict[str, Any]) -> list[tuple[str, float]]:
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the page has defined, such as `query` and `batches`; a row of two files has no text."""
+    """The names that the code of the page defines, such as `query` and `batches`; one row of its files has no text."""
     monkeypatch.chdir(tmp_path)
     rows: list[dict[str, str | None]] = [{"id": name, "text": text} for name, text in NOTES.items()]
-    for name, part in {"a.jsonl": rows[:2], "b.jsonl": [*rows[2:], {"id": "empty.md", "text": None}]}.items():
-        Path(name).write_text("".join(json.dumps(row) + "\n" for row in part))
-    with pytest.raises(SystemExit) as ended:
+    rows_by_file = {"a.jsonl": rows[:2], "b.jsonl": [*rows[2:], {"id": "empty.md", "text": None}]}
+    for name, file_rows in rows_by_file.items():
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in file_rows))
+    with pytest.raises(SystemExit) as stop:
         main(["predict", "heedful-mini-en", "--file", "a.jsonl", "b.jsonl", "--output", "vectors"])
-    assert not ended.value.code
+    assert not stop.value.code
     values: dict[str, Any] = {}
     (block,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def batches" in block)
     exec(block, values)

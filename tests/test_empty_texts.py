@@ -1,4 +1,4 @@
-"""An empty text is answered, and a missing one is an error: by the command, in files and by the server alike."""
+"""An empty text has an answer, and a missing text is an error: on the command line, in files and in the server."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ def engine(folder: Path) -> Engine:
 
 
 @pytest.mark.parametrize("text", [["", "the cat"], b"\nthe cat\n"])
-def test_the_command(folder: Path, engine: Engine, text: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = isinstance(text, bytes)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text if lines else b"")))
+def test_the_command_answers_an_empty_text(
+    folder: Path, engine: Engine, text: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_stdin = isinstance(text, bytes)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text if from_stdin else b"")))
     with pytest.raises(SystemExit) as stop:
-        main(["predict", str(folder), "--json", *([] if lines else text)])
+        main(["predict", str(folder), "--json", *([] if from_stdin else text)])
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert not stop.value.code and [answer["input"] for answer in answers] == ["", "the cat"]
     assert [answer["label"] for answer in answers] == [answer["label"] for answer in engine(["", "the cat"])]
@@ -59,17 +61,19 @@ def parquet(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [csv, jsonl, parquet])
-def test_files(engine: Engine, tmp_path: Path, write: Any) -> None:
+def test_empty_texts_in_files_are_answered_and_missing_ones_reported(
+    engine: Engine, tmp_path: Path, write: Any
+) -> None:
     file = write(tmp_path / f"in.{write.__name__}")
-    done = predict_files(engine, [file], tmp_path / "out", BatchSettings(format="jsonl"))
+    report = predict_files(engine, [file], tmp_path / "out", BatchSettings(format="jsonl"))
     rows = [json.loads(line) for line in (tmp_path / "out" / "part-00000000.jsonl").read_text().splitlines()]
-    wanted = [answer["label"] for answer in engine(["", "the cat", ""])]
-    assert [row["label"] for row in rows[:3]] == wanted and done.answered == 3
+    expected = [answer["label"] for answer in engine(["", "the cat", ""])]
+    assert [row["label"] for row in rows[:3]] == expected and report.answered == 3
     assert [row["error"] for row in rows[3:]] == ["text: is missing"] * (len(rows) - 3)
-    assert "2 rows have an empty text, which is answered like any other" in done.stated
+    assert "2 rows have an empty text, which is answered like any other" in report.stated
 
 
-def test_the_server(folder: Path, engine: Engine) -> None:
+def test_the_server_answers_empty_texts_and_refuses_missing_ones(folder: Path, engine: Engine) -> None:
     with background({"single": str(folder)}) as server:
         replies = ask(server.port, "/predict", {"inputs": [[""], ["the cat"]]}).json
         assert [reply[0]["label"] for reply in replies] == [answer["label"] for answer in engine(["", "the cat"])]

@@ -1,4 +1,4 @@
-"""Every example runs, and its expectations hold where they are certain."""
+"""Every file in examples/ runs, and what it says to expect is true, as far as little training can show it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def result(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         torch.set_num_threads(threads)
 
 
-def of(number: int, **arguments: float) -> Any:
+def example(number: int, **arguments: float) -> Any:
+    """Return a decorator that gives a test the `result` of the example with this number, called with arguments."""
     return pytest.mark.parametrize("result", [(number, arguments)], indirect=True, ids=[EXAMPLES[number - 1].stem])
 
 
@@ -41,14 +42,15 @@ def test_there_are_ten_short_examples_with_idea_code_and_expectation() -> None:
         assert all(f"\n{word}: " in text for word in ("Idea", "Code", "Expect")), path.name
 
 
-@of(1, steps=3)
+@example(1, steps=3)
 def test_a_bag_of_words_is_blind_to_order(result: Any) -> None:
     bag, net = result.values()
     assert bag["apart"] < 1e-5 < net["apart"]
-    assert bag["but"] == bag["not"] == bag["both"] == 0.5, "twins: right for one of the two"
+    # two texts with the same words in another order have the same prediction, which is right for one of them
+    assert bag["but"] == bag["not"] == bag["both"] == 0.5
 
 
-@of(2)
+@example(2)
 def test_weights_sum_to_one(result: Any) -> None:
     assert len(result) == 7
     for name, (weights, mixed) in result.items():
@@ -57,64 +59,69 @@ def test_weights_sum_to_one(result: Any) -> None:
     assert all(result[name][0].argmax() == 2 for name in ("cosine", "dot", "scaled dot", "hard, dot"))
 
 
-@of(3, steps=2)
+@example(3, steps=2)
 def test_only_attention_gives_an_alignment(result: Any) -> None:
-    without, _, looks, looked = result.values()
-    assert without[0] > 0 and looks[0] > 0 and result["alignment of recurrent, no attention"] is None
-    assert looked.weights.shape == (len(looked.target), len(looked.source))
-    assert looked.weights.sum(-1) == pytest.approx(1, abs=1e-5)
+    without_attention, _, with_attention, alignment = result.values()
+    assert without_attention[0] > 0 and with_attention[0] > 0
+    assert result["alignment of recurrent, no attention"] is None
+    assert alignment.weights.shape == (len(alignment.target), len(alignment.source))
+    assert alignment.weights.sum(-1) == pytest.approx(1, abs=1e-5)
 
 
-@of(4)
+@example(4)
 def test_untrained_attention_mixes_vectors_without_order(result: Any) -> None:
-    same, mixed, first, second, backwards = result.values()
-    assert same == pytest.approx(1, abs=1e-5) and mixed < 0.99
-    assert first == pytest.approx(second, abs=1e-6) and backwards < 1e-5
+    before, after, cosine_in_first_text, cosine_in_second_text, change_when_reversed = result.values()
+    assert before == pytest.approx(1, abs=1e-5) and after < 0.99
+    assert cosine_in_first_text == pytest.approx(cosine_in_second_text, abs=1e-6)
+    assert change_when_reversed < 1e-5
 
 
-@of(5)
+@example(5)
 def test_only_positions_make_scores_depend_on_order(result: Any) -> None:
     assert result.pop("none") < 1e-5
     assert len(result) == 5 and min(result.values()) > 1e-3
-    products = (waves := runpy.run_path(str(EXAMPLES[4]))["sinusoids"]()) @ waves.T
+    sinusoids = runpy.run_path(str(EXAMPLES[4]))["sinusoids"]()
+    products = sinusoids @ sinusoids.T
     for distance in (0, 1, 7):
-        assert products.diagonal(distance).std() < 1e-9, "the distance alone"
-    assert torch.cdist(waves, waves).fill_diagonal_(1).min() > 0.1
+        assert products.diagonal(distance).std() < 1e-9, "a product depends on more than the distance"
+    assert torch.cdist(sinusoids, sinusoids).fill_diagonal_(1).min() > 0.1
 
 
-@of(6, steps=12)
+@example(6, steps=12)
 def test_a_transformer_is_counted_and_sees_no_later_token(result: Any) -> None:
     assert result["count"] == result["formula"]
     assert result["losses"][-1] < result["losses"][0]
-    own = result["own"]
-    assert own.triu(1).abs().max() == 0 and torch.allclose(own.sum(-1), torch.ones(own.shape[:2]))
-    assert torch.allclose(result["cross"].sum(-1), torch.ones(result["cross"].shape[:2]))
+    self_attention, cross_attention = result["own"], result["cross"]
+    assert self_attention.triu(1).abs().max() == 0
+    for weights in (self_attention, cross_attention):
+        assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]))
 
 
-@of(7, steps=3)
+@example(7, steps=3)
 def test_masks_are_filled(result: Any) -> None:
     assert result["loss"] > 0 and result["filled"] and result["guess"] > 0
     assert all(0 < score < 1 for _, score in result["filled"])
 
 
-@of(8, epochs=0.05)
+@example(8, epochs=0.05)
 def test_finetuning_writes_a_run_folder(result: Any) -> None:
     assert {"model", "results.json", "report.html"} <= set(result["files"])
     for answer in result["answers"]:
         assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
 
-@of(9)
-def test_looking_changes_nothing(result: Any) -> None:
+@example(9)
+def test_reading_attention_weights_changes_no_output(result: Any) -> None:
     assert result["same"] and max(result["following"].values()) > 0.3
     for weights in result["weights"]:
         assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)
     assert result["likeness"][-1] < 0.99
 
 
-@of(10)
-def test_one_answer_alone_among_others_and_served(result: Any) -> None:
-    alone, among, served = (result[name] for name in ("alone", "among others", "served"))
-    assert [name for name, _ in alone] == [name for name, _ in among] == [name for name, _ in served]
-    for answer in (among, served):
-        assert [score for _, score in answer] == pytest.approx([score for _, score in alone], rel=1e-3)
+@example(10)
+def test_a_text_has_the_same_answer_alone_in_a_batch_and_from_the_server(result: Any) -> None:
+    names, scores = zip(*result["alone"], strict=True)
+    for way in ("among others", "served"):
+        names_there, scores_there = zip(*result[way], strict=True)
+        assert names_there == names
+        assert scores_there == pytest.approx(scores, rel=1e-3)

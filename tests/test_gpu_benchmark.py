@@ -1,4 +1,4 @@
-"""The GPU benchmark: the same data in every arm, shapes that never change, goals, and a rehearsal of all of it."""
+"""benchmarks/gpu.py: every arm reads the same texts, goals are reported, and `--rehearse` runs it without a GPU."""
 
 from __future__ import annotations
 
@@ -23,67 +23,81 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
+@pytest.fixture
+def case(benchmarks: Any) -> Any:
+    """A small case of texts of mixed lengths, with three training steps."""
+    return replace(benchmarks("gpu_measures").rehearsal().cases["mixed lengths, base"], steps=3)
+
+
+def texts_of(inputs: Any) -> list[tuple[list[int], list[int]]]:
+    """Return the token ids and the labels of all texts of the benchmark's inputs, sorted."""
+    return sorted((ids, labels) for step in inputs.texts for ids, labels in step)
+
+
+def test_packs_of_heedful_hold_all_texts_and_have_one_shape(benchmarks: Any, case: Any) -> None:
     arms = benchmarks("gpu_arms")
-    case = replace(benchmarks("gpu_measures").rehearsal().cases["mixed lengths, base"], steps=3)
-    inputs, device = arms.given(case), torch.device("cpu")
-    batches = inputs.batches(device)
+    inputs = arms.given(case)
+    batches = inputs.batches(torch.device("cpu"))
     shapes = {(len(batch.packed.tokens), len(batch.packed), len(batch.targets)) for batch in batches}
     assert shapes == {(case.tokens, len(batches[0].packed), case.asked)}
     assert all(bool(batch.weights.all()) for batch in batches)
     for batch, step in zip(batches, inputs.texts, strict=True):
-        read, asked = batch.packed.tokens.tolist(), [-100] * case.tokens
-        for row, target in zip(batch.rows.tolist(), batch.targets.tolist(), strict=True):
-            asked[row] = target
-        assert read[: sum(len(ids) for ids, _ in step)] == list(chain(*(ids for ids, _ in step)))
-        assert asked[: sum(len(ids) for ids, _ in step)] == list(chain(*(labels for _, labels in step)))
-        assert sum(label >= 0 for _, labels in step for label in labels) == case.asked
-    texts = sorted((ids, labels) for step in inputs.texts for ids, labels in step)
-    for grouped in (False, True):
-        padded = arms.pad(inputs, device, grouped=grouped)
-        lines = []
-        for ids, mask, labels in padded:
-            assert mask is not None and (grouped or ids.shape[1] == case.most)
-            for line, seen, wanted in zip(ids.tolist(), mask.tolist(), labels.tolist(), strict=True):
-                count = sum(seen)
-                assert seen == [1] * count + [0] * (len(seen) - count) and set(wanted[count:]) <= {-100}
-                lines.append((line[:count], wanted[:count]))
-        assert sorted(lines) == texts
-    lines = []
-    for batch in arms.pack(inputs, device):
+        expected_ids = list(chain(*(ids for ids, _ in step)))
+        expected_labels = list(chain(*(labels for _, labels in step)))
+        labels = torch.full((case.tokens,), -100)
+        labels[batch.rows] = batch.targets
+        assert batch.packed.tokens[: len(expected_ids)].tolist() == expected_ids
+        assert labels[: len(expected_ids)].tolist() == expected_labels
+        assert sum(label >= 0 for label in expected_labels) == case.asked
+    num_tokens = sum(len(ids) for ids, _ in texts_of(inputs))
+    assert inputs.tokens == num_tokens >= arms.FULL * case.tokens * case.steps
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_padded_batches_hold_all_texts(benchmarks: Any, case: Any, grouped: bool) -> None:
+    arms = benchmarks("gpu_arms")
+    inputs = arms.given(case)
+    texts = []
+    for ids, mask, labels in arms.pad(inputs, torch.device("cpu"), grouped=grouped):
+        assert mask is not None and (grouped or ids.shape[1] == case.most)
+        for row_ids, row_mask, row_labels in zip(ids.tolist(), mask.tolist(), labels.tolist(), strict=True):
+            count = sum(row_mask)
+            assert row_mask == [1] * count + [0] * (len(row_mask) - count)
+            assert set(row_labels[count:]) <= {-100}
+            texts.append((row_ids[:count], row_labels[:count]))
+    assert sorted(texts) == texts_of(inputs)
+
+
+def test_packs_of_transformers_hold_all_texts(benchmarks: Any, case: Any) -> None:
+    arms = benchmarks("gpu_arms")
+    inputs = arms.given(case)
+    texts = []
+    for batch in arms.pack(inputs, torch.device("cpu")):
         assert batch["input_ids"].shape[1] == case.most
-        for ids, places, wanted, mask in zip(
-            *(batch[name].tolist() for name in ("input_ids", "position_ids", "labels")),
-            batch["attention_mask"][:, 0],
-            strict=True,
-        ):
-            starts = [
-                number for number, (place, token) in enumerate(zip(places, ids, strict=True)) if token and not place
-            ]
-            stops = [*starts[1:], sum(token > 0 for token in ids)]
+        columns = (batch[name].tolist() for name in ("input_ids", "position_ids", "labels"))
+        for ids, positions, labels, mask in zip(*columns, batch["attention_mask"][:, 0], strict=True):
+            count = sum(id > 0 for id in ids)  # without padding
+            starts = [index for index in range(count) if positions[index] == 0]
+            stops = [*starts[1:], count]
             for start, stop in zip(starts, stops, strict=True):
-                assert places[start:stop] == list(range(stop - start)), "positions begin anew"
-                assert mask[start:stop].nonzero()[:, 1].unique().tolist() == list(range(start, stop))
-                lines.append((ids[start:stop], wanted[start:stop]))
-            assert set(wanted[stops[-1] :]) <= {-100} and mask.any(1).all()
-    assert sorted(lines) == texts
-    assert inputs.tokens == sum(len(ids) for ids, _ in texts) >= arms.FULL * case.tokens * case.steps
+                assert positions[start:stop] == list(range(stop - start)), "positions do not restart at 0"
+                attended = mask[start:stop].nonzero()[:, 1].unique().tolist()
+                assert attended == list(range(start, stop))
+                texts.append((ids[start:stop], labels[start:stop]))
+            assert set(labels[stops[-1] :]) <= {-100} and mask.any(1).all()
+    assert sorted(texts) == texts_of(inputs)
 
 
-def test_a_round_of_one_length_has_no_mask_and_the_formula_s_work(benchmarks: Any) -> None:
+def test_texts_of_one_length_have_no_mask_and_the_operations_of_the_formula(benchmarks: Any) -> None:
     arms, cases = benchmarks("gpu_arms"), benchmarks("gpu_measures").Size().cases
     case = replace(cases["full length, base"], distribution=128, steps=1)
     share = case.asked / case.tokens
     blocks = 12 * (24 * 768**2 + 4 * 128 * 768)
     head = share * (2 * 768**2 + 2 * 768 * case.vocabulary)
     small_case = replace(case, tokens=512, vocabulary=2000)
-    inputs = arms.given(small_case)
-    assert [
-        mask
-        for _, mask, _ in arms.pad(
-            replace(inputs, case=replace(small_case, most=128)), torch.device("cpu"), grouped=False
-        )
-    ] == [None]
+    inputs = replace(arms.given(small_case), case=replace(small_case, most=128))
+    ((_, mask, _),) = arms.pad(inputs, torch.device("cpu"), grouped=False)
+    assert mask is None
     assert case.flop(case.tokens * 128, case.tokens) == pytest.approx(3 * case.tokens * (blocks + head), rel=1e-9)
     assert 3 * (blocks + head) == pytest.approx(545e6, rel=0.01)
 
@@ -93,8 +107,8 @@ def test_goals_are_reported_as_reached_or_missed(benchmarks: Any) -> None:
     quick = measures.Served(what="one", seconds={"a": [7e-3], "b": [2e-3], "c": [5e-4]}, cosines={})
     slow = measures.Served(what="many", seconds={"a": [3.0], "b": [1.0], "c": [2.0]}, cosines={})
     results = gpu.Found(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
-    rows = [line.split(" | ") for line in gpu.goals(results).splitlines() if line.startswith("| ")][2:]
-    assert [(row[0].strip("| "), row[2][:5], row[3].strip(" |")) for row in rows] == [
+    cells_of_rows = [line.split(" | ") for line in gpu.goals(results).splitlines() if line.startswith("| ")][2:]
+    assert [(cells[0].strip("| "), cells[2][:5], cells[3].strip(" |")) for cells in cells_of_rows] == [
         ("one, ms", "0.500", "yes"),
         ("one, to transformers", "14.00", "yes"),
         ("many: to the best other arm", "0.50 ", "no"),

@@ -1,4 +1,4 @@
-"""The folder for a GPU machine: packages that are needed, wheels that are unpacked, parts that run."""
+"""The folder for a GPU machine (scripts/gpu_bundle.py): its packages, unpacking them, and running its parts."""
 
 from __future__ import annotations
 

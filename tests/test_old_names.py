@@ -1,4 +1,4 @@
-"""Names of before the first release are in no file: settings, flags, keys of JSON, values, routes, variables."""
+"""No file has a name from before the first release: of settings, flags, keys of JSON, values, routes or variables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROBLEMS = "single multiple"
 KEYWORDS = "watch told tell but among"  # of Python functions
 CLASSES = "Watch"
 REASONS = "asked patience done"
-LEFT_OUT = {  # files that may have them, by the beginning of their path
+LEFT_OUT = {  # files that may have old names, by the beginning of their path
     "benchmarks/results/": "records of measurements, with the commands of their day",
     "scripts/compare/": "runs the commit of before the renames",
     "benchmarks/checkouts.py": "runs the command line of before the renames",
@@ -85,7 +85,7 @@ FORMS = (  # old names, and patterns of what is before and after them
 
 
 def found(text: str) -> list[tuple[int, str]]:
-    """Lines and old names."""
+    """Return the line numbers and the old names that a text has."""
     lines = []
     for names, before, after in FORMS:
         if words := [re.escape(word) for word in names.split() if word in text]:

@@ -16,10 +16,9 @@ from heedful.packed import Packed
 @given(st.lists(st.lists(st.integers(0, 99), max_size=7), max_size=6))
 def test_of_concatenates_sequences(sequences: list[list[int]]) -> None:
     batch = Packed.of(sequences)
-    assert [[int(token) for token in batch.tokens[span]] for span in batch.spans()] == sequences
-    assert [[int(position) for position in batch.positions[span]] for span in batch.spans()] == [
-        list(range(len(sequence))) for sequence in sequences
-    ]
+    assert [batch.tokens[span].tolist() for span in batch.spans()] == sequences
+    positions = [batch.positions[span].tolist() for span in batch.spans()]
+    assert positions == [list(range(len(sequence))) for sequence in sequences]
     assert batch.types.tolist() == [0] * sum(map(len, sequences))
     assert batch.lengths == [len(sequence) for sequence in sequences]
     assert len(batch) == len(sequences)
@@ -43,9 +42,9 @@ def test_types_with_wrong_lengths_are_refused(types: list[list[int]], types_text
 def test_unpack_returns_one_tensor_for_each_sequence() -> None:
     batch = Packed.of([[1, 2], [], [3]])
     rows = torch.randn(3, 4, 5)
-    parts = batch.unpack(rows)
-    assert [tuple(part.shape) for part in parts] == [(2, 4, 5), (0, 4, 5), (1, 4, 5)]
-    assert torch.equal(torch.cat(parts), rows)
+    unpacked = batch.unpack(rows)
+    assert [tuple(tensor.shape) for tensor in unpacked] == [(2, 4, 5), (0, 4, 5), (1, 4, 5)]
+    assert torch.equal(torch.cat(unpacked), rows)
 
 
 def test_unpack_refuses_a_wrong_number_of_rows() -> None:
@@ -64,7 +63,7 @@ def test_first_rows_refuse_empty_sequences() -> None:
         Packed.of([[], [1], []]).first_rows()
 
 
-def test_spans() -> None:
+def test_spans_are_the_slices_of_the_sequences() -> None:
     assert Packed.of([[1, 2], [], [3]]).spans() == [slice(0, 2), slice(2, 2), slice(2, 3)]
 
 

@@ -1,4 +1,4 @@
-"""Settings: what is right is read, what is wrong is refused in the words tested here."""
+"""Reading settings from mappings, files and assignments, and writing them; wrong ones are refused with these errors."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Model:
 KNOWN = "name, stack, positions, betas, width, stacks, labels, note, warm_up, speed, quiet"
 
 
-def wrong(cls: Any, mapping: Any) -> list[str]:
-    """The lines that refuse a mapping, without the source that begins each of them."""
+def error_lines(cls: Any, mapping: Any) -> list[str]:
+    """Return the lines of the error for a mapping, without the name of the source, with which each begins."""
     with pytest.raises(HeedfulError) as caught:
         settings.from_mapping(cls, mapping, source="x.toml")
     lines = str(caught.value).split("\n")
@@ -71,11 +71,11 @@ def wrong(cls: Any, mapping: Any) -> list[str]:
 # -- reading --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_settings_that_are_not_given_have_their_defaults() -> None:
     assert settings.from_mapping(Model, {"name": "a"}, source="here") == Model(name="a")
 
 
-def test_everything_nests() -> None:
+def test_values_of_all_types_are_read() -> None:
     mapping = {
         "name": "a",
         "stack": {"layers": 2},
@@ -113,8 +113,8 @@ class Halves:
     second: Learned | Sinusoidal = Learned(count=8)
 
 
-def test_part_of_a_table_lies_over_the_default() -> None:
-    """Not over the class's own; another kind starts anew, and what no other kind has says which it is."""
+def test_a_table_changes_the_default_value_of_its_setting() -> None:
+    """`{"layers": 4}` keeps the rate of `Halves.first`'s default, not that of `Stack`; another kind starts anew."""
     halves = settings.from_mapping(Halves, {"first": {"layers": 4}, "second": {"count": 9}}, source="f")
     assert halves == Halves(first=Stack(layers=4, rate=0.5), second=Learned(count=9))
     assert settings.from_mapping(Halves, {"second": {"kind": "sinusoidal"}}, source="f").second == Sinusoidal()
@@ -124,7 +124,7 @@ def test_part_of_a_table_lies_over_the_default() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, "none"])
-def test_none_is_read_as_a_word_where_allowed(nothing: str | None) -> None:
+def test_the_word_none_is_read_as_none_where_none_is_allowed(nothing: str | None) -> None:
     model = settings.from_mapping(Model, {"name": "none", "positions": nothing, "note": nothing}, source="here")
     assert (model.name, model.positions, model.note) == ("none", None, None)
 
@@ -214,20 +214,20 @@ def test_the_models_own_config_is_read() -> None:
         ({"name": "a", "speed": "x" * 1000}, f'speed is "{"x" * 78}…, expected one of "fast", "exact"'),
     ],
 )
-def test_refusal(mapping: Any, line: str) -> None:
-    assert wrong(Model, mapping)[-1] == line
+def test_invalid_values_and_unknown_settings_are_refused(mapping: Any, line: str) -> None:
+    assert error_lines(Model, mapping)[-1] == line
 
 
-def test_all_problems_are_named_at_once() -> None:
-    assert wrong(Model, {"name": 1, "quiet": "yes", "nam": 2}) == [
+def test_one_error_names_all_problems() -> None:
+    assert error_lines(Model, {"name": 1, "quiet": "yes", "nam": 2}) == [
         "name is 1, expected text",
         'quiet is "yes", expected true or false',
         'nam is not a setting (did you mean "name"?)',
     ]
 
 
-def test_ten_problems_are_enough() -> None:
-    lines = wrong(Model, {"name": "a"} | {f"zz{number}": 0 for number in range(100_000)})
+def test_an_error_names_at_most_ten_problems() -> None:
+    lines = error_lines(Model, {"name": "a"} | {f"zz{number}": 0 for number in range(100_000)})
     assert len(lines) == 11
     assert lines[-1] == "and more"
 
@@ -237,17 +237,17 @@ def test_programming_errors_are_not_setting_errors() -> None:
         settings.from_mapping(Model, {"name": "a", "stack": {"layers": 13}}, source="x")
 
 
-def test_depth() -> None:
-    deep: Any = 1
+def test_values_that_are_nested_too_deep_are_refused() -> None:
+    nested: Any = 1
     for _ in range(200):
-        deep = [deep]
-    assert wrong(Model, {"name": deep}) == ["is nested more than 100 deep"]
+        nested = [nested]
+    assert error_lines(Model, {"name": nested}) == ["is nested more than 100 deep"]
 
 
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-def test_files(tmp_path: Path) -> None:
+def test_toml_and_json_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('# a comment with "\nname = "a"\n[stack]\nlayers = 2\n')
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"name": "a", "stack": {"layers": 2}}')
     expected = Model(name="a", stack=Stack(layers=2))
@@ -366,7 +366,7 @@ def test_a_setting_cannot_be_assigned_twice() -> None:
         override(START, ["stack.layers=1", "stack.layers=2"])
 
 
-def test_an_assignment_as_deep_as_it_gets() -> None:
+def test_an_assignment_that_is_nested_too_deep_is_refused() -> None:
     with pytest.raises(HeedfulError, match="is not of the form"):
         override(START, ["a." * 100_000 + "a=1"])
 
@@ -393,7 +393,7 @@ models = st.builds(
 
 
 @given(models)
-def test_round_trips(model: Model) -> None:
+def test_written_settings_are_read_as_the_same_values(model: Model) -> None:
     mapping = settings.to_mapping(model)
     assert settings.from_mapping(Model, mapping, source="here") == model
     assert override(model, []) == model

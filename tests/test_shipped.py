@@ -1,4 +1,4 @@
-"""The encoder that ships: small, read by its name, equal in transformers, and with a head that fills in masks."""
+"""The encoder that ships with the package: its size, loading it by name, equality with transformers, its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import transformers
 import heedful
 from heedful.bundled import BUNDLED_ENCODER, bundled_model
 
-SENTENCES = {  # what is among the ten most likely words
+SENTENCES = {  # each with a word that is among the ten most likely ones
     "Please close the [MASK] behind you.": "door",
     "They live in a small [MASK] near the sea.": "village",
     "The cat is sleeping on the [MASK].": "bed",
@@ -63,5 +63,7 @@ def test_its_sentence_vectors_are_the_mean_of_its_rows() -> None:
         with torch.inference_mode():
             expected = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
         assert torch.allclose(torch.from_numpy(vector), expected, atol=1e-4)
-    near, far = (torch.cosine_similarity(*torch.from_numpy(vectors[[0, other]])[:, None]) for other in (1, 2))
-    assert near > 0.5 > far + 0.2
+    paraphrase, unrelated = (
+        torch.cosine_similarity(*torch.from_numpy(vectors[[0, index]])[:, None]) for index in (1, 2)
+    )
+    assert paraphrase > 0.5 > unrelated + 0.2

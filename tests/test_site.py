@@ -1,4 +1,4 @@
-"""The site holds every page of docs/, and its generated pages follow the code."""
+"""The documentation site has every page of docs/, and its generated pages agree with the code."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_api_pages_have_the_public_names_and_their_docstrings(script: Any, p
         assert len(pages[f"api/{name}.md"].split()) > 100, name
 
 
-def test_the_gallery_and_the_records_are_whole(script: Any, pages: dict[str, str]) -> None:
+def test_the_gallery_and_the_records_are_complete(script: Any, pages: dict[str, str]) -> None:
     examples = [*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "plain").glob("*.py")]
     assert sum(name.startswith("gallery/") for name in pages) == len(examples)
     records = list((ROOT / "benchmarks" / "results").glob("*.md"))
@@ -146,7 +146,7 @@ def strings_of(constant: object) -> Iterator[str]:
 
 
 def test_troubleshooting_quotes_messages_of_the_program() -> None:
-    """Names in capitals are the user's; the text around them is in a string of the code."""
+    """The longest text between words in capitals, which are placeholders, is in a string of the code."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     strings = {
@@ -156,5 +156,5 @@ def test_troubleshooting_quotes_messages_of_the_program() -> None:
     }
     assert len(messages) > 15
     for message in messages:
-        part = max(re.split(r"\b[A-Z]+\b", message), key=len).strip()
-        assert len(part) > 9 and any(part in text for text in strings), message
+        fixed_text = max(re.split(r"\b[A-Z]+\b", message), key=len).strip()
+        assert len(fixed_text) > 9 and any(fixed_text in text for text in strings), message

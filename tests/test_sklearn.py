@@ -1,4 +1,4 @@
-"""Estimators with scikit-learn's own tools: clone, pipelines, cross-validation, grid searches, pickling."""
+"""heedful.sklearn: estimators in clones, pipelines, cross-validation, grid searches and pickles of scikit-learn."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def test_a_classifier_predicts_the_classes_in_y() -> None:
     model = TextClassifier(**TINY).fit(TEXTS, NUMBERS)
     probabilities, predicted = model.predict_proba(np.array(TEXTS[:3])), model.predict(TEXTS[:3])
     assert model.classes_.tolist() == [3, 7] and probabilities.shape == (3, 2)
-    assert (
-        np.abs(probabilities.sum(1) - 1).max() < 1e-6 and (predicted == model.classes_[probabilities.argmax(1)]).all()
-    )
+    assert np.abs(probabilities.sum(1) - 1).max() < 1e-6
+    assert (predicted == model.classes_[probabilities.argmax(1)]).all()
     assert model.score(TEXTS, NUMBERS) == np.mean(model.predict(TEXTS) == np.array(NUMBERS))
 
 

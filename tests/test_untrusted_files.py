@@ -1,4 +1,4 @@
-"""Files of a model folder: names and links stay inside, sizes are bounded, JSON is strict."""
+"""Files of a model folder from an untrusted source: links must not leave it, sizes are bounded, errors are short."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def move_out(folder: Path, name: str, outside: Path) -> None:
-    """Put a link in the place of a file or folder, to where it is now."""
+    """Move a file or folder out of its folder, and put a link to it in its place."""
     shutil.move(folder / name, outside / "moved")
     os.symlink(outside / "moved", folder / name)
 
@@ -59,17 +59,17 @@ def test_a_model_file_must_not_link_out_of_its_folder(name: str, model: Path, tm
     assert str(folder) in str(error.value)
 
 
-def words(folder: Path) -> None:
+def write_wordpiece_files(folder: Path) -> None:
     write_wordpiece(folder, wordpieces(), json.dumps({"do_lower_case": True}))
     (folder / "special_tokens_map.json").write_text("{}")
     (folder / "added_tokens.json").write_text("{}")
 
 
-def byte_pairs(folder: Path) -> None:
+def write_byte_level_files(folder: Path) -> None:
     write_byte_level(folder, ANGLE_BRACKET_TOKENS)
 
 
-def sentence_pieces(folder: Path) -> None:
+def write_sentencepiece_file(folder: Path) -> None:
     folder.mkdir()
     (folder / "spiece.model").write_bytes(train_sentencepiece())
 
@@ -79,11 +79,11 @@ def sentence_pieces(folder: Path) -> None:
     ("make", "name"),
     [
         *(
-            (words, name)
+            (write_wordpiece_files, name)
             for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
         ),
-        *((byte_pairs, name) for name in ("vocab.json", "merges.txt")),
-        (sentence_pieces, "spiece.model"),
+        *((write_byte_level_files, name) for name in ("vocab.json", "merges.txt")),
+        (write_sentencepiece_file, "spiece.model"),
     ],
 )
 def test_a_tokenizer_file_must_not_link_out_of_its_folder(

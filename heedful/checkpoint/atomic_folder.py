@@ -38,19 +38,19 @@ def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(target.parent, target.name)
-        part = temporary_path(target)
-        part.mkdir()
+        temporary = temporary_path(target)
+        temporary.mkdir()
     except OSError as error:
         raise ModelError(f"{target} cannot be written: {error.strerror}") from None
     try:
-        yield part
-        _sync(part)
-        _replace(part, target)
+        yield temporary
+        _sync(temporary)
+        _replace(temporary, target)
         _sync_one(target.parent)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{target} could not be written, and nothing of it was kept: {error}") from None
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_model_config(config: Path) -> bool:
@@ -61,13 +61,13 @@ def _is_model_config(config: Path) -> bool:
         return False
 
 
-def _replace(part: Path, target: Path) -> None:
-    """Rename `part` to `target`; if that fails, the old target is restored."""
+def _replace(temporary: Path, target: Path) -> None:
+    """Rename `temporary` to `target`; if that fails, the old target is restored."""
     old = temporary_path(target.with_name(f"{target.name}.old"))
     if target.exists():
         os.replace(target, old)
     try:
-        os.replace(part, target)
+        os.replace(temporary, target)
     except OSError:
         if old.exists():
             os.replace(old, target)

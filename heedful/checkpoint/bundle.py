@@ -29,7 +29,8 @@ from heedful.tokenizer import Tokenizer
 class ModelBundle(nn.Module):
     """A model, its head and its tokenizer. `load` returns one.
 
-    While the model is trained, `flush` applies pending updates of embeddings that are updated lazily.
+    During training, the trainer sets `flush` to a function that applies pending lazy updates of embeddings; it must be
+    called before the weights are read.
     """
 
     def __init__(self, config: BundleConfig, tokenizer: Tokenizer | None = None, source: str = "") -> None:
@@ -37,7 +38,7 @@ class ModelBundle(nn.Module):
         self.config, self.tokenizer, self.source = config, tokenizer, source
         self.unused_tensors: tuple[str, ...] = ()  # HF names of the folder's tensors that belong to other heads
         self.other_head_tensors: dict[str, Tensor] = {}  # tensors of other heads by HF name, for `with_head`
-        # tuned thresholds by label, or "no_answer"; also the limits "max_answer_tokens" and "most", in tokens
+        # tuned thresholds by label, or under "no_answer"; and limits in tokens, under "max_answer_tokens" and "most"
         self.thresholds: dict[str, float] = {}
         self.label_scaling: dict[str, float] = {}  # "mean" and "std" of regression labels, "low" and "high" of scores
         self.calibration: tuple[float, ...] = ()  # probabilities of gold labels on dev, for prediction sets
@@ -70,6 +71,9 @@ class ModelBundle(nn.Module):
         """Return the outputs of the head; only the hidden states that the head reads are computed.
 
         Args:
+            batch: Input of the encoder, or of a decoder without encoder.
+            target: Input of the decoder, in a model with both that needs one (`needs_target`).
+            trace: Records attention and hidden states.
             output_rows: Indices of the rows to score, for a head that scores rows. If None, all rows.
         """
         assert self.head is not None
@@ -91,6 +95,9 @@ class ModelBundle(nn.Module):
         """Return the last hidden states, [rows, hidden size].
 
         Args:
+            batch: Input of the encoder, or of a decoder without encoder.
+            target: Input of the decoder, in a model with both that needs one (`needs_target`).
+            trace: Records attention and hidden states.
             output_rows: Indices of the rows to return, in this order. If None, all rows.
         """
         target = self._decoder_inputs(batch, target)
@@ -169,10 +176,11 @@ class ModelBundle(nn.Module):
         Linear layers that were replaced for inference have their loaded weights, or int8 weights and their scales.
         """
         self.flush()
-        layer_types = OneDnnLinear | NativeLinear | Int8Linear
-        layers = ((name, module) for name, module in self.named_modules() if isinstance(module, layer_types))
-        parts = {f"{name}.{part}": tensor for name, layer in layers for part, tensor in layer.parts().items()}
-        return {name.removeprefix("model."): tensor for name, tensor in [*self.named_parameters(), *parts.items()]}
+        tensors: dict[str, Tensor] = dict(self.named_parameters())
+        for layer_name, layer in self.named_modules():
+            if isinstance(layer, OneDnnLinear | NativeLinear | Int8Linear):
+                tensors |= {f"{layer_name}.{name}": tensor for name, tensor in layer.parts().items()}
+        return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
     def weights_digest(self) -> str:
         """Return the SHA-256 of the names and bytes of all parameters, in hexadecimal."""
@@ -230,7 +238,11 @@ def check_stage(stage: ModelBundle, last: ModelBundle) -> None:
     for bundle in (last, stage):
         head = bundle.config.head
         if not isinstance(head, Classes) or head.problem_type != "single_label_classification":
-            kind = head.problem_type if isinstance(head, Classes) else "no head" if head is None else head.kind
+            kind = "no head"
+            if isinstance(head, Classes):
+                kind = head.problem_type
+            elif head is not None:
+                kind = head.kind
             raise ModelError(
                 f"{bundle.source} cannot be a stage of a cascade ({kind}): give models that choose one label, as "
                 "`heedful finetune classify` trains them on data with one label for each text"

@@ -32,6 +32,7 @@ def read_config(
     """Read the values of a config.json; every key is read, known not to matter, or an error.
 
     Args:
+        values: Values of the file.
         source: Name of the file, for error messages.
         head: Kind of head to read. If None, the one that `architectures` names.
         ignore: Unknown keys to ignore.
@@ -73,15 +74,24 @@ def write_config(config: BundleConfig) -> dict[str, object]:
     read_values = {name: value for name, value in config.hf_config.items() if name not in dropped}
     architecture = family.architecture(config.model, config.head)
     head_map = family.heads[architecture]
-    if read_values and (read_values.get("architectures") or [family.bare]) == [architecture]:
-        reader = ConfigReader(read_values, "")
-        is_same_model = head_map.used_config(family.read(reader)) == config.model
-        is_bare = isinstance(config.head, SentenceEmbedding | None)
-        if is_same_model and (is_bare or head_map.read(reader, config.model) == config.head):
-            return read_values
+    if read_values and _describe_same_model(read_values, config, architecture):
+        return read_values
     values = family.write(config.model)
     if config.head is not None and not isinstance(config.head, SentenceEmbedding):
         values |= head_map.write(config.head)
     head_keys = {"id2label", "label2id", "num_labels", "problem_type", "head", *CROSS_ENCODER_KEYS}
     unchanged = {name: value for name, value in read_values.items() if name not in head_keys}
     return unchanged | values | {"model_type": config.family, "architectures": [architecture]}
+
+
+def _describe_same_model(values: Mapping[str, object], config: BundleConfig, architecture: str) -> bool:
+    """Return whether values of a config.json describe the model and the head of a config, with its HF architecture."""
+    family = FAMILIES[config.family]
+    head_map = family.heads[architecture]
+    if (values.get("architectures") or [family.bare]) != [architecture]:
+        return False
+    reader = ConfigReader(values, "")
+    if head_map.used_config(family.read(reader)) != config.model:
+        return False
+    has_no_hf_head = isinstance(config.head, SentenceEmbedding | None)
+    return has_no_hf_head or head_map.read(reader, config.model) == config.head

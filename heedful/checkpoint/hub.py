@@ -23,8 +23,8 @@ def name_and_revision(source: str | Path) -> tuple[str, str | None]:
     >>> name_and_revision("someone/model@v1"), name_and_revision("folder")
     (('someone/model', 'v1'), ('folder', None))
     """
-    name, at, revision = str(source).rpartition("@")
-    return (str(source), None) if not at or os.path.isdir(source) else (name, revision)
+    name, separator, revision = str(source).rpartition("@")
+    return (str(source), None) if not separator or os.path.isdir(source) else (name, revision)
 
 
 def unpinned(name: str) -> bool:

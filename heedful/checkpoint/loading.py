@@ -1,4 +1,4 @@
-"""`load`: a model folder in Hugging Face's format, read into a `ModelBundle`; each file is read once."""
+"""Load a model folder in Hugging Face's format as a `ModelBundle`; `config_of` reads only its configuration."""
 
 from __future__ import annotations
 
@@ -86,13 +86,14 @@ def load(
     assign(bundle, _load_tensors(contents, dtype, zeros), device)
     notes = read_notes(model_folder)
     bundle.tokenizer = _load_tokenizer(folder, contents.family, config.model, notes)
-    if bundle.tokenizer is None and model_folder != folder:
+    if bundle.tokenizer is None and model_folder != folder:  # an adapter without a tokenizer of its own
         bundle.tokenizer = _load_tokenizer(model_folder, contents.family, config.model, notes)
     if isinstance(config.head, SentenceEmbedding):
         sentence_transformers.check_case(contents.modules_folder, bundle.tokenizer)
     _apply_notes(notes, bundle)
     hub_name = hub.name_and_revision(name)[0]
-    bundle.source = hub_name if os.path.isdir(name) or bundled_model(hub_name) else f"{hub_name}@{folder.name}"
+    is_from_hub = not os.path.isdir(name) and not bundled_model(hub_name)
+    bundle.source = f"{hub_name}@{folder.name}" if is_from_hub else hub_name  # the folder's name is the commit
     bundle.unused_tensors = contents.unused
     bundle.other_head_tensors = contents.read_other_heads(dtype)
     _warn(bundle, model_folder, dtype, head_was_chosen=head is not None or adapter is not None)
@@ -248,11 +249,11 @@ class _FolderContents:
             entries[modern_name(key)] = entry
         check_depth(config.model, entries, values, folder)
         family = FAMILIES[config.family]
-        if _differ([entries[tied] for tied in family.untied_tensors(values) if tied in entries], dtype):
+        if _differ([entries[name] for name in family.untied_tensors(values) if name in entries], dtype):
             values |= {"tie_word_embeddings": False}
             config = read_config(values, source, head=head, ignore=ignore)
-        bare = family.is_bare(entries)
-        entries = {family.table_name(key, bare): entry for key, entry in entries.items()}
+        is_bare = family.is_bare(entries)
+        entries = {family.table_name(key, is_bare): entry for key, entry in entries.items()}
         if adapter is not None:
             entries |= adapter.replacements
         contents = cls(config=config, values=values, entries=entries, other_heads={}, folder=folder, adapter=adapter)
@@ -292,7 +293,7 @@ class _FolderContents:
         return [self.family.table(model, head_map.read(reader, model)) for head_map, model in models]
 
     def _split_off_other_heads(self) -> None:
-        """Move tensors of other heads to `other_heads`, and add shared tensors under the names that are read."""
+        """Move tensors of other heads to `other_heads`, and find tensors that are saved under another name only."""
         unclaimed = [name for name in self.entries if not claims(self.table, name)]
         for name in unclaimed:
             if any(claims(table, name) for table in self.other_tables):
@@ -311,13 +312,13 @@ class _FolderContents:
         if not self.other_heads:
             return {}
         head_rows = {row for table in self.other_tables for row in table.rows if row.name.startswith("head.")}
-        heads = NameTable(rows=tuple(head_rows))
-        entries = {name: self.other_heads[name] for name in self.unused if claims(heads, name)}
+        head_table = NameTable(rows=tuple(head_rows))
+        entries = {name: self.other_heads[name] for name in self.unused if claims(head_table, name)}
         return read_tensors(entries, dtype) | ({} if self.adapter is None else self.adapter.merge(entries, dtype))
 
 
 def _with_folder_head(config: BundleConfig, entries: Mapping[str, TensorEntry], folder: Path) -> BundleConfig:
-    """Return the config with the head of modules.json, or without a pooler if the weights have none."""
+    """Return the config with the head that modules.json describes, or without a pooler that the weights lack."""
     family = FAMILIES[config.family]
     if (folder / sentence_transformers.MODULES).exists():
         head = sentence_transformers.read_modules(folder, config.head, keeps_pooler=_has_pooler(family, entries))
@@ -345,7 +346,7 @@ def _without_weights(config: BundleConfig, folder: Path) -> ModelBundle:
 
 
 def _differ(entries: Sequence[TensorEntry], dtype: torch.dtype) -> bool:
-    """Return whether there are two entries, and their tensors differ."""
+    """Return whether there are two entries whose tensors differ."""
     return len(entries) == 2 and not torch.equal(*read_tensors({entry.key: entry for entry in entries}, dtype).values())
 
 
@@ -359,9 +360,8 @@ def _load_tensors(contents: _FolderContents, dtype: torch.dtype, zeros: dict[str
     merged = {} if contents.adapter is None else contents.adapter.merge(entries, dtype)
     unchanged = {name: entry for name, entry in entries.items() if not table.skips(name) and name not in merged}
     tensors = read_tensors(unchanged, dtype) | merged
-    for name, tensor in read_tensors(
-        {name: entries[name] for name in table.constants if name in entries}, dtype
-    ).items():
+    saved_constants = read_tensors({name: entries[name] for name in table.constants if name in entries}, dtype)
+    for name, tensor in saved_constants.items():
         constant = table.constants[name].to(dtype)
         if tensor.shape != constant.shape or not torch.allclose(tensor, constant, rtol=0.0, atol=1e-2):
             raise ModelError(f"{folder}: {name} is not the sinusoids of this family: other positions are not supported")

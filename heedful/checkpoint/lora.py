@@ -50,7 +50,7 @@ _IGNORED = frozenset(  # keys about training, or whose values follow from the na
         *("peft_version", "qalora_group_size", "runtime_config", "target_modules"),
     }
 )
-# end of a tensor's name -> index of the factor: A and B of a linear layer, A and B of an embedding
+# suffix of a tensor's name -> index of the factor: A and B of a linear layer, A and B of an embedding
 _FACTORS = {"lora_A.weight": 0, "lora_B.weight": 1, "lora_embedding_A": 2, "lora_embedding_B": 3}
 _MAX_RANK = 1 << 14
 _MAX_ALPHA = 1e6
@@ -66,37 +66,51 @@ class Adapter:
     kind: str | None  # kind of head (default: that of the base model)
     bare: bool  # whether the adapter is for a model without a head
     factors: Mapping[str, tuple[TensorEntry, TensorEntry, float]]  # A, B and s of each changed tensor
-    transposed: frozenset[str]  # names of changed tensors that are transposed, such as embeddings
+    transposed: frozenset[str]  # names of changed tensors that are saved as (B A)', such as embeddings
     replacements: Mapping[str, TensorEntry]  # tensors that replace those of the model
 
     def config_values(self, values: Mapping[str, object], source: str, ignore: Iterable[str]) -> dict[str, object]:
-        """Return the values of config.json with the adapter's head, and a label for each row of its last layer."""
+        """Return the values of config.json with the adapter's head.
+
+        If the adapter's last layer has another number of outputs than the head has labels, the labels are LABEL_0, ...
+
+        Args:
+            values: Values of the base model's config.json.
+            source: Name of that file, for error messages.
+            ignore: Unknown keys to ignore.
+        """
         family = FAMILIES[read_config(values, source, ignore=ignore).family]
         kinds = family.kinds()
-        if self.bare or self.kind is None:
-            return {**values, **({"architectures": [family.bare]} if self.bare else {})}
+        if self.bare:
+            return {**values, "architectures": [family.bare]}
+        if self.kind is None:
+            return {**values}
         if self.kind not in kinds:
             raise ModelError(f"{self.folder}: its head is {self.kind}, but this family has {', '.join(kinds)}")
         new_values = {**values, "architectures": [kinds[self.kind]]}
         config = read_config(new_values, source, ignore=ignore)
-        rows = family.table(config.model, config.head).rows
-        last_layer = [name for row in rows if row.name == "head.out" for name in row.hf]
-        entries = [entry for name in last_layer if (entry := self.replacements.get(f"{name}.weight"))]
-        count = entries[0].shape[0] if entries else None
-        if count is not None and isinstance(config.head, Classes | TokenClasses) and count != len(config.head.labels):
-            labels = [f"LABEL_{index}" for index in range(count)]
+        name_table = family.table(config.model, config.head)
+        last_layer_names = [name for row in name_table.rows if row.name == "head.out" for name in row.hf]
+        entries = [entry for name in last_layer_names if (entry := self.replacements.get(f"{name}.weight"))]
+        outputs = entries[0].shape[0] if entries else None
+        if (
+            outputs is not None
+            and isinstance(config.head, Classes | TokenClasses)
+            and outputs != len(config.head.labels)
+        ):
+            labels = [f"LABEL_{index}" for index in range(outputs)]
             new_values["id2label"] = {str(index): label for index, label in enumerate(labels)}
             new_values["label2id"] = {label: index for index, label in enumerate(labels)}
         return new_values
 
     def with_table_names(self, family: Family) -> Adapter:
-        """Return the adapter with the names of the family's table."""
-        bare = family.is_bare((*self.factors, *self.replacements))
+        """Return the adapter with tensor names as in the family's name table."""
+        is_bare = family.is_bare((*self.factors, *self.replacements))
         return replace(
             self,
-            factors={family.table_name(name, bare): value for name, value in self.factors.items()},
-            transposed=frozenset(family.table_name(name, bare) for name in self.transposed),
-            replacements={family.table_name(name, bare): entry for name, entry in self.replacements.items()},
+            factors={family.table_name(name, is_bare): value for name, value in self.factors.items()},
+            transposed=frozenset(family.table_name(name, is_bare) for name in self.transposed),
+            replacements={family.table_name(name, is_bare): entry for name, entry in self.replacements.items()},
         )
 
     def check(self, entries: Mapping[str, TensorEntry], table: NameTable) -> None:
@@ -112,6 +126,7 @@ class Adapter:
                 f"{self.folder}: it changes {changed[0]}, which the model uses twice, as tokens and as output, in one "
                 "place alone: merge the adapter with the library that made it"
             )
+        # A is [rank, width] and B [out, rank]
         for name, (a, b, _) in self.factors.items():
             out, width = b.shape[0], a.shape[1]
             shape = (width, out) if name in self.transposed else (out, width)
@@ -168,12 +183,13 @@ def read_adapter(folder: Path) -> Adapter | None:
         is_embedding = pair.keys() == {2, 3}
         if not is_embedding and pair.keys() != {0, 1}:
             raise ModelError(f"{folder}: {module} has one factor of two: the adapter is damaged")
-        a, b = (pair[part] for part in sorted(pair))
+        a, b = (pair[index] for index in sorted(pair))
         r = int(_match_pattern(ranks, module, default_rank))
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == r:
             raise ModelError(f"{folder}: {module} has factors {list(a.shape)} and {list(b.shape)}, but r is {r}")
         alpha = _match_pattern(alphas, module, default_alpha)
-        factors[f"{module}.weight"] = (a, b, alpha / (math.sqrt(r) if use_root else r))
+        scale = alpha / (math.sqrt(r) if use_root else r)
+        factors[f"{module}.weight"] = (a, b, scale)
         if is_embedding or is_transposed:
             transposed.add(f"{module}.weight")
     return Adapter(
@@ -194,9 +210,10 @@ def _read_tensors(folder: Path) -> tuple[dict[str, dict[int, TensorEntry]], dict
     replacements: dict[str, TensorEntry] = {}
     for key, entry in find_file_tensors(folder, WEIGHTS).items():
         name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        end = next((end for end in _FACTORS if name.endswith(f".{end}")), None)
-        if end is not None:
-            pairs.setdefault(name.removesuffix(f".{end}"), {})[_FACTORS[end]] = entry
+        suffix = next((suffix for suffix in _FACTORS if name.endswith(f".{suffix}")), None)
+        if suffix is not None:
+            module = name.removesuffix(f".{suffix}")
+            pairs.setdefault(module, {})[_FACTORS[suffix]] = entry
         elif "lora_" in name:
             raise ModelError(f"{folder}: {key} is no factor of plain LoRA: {_NOT_PLAIN}")
         else:
@@ -205,9 +222,10 @@ def _read_tensors(folder: Path) -> tuple[dict[str, dict[int, TensorEntry]], dict
 
 
 def _read_pattern(reader: ConfigReader, key: str, *types: type) -> dict[str, float]:
-    """Read an object whose keys are the last parts of module names, and whose values have one of these types."""
-    reader.only(key, *([reader.values[key]] if isinstance(reader.values.get(key), dict) else [None]), why=_NOT_PLAIN)
-    values = reader.values.get(key) or {}
+    """Read an object of positive numbers of these types, whose keys are the last parts of module names."""
+    value = reader.values.get(key)
+    reader.only(key, value if isinstance(value, dict) else None, why=_NOT_PLAIN)
+    values = value or {}
     assert isinstance(values, dict)
     maximum = _MAX_ALPHA if float in types else _MAX_RANK
     for name, value in values.items():

@@ -1,4 +1,7 @@
-"""New heads for a model, for fine-tuning and distillation: shared weights are kept, others initialised from a seed."""
+"""Give a model another head, for fine-tuning and distillation.
+
+Weights that the old and the new model have in common are kept, and the others are initialised from a seed.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,11 @@ def with_head(
 ) -> ModelBundle:
     """Return a copy of the model with another head, in its dtype and on its device.
 
-    The body is kept, and so are tensors that both heads have under the same HF name, such as a pooler. The last layer
-    is kept only if it predicts the same labels. Other tensors are initialised from the seed.
+    The model without its head is kept, and so are tensors that both heads have under the same HF name, such as a
+    pooler. The last layer is kept only if it predicts the same labels. Other tensors are initialised from the seed.
 
     Args:
+        bundle: The model.
         kind: Kind of the new head.
         labels: Labels of a classifier.
         problem_type: Problem type of a sequence classifier.
@@ -69,20 +73,20 @@ def with_head(
     blocks = _top_blocks(new, reinit_layers)
     generator = torch.Generator().manual_seed(seed)
     assert new.head is not None
-    for part in (new.head, *blocks):
-        initialise(part, config.model.initialisation, generator)
+    for module in (new.head, *blocks):
+        initialise(module, config.model.initialisation, generator)
     initialised = {id(parameter) for block in blocks for parameter in block.parameters()}
     old_tensors = bundle.named_tensors()
-    old_weights = {
+    kept_tensors = {
         name: old_tensors[name]
         for name, tensor in new.named_tensors().items()
         if not name.startswith(HEAD) and id(tensor) not in initialised
     }
     if not reinit_layers:
-        old_weights |= _shared_head_tensors(bundle, new)
+        kept_tensors |= _shared_head_tensors(bundle, new)
     like = next(bundle.parameters())
     tensors = {
-        name: (old_weights[name].detach().clone() if name in old_weights else tensor.detach().to(like))
+        name: (kept_tensors[name].detach().clone() if name in kept_tensors else tensor.detach().to(like))
         for name, tensor in new.named_tensors().items()
     }
     assign(new, tensors, like.device)
@@ -90,11 +94,12 @@ def with_head(
 
 
 def rescaled(bundle: ModelBundle, scale: float, shift: float) -> ModelBundle:
-    """Return the model with a head that outputs scale · score + shift; all but its last layer is shared."""
+    """Return a model whose head outputs scale * score + shift; it shares all other layers with `bundle`."""
     if (scale, shift) == (1.0, 0.0):
         return bundle
     new, head = copy(bundle), copy(bundle.head)
     assert isinstance(head, ClassesHead | PooledClassesHead)
+    # the copies get their own dicts of modules, so that the changes below do not reach `bundle`
     new._modules, head._modules = {**bundle._modules, "head": head}, dict(head._modules)
     old = head.out
     out = type(old)(old.in_features, old.out_features, device="meta")
@@ -144,6 +149,7 @@ def make_head_config(
     if head_map.head in (Classes, TokenClasses) and (not labels or len(set(labels)) < len(labels)):
         listed = ", ".join(f'"{label}"' for label in labels[:20]) or "none"
         raise SettingError(f'labels are {listed}; a "{kind}" head needs one or more, each once')
+    # the values of a config.json with this head, from which the family reads its configuration
     values: dict[str, object] = dict(config.hf_config or family.write(config.model))
     for key in CROSS_ENCODER_KEYS & values.keys():  # keys of the old head
         del values[key]
@@ -153,6 +159,7 @@ def make_head_config(
         "num_labels": len(labels) or 2,
         "problem_type": problem_type,
     }
+    # the key "head" is read in Heedful's own formats only
     settings = {
         "kind": kind,
         "labels": list(labels),
@@ -160,8 +167,8 @@ def make_head_config(
         "dropout": config.model.embedding.dropout,
         "no_answer": "last" if is_decoder else "first",
     }
-    names = [head_field.name for head_field in fields(head_map.head)]
-    values["head"] = {name: settings[name] for name in names if name in settings}
+    field_names = {head_field.name for head_field in fields(head_map.head)}
+    values["head"] = {name: value for name, value in settings.items() if name in field_names}
     head = head_map.read(ConfigReader(values, "the model"), config.model)
     assert head is not None
     return head
@@ -184,9 +191,9 @@ def _top_blocks(bundle: ModelBundle, count: int) -> list[nn.Module]:
 
 
 def _shared_head_tensors(bundle: ModelBundle, new: ModelBundle) -> dict[str, Tensor]:
-    """Return the tensors, by our names, of the new head that can be kept.
+    """Return the tensors of the new head that the old head, or another head in the folder, has too, by our names.
 
-    The old head, or another head in the folder, has them under the same HF name.
+    Tensors are the same if they have the same HF name and shape, and, in a last layer, the same predictions.
     """
     old_table, new_table = (
         FAMILIES[config.family].table(config.model, config.head) for config in (bundle.config, new.config)
@@ -222,6 +229,6 @@ def _predictions(head: Head | None) -> tuple[object, ...]:
 
 
 def _hf_tensors(table: NameTable, bundle: ModelBundle, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names (ours) begin with the prefix, by their HF names."""
+    """Return the tensors whose names in Heedful begin with the prefix, by their HF names."""
     tensors = {name: tensor for name, tensor in bundle.named_tensors().items() if name.startswith(prefix)}
     return to_hf_names(replace(table, copied={}), tensors)

@@ -1,4 +1,4 @@
-"""heedful.json of a model folder: values for which Hugging Face's files have no key. `load` and `save` use them."""
+"""Read and write heedful.json of a model folder: values that `load` and `save` cannot put into Hugging Face's files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_notes(folder: Path) -> Notes:
 
 
 def stage_folder(index: int) -> str:
-    """Return the name of the subfolder of an early stage of a cascade; the index counts from 1."""
+    """Return the name of the subfolder with an early stage of a cascade; the first one has the index 1."""
     return f"stage-{index}"
 
 

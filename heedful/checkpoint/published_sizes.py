@@ -33,6 +33,7 @@ def count_parameters(model_type: str, values: Mapping[str, object], head: str | 
     """Return how many parameters the model of a config.json has; shared parameters are counted once.
 
     Args:
+        model_type: The model_type of the family.
         values: Values of config.json.
         head: Kind of head. If None, the bare model is counted.
     """

@@ -39,7 +39,7 @@ class TensorEntry:
 
 
 def find_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Return all tensors of a folder by name, from the headers of a single file or, without one, of shards.
+    """Return all tensors of a folder by name, from the header of model.safetensors or else of the files in its index.
 
     Raises:
         ModelError: If there are no weights, only pickles, or files that do not fit their index.
@@ -129,15 +129,17 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise _broken(path, "its metadata is not text")
-    end = base = 8 + length
+    base = 8 + length  # offsets of tensors are relative to the end of the header
+    previous_stop = base
     entries = {}
     for start, stop, name, shape, dtype in sorted(_parse_entry(path, name, entry) for name, entry in header.items()):
-        if base + start != end:
-            raise _broken(path, f"there is {'an overlap' if base + start < end else 'a hole'} before {name}")
+        if base + start != previous_stop:
+            problem = "an overlap" if base + start < previous_stop else "a hole"
+            raise _broken(path, f"there is {problem} before {name}")
         entries[name] = TensorEntry(file=path, key=name, shape=shape, dtype=dtype, start=base + start)
-        end = base + stop
-    if end != size:
-        raise _broken(path, f"its tensors end at byte {end}, but the file ends at {size}")
+        previous_stop = base + stop
+    if previous_stop != size:
+        raise _broken(path, f"its tensors end at byte {previous_stop}, but the file ends at {size}")
     return entries
 
 
@@ -191,15 +193,16 @@ def read_tensors(entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> dict
             for name in sorted(names, key=lambda name: entries[name].start):
                 tensors[name] = _read(file, entries[name]).to(dtype)
                 if not _is_finite(tensors[name]):
-                    is_same_dtype = entries[name].dtype in _FLOATS and _FLOATS[entries[name].dtype] == dtype
+                    as_dtype = "" if _FLOATS[entries[name].dtype] == dtype else f" as {dtype}"
                     raise ModelError(
-                        f"{path}: {name} holds NaN or infinite numbers{'' if is_same_dtype else f' as {dtype}'}: "
-                        "the training that made it failed, or the file is damaged"
+                        f"{path}: {name} holds NaN or infinite numbers{as_dtype}: the training that made it failed, or "
+                        "the file is damaged"
                     )
     return tensors
 
 
 def _read(file: BufferedReader, entry: TensorEntry) -> Tensor:
+    """Read one tensor from its file, in the dtype that it has there."""
     try:
         flat = torch.empty(math.prod(entry.shape), dtype=_FLOATS[entry.dtype])
     except (RuntimeError, MemoryError):

@@ -26,7 +26,6 @@ MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 DENSE = "head.dense."  # prefix of our names for tensors of dense layers
 
-_KINDS = ["transformer", "pooling", "normalize"]  # modules; dense layers are between pooling and normalize
 _POOLINGS: dict[str, Pooling] = {  # value of pooling_mode in version 6 -> pooling
     "cls": "first",
     "max": "max",
@@ -72,8 +71,8 @@ def _read_module_list(folder: Path) -> _Modules:
         raise ModelError(f"{path}: expected a list of modules with type and path") from None
     kinds = [kind for kind, _ in listed]
     dense = [name for kind, name in listed if kind == "dense"]
-    around = [*_KINDS[:2], *["dense"] * len(dense)]
-    if kinds not in (_KINDS[:1], around, [*around, "normalize"]):
+    encoder_kinds = ["transformer", "pooling", *["dense"] * len(dense)]
+    if kinds not in (["transformer"], encoder_kinds, [*encoder_kinds, "normalize"]):
         names = ", ".join(kind if kind.isidentifier() and len(kind) < 80 else quoted(kind) for kind in kinds[:8])
         raise ModelError(
             f"{path} names the modules {names}{', ...' if len(kinds) > 8 else ''}; Heedful reads Transformer, Pooling, "
@@ -82,7 +81,7 @@ def _read_module_list(folder: Path) -> _Modules:
     folders = dict(listed)
     if folders["transformer"]:
         raise ModelError(f"{path} keeps the Transformer in {quoted(folders['transformer'])}; expected beside {MODULES}")
-    for kind, name in listed[1:3] + [("dense", name) for name in dense]:
+    for kind, name in listed[1:]:
         try:
             check_name(folder, str(Path(name, "config.json")))
         except ModelError as error:
@@ -174,11 +173,8 @@ def _read_pooling(folder: Path, name: str) -> tuple[tuple[Pooling, ...], bool]:
     elif isinstance(names, str):
         names = [names]
     is_list = isinstance(names, list) and 0 < len(names) <= len(known)
-    if (
-        not is_list
-        or not all(isinstance(name, str) and name in known for name in names)
-        or len(set(names)) < len(names)
-    ):
+    are_known = is_list and all(isinstance(name, str) and name in known for name in names)
+    if not are_known or len(set(names)) < len(names):
         raise ModelError(
             f"{path}: the pooling is {quoted(names)}; expected some of {', '.join(known)}, each of them once"
         )

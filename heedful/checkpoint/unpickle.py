@@ -1,8 +1,7 @@
-"""Conversion of pickled weights to safetensors, in a child process with limited memory and no network.
+"""Convert pickled weights to safetensors, in a child process with limited memory and no network.
 
-`heedful convert --pickle` calls `convert_pickles`.
-
-A pickle is a program, so `load` reads none. This converts a folder with pickled weights once.
+A pickle is a program, so `load` reads none. `heedful convert --pickle` calls `convert_pickles` for a folder whose
+pickles the user trusts.
 """
 
 from __future__ import annotations
@@ -57,20 +56,16 @@ def convert_pickles(folder: Path, out: Path) -> Unpickled:
     Raises:
         ModelError: If the folder has safetensors or no pickles, or the child process rejects them.
     """
+    # subfolders of Dense modules with pickled weights
     modules = [path.parent.name for path in sorted(folder.glob(f"*/{PICKLE}")) if not (path.parent / WEIGHTS).exists()]
     for module in modules:
         check_name(folder, f"{module}/{PICKLE}")
-    shards: dict[str, set[str]] = {}
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         if not modules:
             raise ModelError(f"{folder} has safetensors already: nothing to convert")
-    elif (folder / PICKLE_INDEX).exists():
-        shards = read_index(folder, PICKLE_INDEX)
-    elif (folder / PICKLE).exists() or (folder / PICKLE).is_symlink():
-        check_inside(folder, PICKLE)
-        shards = {PICKLE: set()}
+        shards = {}
     else:
-        raise ModelError(f"{folder} has neither {PICKLE} nor {PICKLE_INDEX}; no other kind of pickle is read")
+        shards = _find_pickles(folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a model folder: it needs config.json beside its weights")
     safe_names = _safe_names(shards) | {f"{module}/{PICKLE}": f"{module}/{WEIGHTS}" for module in modules}
@@ -87,6 +82,16 @@ def convert_pickles(folder: Path, out: Path) -> Unpickled:
     if result.network:
         warnings.warn(f"{folder}: {result}", HeedfulWarning, stacklevel=2)
     return result
+
+
+def _find_pickles(folder: Path) -> dict[str, set[str]]:
+    """Return the pickled files of a folder with the tensor names that an index lists, or no names without an index."""
+    if (folder / PICKLE_INDEX).exists():
+        return read_index(folder, PICKLE_INDEX)
+    if (folder / PICKLE).exists() or (folder / PICKLE).is_symlink():
+        check_inside(folder, PICKLE)
+        return {PICKLE: set()}
+    raise ModelError(f"{folder} has neither {PICKLE} nor {PICKLE_INDEX}; no other kind of pickle is read")
 
 
 def _safe_names(files: Iterable[str]) -> dict[str, str]:

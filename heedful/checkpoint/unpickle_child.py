@@ -29,7 +29,13 @@ def cut_off_network() -> str:
 
 
 def limit(max_bytes: int, seconds: int) -> None:
-    """Limit CPU time, the memory beyond the present use to four times the weights, and files to twice the weights."""
+    """Limit this process.
+
+    Args:
+        max_bytes: Size of the weights. Memory is limited to its present use and four times this size, and each file to
+            twice this size.
+        seconds: Maximum CPU time.
+    """
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
@@ -79,7 +85,7 @@ class NotWeightsError(Exception):
 
 
 def explain_refusal(error: BaseException) -> str:
-    """Return the reason of an error, without PyTorch's advice to switch its protection off."""
+    """Explain an error of `convert`, without PyTorch's advice to switch its protection off."""
     text = str(error)
     kind = type(error).__name__
     global_name = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)

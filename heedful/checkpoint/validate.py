@@ -23,7 +23,10 @@ from heedful.tokenizer import Tokenizer
 def check_depth(
     model: ModelConfig, entries: Mapping[str, TensorEntry], values: Mapping[str, object], folder: Path
 ) -> None:
-    """Raise ModelError if there are too few or too many tensors for the layers; called before anything is built."""
+    """Raise ModelError if config.json asks for far more or fewer layers than there are tensors.
+
+    This is checked before the model is built, so that a wrong number of layers cannot take all memory.
+    """
     layers = sum(stack.blocks or stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
     too_few = layers > len(entries)
     if too_few or len(entries) > 64 * (layers + 4):
@@ -58,12 +61,12 @@ def check_names(
                 f"{name} has the shape {list(entries[name].shape)}, but config.json implies {list(tensor.shape)}"
                 f"{_keys_with(values, sizes)}"
             )
-    for problem, names in (
-        ("missing", [name for name in expected if name not in entries and not table.may_lack(name)]),
-        ("not expected", [name for name in entries if _is_unexpected(name, expected, table)]),
-    ):
+    missing = [name for name in expected if name not in entries and not table.may_lack(name)]
+    unexpected = [name for name in entries if _is_unexpected(name, expected, table)]
+    for problem, names in (("missing", missing), ("not expected", unexpected)):
         if names:
-            problems.append(f"{problem}: {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else ""))
+            and_more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            problems.append(f"{problem}: {', '.join(names[:6])}{and_more}")
     expected_depth, actual_depth = _depth(expected), _depth(entries)
     if problems and expected_depth != actual_depth:
         keys = _keys_with(values, {expected_depth})
@@ -78,19 +81,22 @@ def _depth(names: Iterable[str]) -> int:
 
 
 def _keys_with(values: Mapping[str, object], sizes: set[int | None]) -> str:
-    """Name the keys of config.json whose value is one of these sizes."""
+    """Return " (see KEYS)" with the keys of config.json whose value, or number of entries, is one of these sizes."""
     actual_sizes = {key: len(value) if isinstance(value, dict) else value for key, value in values.items()}
     keys = [key for key, size in actual_sizes.items() if type(size) is int and size in sizes]
     return f" (see {', '.join(keys)})" if keys else ""
 
 
 def _is_unexpected(name: str, expected: Mapping[str, Tensor], table: NameTable) -> bool:
-    """Return whether a tensor does not belong to the model, such as a bias that the model lacks."""
+    """Return whether a tensor of a folder does not belong to the model, such as a bias that the model lacks."""
     return not (name in expected or name in table.tied or table.skips(name))
 
 
 def warn_if_pooled_token_is_missing(head: Head | None, tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Warn if the classifier reads the hidden state of a token that texts lack: transformers could classify no text."""
+    """Warn if a classifier reads the hidden state of a token that its tokenizer puts into no text.
+
+    transformers cannot classify such texts; Heedful reads their last hidden state.
+    """
     token = head.pooled_token if isinstance(head, Classes) else None
     if token is not None and tokenizer is not None and token not in tokenizer.encode("a").ids:
         warnings.warn(
@@ -104,7 +110,10 @@ def warn_if_pooled_token_is_missing(head: Head | None, tokenizer: Tokenizer | No
 def warn_if_padding_ends_texts(
     head: Head | None, tokenizer: Tokenizer | None, values: Mapping[str, object], folder: Path
 ) -> None:
-    """Warn if texts end with `pad_token_id`: transformers classifies by the last hidden state of another token."""
+    """Warn if the tokenizer ends texts with `pad_token_id`.
+
+    transformers then classifies by the hidden state of another token, the last one that is not this one.
+    """
     pad = values.get("pad_token_id")
     if not isinstance(head, Classes) or head.pooling != "last" or tokenizer is None or not isinstance(pad, int):
         return

@@ -283,7 +283,7 @@ def _attentions(library: Kernels, sample: _Sampler) -> Iterator[Result]:
         allowed = (distance <= 0) & (distance >= -window) if causal else True
         visible = (same_sequence & allowed)[..., None]  # queries, keys, heads
         options = (causal, window, p, 7, _is_bfloat16(q))
-        # with unit vectors as values, the result of attention is its weights
+        # with unit vectors as values, the result of attention is its weights, from which the dropout mask is read
         unit_vectors = torch.eye(ROWS, width, dtype=q.dtype)[:, None].expand(-1, kv_heads, -1).contiguous()
         is_kept = _attention(library, q, k, unit_vectors, spans, options)[0][..., :ROWS].transpose(1, 2) > 0
         yield from _dropout_rate(is_kept[visible.expand_as(is_kept)].float(), p)
@@ -403,7 +403,7 @@ def _block(library: Kernels, sample: _Sampler) -> Case:
 
 # -- the optimizer ----------------------------------------------------------------------------------------------
 
-# for each step: factor of the weight decay, bias-corrected learning rate, 1 / root of the second bias correction
+# factors of each step t: 1 - lr * weight decay, lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t); the numbers are arbitrary
 STEPS = ((0.999, 0.01, 30.0), (0.998, 0.02, 22.0), (1.0, 0.03, 18.0))
 BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
@@ -437,15 +437,22 @@ def _dense_step(library: Kernels, sample: _Sampler, steps: Tensor) -> Iterator[C
     groups = [[sample(count), sample(count), sample(count).square(), sample(count)] for count in (1003, 5)]
     updates = [_update([x.double() for x in tensors[:3]], tensors[3].double() / 2, STEPS[0]) for tensors in groups]
     old_parameters = [tensors[0].clone() for tensors in groups]
-    addresses = [[*(x.data_ptr() for x in tensors), len(tensors[0]), piece] for piece, tensors in enumerate(groups)]
-    table = torch.tensor(addresses)
-    library.adamw(len(addresses), table.data_ptr(), steps.data_ptr(), 0.5, *BETAS, ADAM_EPS, 1)
+    # each parameter is one chunk of the kernel, so its index is the number of chunks before it
+    entries = [[*(x.data_ptr() for x in tensors), len(tensors[0]), index] for index, tensors in enumerate(groups)]
+    table = torch.tensor(entries)
+    library.adamw(len(entries), table.data_ptr(), steps.data_ptr(), 0.5, *BETAS, ADAM_EPS, 1)
     for result, expected, old_p in zip(groups, updates, old_parameters, strict=True):
         yield from _compare_update("adamw", result, expected, old_p)
 
 
 def _update(old: list[Tensor], g: Tensor, step: tuple[float, float, float]) -> list[Tensor]:
-    """Return parameter, first moment m and second moment v after a step of AdamW with gradient g."""
+    """Return the parameter p, its first moment m and its second moment v after a step of AdamW.
+
+    Args:
+        old: p, m and v before the step.
+        g: The gradient.
+        step: An element of STEPS.
+    """
     (p, m, v), (decay, lr, root) = old, step
     m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g * g
     return [p * decay - m / (v.sqrt() * root + ADAM_EPS) * lr, m, v]

@@ -1,13 +1,15 @@
-// Brute-force search among vectors: inner products of int8 rows with queries of 15 bits, which are stored as int16, and
-// Hamming distances of bits. Rows are read from memory once for all queries.
+// Brute-force search among vectors: inner products of int8 vectors with queries of up to 15 bits, stored as int16, and
+// Hamming distances of binary vectors. The vectors of an index are called rows; they are read from memory once for all
+// queries.
 #include "vectors.h"
 
 static constexpr int64_t BLOCK_ROWS = 512;  // rows that stay in the cache while all queries are compared with them
 
-static constexpr int UNROLLED_ROWS = 4;       // rows whose sums are independent of each other
+static constexpr int UNROLLED_ROWS = 4;       // rows that are multiplied with a query at the same time
 static constexpr int64_t PREFETCH_ROWS = 16;  // prefetch distance in rows
 
-// exact dot products of N rows with a query, below 2^31 for up to 1024 coordinates of at most 127 and 2^14
+// Sets totals[n] to the exact dot product of row n with a query, for N adjacent rows. For a width of up to 1024 and
+// coordinates of at most 127 and 2^14, sums are below 2^31.
 template <int N> static inline void dots(const int8_t* rows, const int16_t* query, int64_t width, int32_t* totals) {
     int64_t i = 0;
     for (int n = 0; n < N; n++) totals[n] = 0;
@@ -30,7 +32,8 @@ template <int N> static inline void dots(const int8_t* rows, const int16_t* quer
 
 extern "C" {
 
-// out [queries, count] = rows [count, width] times queries [queries, width], times the scales of both
+// out[q, r] = scales[r] * query_scales[q] * dot(rows[r], queries[q]), for rows [count, width] and queries
+// [query_count, width]
 void heedful_scores8(const int8_t* rows, const float* scales, int64_t count, int64_t width, const int16_t* queries,
                      const float* query_scales, int64_t query_count, float* out, int threads) {
     const int64_t blocks = (count + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -50,7 +53,8 @@ void heedful_scores8(const int8_t* rows, const float* scales, int64_t count, int
     }
 }
 
-// out [queries, count]: negated Hamming distances of rows [count, words] and queries [queries, words]
+// out[q, r] = -(Hamming distance of rows[r] and queries[q]), for rows [count, words] and queries [query_count, words]
+// of 64 bits in a word
 void heedful_matches(const uint64_t* rows, int64_t count, int64_t words, const uint64_t* queries, int64_t query_count,
                      float* out, int threads) {
     const int64_t blocks = (count + BLOCK_ROWS - 1) / BLOCK_ROWS;

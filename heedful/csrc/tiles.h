@@ -1,7 +1,7 @@
-// Matrix products by the tile registers of AMX, of operands that are packed as products.h says.
+// Matrix products C = A B by the tile registers of AMX. B is packed as in products.h, and depths are numbers of words.
 //
-// One pass computes up to 2 * TILE rows of the left side. Products of bytes have the same bits as those by vectors;
-// those of bfloat16 may differ.
+// A step computes up to 2 * TILE rows and 2 * LANES columns. Its products of int8 have the same bits as those of
+// `multiply`; its products of bfloat16 may be rounded differently.
 #pragma once
 
 #include "products.h"
@@ -12,8 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-constexpr int64_t TILE = 16;         // rows of a tile register, and words or sums in a row
-constexpr int64_t MIN_AMX_ROWS = 5;  // for fewer, vectors are faster than tiles
+constexpr int64_t TILE = 16;         // a tile register has TILE rows of TILE words or sums
+constexpr int64_t MIN_AMX_ROWS = 5;  // for fewer rows of A, vectors are faster than tiles
 static_assert(TILE == LANES);
 
 // whether the operating system lets this process use tile registers
@@ -23,10 +23,12 @@ static bool tiles_allowed() {
     return allowed;
 }
 
-// The shapes of the tile registers, as this thread configured them; a thread uses one at a time. Tiles 0 to 3 are sums,
-// 4 and 5 rows of the left side, and 6 and 7 columns of the right one.
+// The configuration of this thread's tile registers; a thread has one TileShapes at a time. Tiles 4 and 5 hold the
+// upper and lower rows of A, tiles 6 and 7 the left and right columns of B, and tiles 0 to 3 the sums: upper left,
+// upper right, lower left, lower right.
 struct TileShapes {
-    int64_t upper = 0, lower = 0;  // rows of the left side in the first and in the second tile
+    int64_t upper = 0, lower = 0;  // rows of A in tile 4 and in tile 5
+    // sets the shapes for up to 2 * TILE rows of A
     void configure(int64_t rows) {
         int64_t first = std::min(TILE, rows), second = std::clamp<int64_t>(rows - TILE, 0, TILE);
         if (first == upper && second == lower) return;
@@ -36,7 +38,7 @@ struct TileShapes {
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } shapes;
-        second = std::max<int64_t>(1, second);  // multiply_tiles clears all sums, and a tile without rows cannot be
+        second = std::max<int64_t>(1, second);  // multiply_tiles clears tiles 2 and 3 too, which needs a row
         const int64_t all_rows[8] = {first, first, second, second, first, second, TILE, TILE};
         for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = (uint8_t)all_rows[i];
         _tile_loadconfig(&shapes);
@@ -46,10 +48,11 @@ struct TileShapes {
     }
 };
 
-// the product of the configured rows with 2 * LANES columns of a panel, from `b` on, in tiles 0 to 3; `stride` is the
-// words between rows of `a`, `depth` the words of a row, a multiple of TILE, and `two` whether there are lower rows
+// Multiplies the configured rows with 2 * LANES columns of a panel, which begin at `b`; the sums are in tiles 0 to 3.
+// `stride` is the number of words between rows of `a`, `depth` is a multiple of TILE, and `has_lower` is true if there
+// are more than TILE rows.
 template <class E>
-static inline INLINE void multiply_tiles(const uint32_t* a, int64_t stride, int64_t depth, bool two,
+static inline INLINE void multiply_tiles(const uint32_t* a, int64_t stride, int64_t depth, bool has_lower,
                                          const uint32_t* b) {
     _tile_zero(0);
     _tile_zero(1);
@@ -59,24 +62,25 @@ static inline INLINE void multiply_tiles(const uint32_t* a, int64_t stride, int6
         _tile_loadd(6, b, PANEL * 4);
         _tile_loadd(7, b + LANES, PANEL * 4);
         _tile_loadd(4, a + k, stride * 4);
-        if (two) _tile_loadd(5, a + TILE * stride + k, stride * 4);
+        if (has_lower) _tile_loadd(5, a + TILE * stride + k, stride * 4);
         if constexpr (std::is_same_v<E, BFloat16>) {
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
-            if (!two) continue;
+            if (!has_lower) continue;
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         } else {
             _tile_dpbusd(0, 4, 6);
             _tile_dpbusd(1, 4, 7);
-            if (!two) continue;
+            if (!has_lower) continue;
             _tile_dpbusd(2, 5, 6);
             _tile_dpbusd(3, 5, 7);
         }
     }
 }
 
-// the product of the configured rows with `columns` columns of a panel; store(row, first column, LANES sums) takes it
+// Multiplies the configured rows with `columns` columns of a panel, and calls store(row, column, sums) with the LANES
+// sums from `column` on; the other arguments are those of `multiply_tiles`.
 template <class E, class Store>
 static inline INLINE void multiply_by_tiles(const TileShapes& shapes, const uint32_t* a, int64_t stride, int64_t depth,
                                             const uint32_t* panel, int64_t columns, Store store) {

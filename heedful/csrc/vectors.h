@@ -1,7 +1,10 @@
-// Vectors of floats, and the kinds of numbers that kernels read and write: bfloat16, float32, and bytes.
+// Vectors of float32, and the element types of tensors: bfloat16, float32 and int8. All kernels include this file.
 //
-// Written with the vector extensions of GCC and Clang, so that the same source compiles to AVX-512, AVX2 or others.
-// Products of bfloat16 need AVX-512 BF16; everything else is plain C++.
+// It uses the vector extensions of GCC and Clang, so that the same source compiles to AVX-512, AVX2 or other vectors.
+// Products of bfloat16 need AVX-512 BF16, and products of int8 AVX-512 VNNI.
+//
+// In the functions that csrc/abi.py declares, matrices are row-major, `half` is 1 for tensors of bfloat16 and 0 for
+// float32, `stride` is the number of elements between rows, and `threads` is the number of OpenMP threads.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +18,14 @@
 #endif
 
 #if defined(__AVX512F__)
-constexpr int64_t LANES = 16;   // floats in a vector
-constexpr int64_t TILE_VECTORS = 4;  // vectors in a line of a tile
+constexpr int64_t LANES = 16;        // float32 numbers in a vector
+constexpr int64_t TILE_VECTORS = 4;  // vectors in a row of a tile of products.h
 #else
 constexpr int64_t LANES = 8;
 constexpr int64_t TILE_VECTORS = 2;
 #endif
 
+// vectors of LANES float32, int32, uint32 and uint16 (the bits of bfloat16); the types Any... may be at any address
 typedef float V __attribute__((vector_size(LANES * 4)));
 typedef int32_t VI __attribute__((vector_size(LANES * 4)));
 typedef uint32_t VU __attribute__((vector_size(LANES * 4)));
@@ -32,7 +36,7 @@ typedef uint16_t AnyVH __attribute__((vector_size(LANES * 2), aligned(2), may_al
 
 static inline V broadcast(float x) { return x - V{}; }
 static inline VU broadcast_u32(uint32_t x) { return x - VU{}; }
-static inline V where(VI which, V x, V y) { return which ? x : y; }
+static inline V where(VI condition, V x, V y) { return condition ? x : y; }
 static inline V vector_max(V x, V y) {  // y where either is NaN
 #if defined(__AVX512F__)
     return (V)_mm512_max_ps((__m512)x, (__m512)y);
@@ -40,7 +44,7 @@ static inline V vector_max(V x, V y) {  // y where either is NaN
     return where(x > y, x, y);
 #endif
 }
-static inline V vector_min(V x, V y) {  // the same
+static inline V vector_min(V x, V y) {  // y where either is NaN
 #if defined(__AVX512F__)
     return (V)_mm512_min_ps((__m512)x, (__m512)y);
 #else
@@ -49,7 +53,7 @@ static inline V vector_min(V x, V y) {  // the same
 }
 static inline V as_floats(VU x) { return (V)x; }
 
-// the last byte of each lane
+// stores the lowest byte of each lane
 static inline void store_bytes(uint8_t* to, VU x) {
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)x));  // GCC would handle the lanes one by one
@@ -58,13 +62,15 @@ static inline void store_bytes(uint8_t* to, VU x) {
 #endif
 }
 
+// returns 0, 1, ..., LANES - 1
 static inline VI lanes() {
     VI numbers;
     for (int i = 0; i < LANES; i++) numbers[i] = i;
     return numbers;
 }
 
-// to memory without reading it first, for what is not needed again soon; `store_fence` comes before others read it
+// stores a vector without loading its cache line, for results that are not read again soon; other threads may read them
+// after `store_fence`
 static inline void store_nontemporal(float* to, V x) {
 #if defined(__AVX512F__)
     if (((uintptr_t)to & 63) == 0) return _mm512_stream_ps(to, (__m512)x);
@@ -77,7 +83,8 @@ static inline void store_fence() {
 #endif
 }
 
-// add halves until one number is left, so that the order of summation does not depend on the compiler
+// folds the upper half of the lanes into the lower half, until one is left: the order of a sum is fixed, and does not
+// depend on the compiler
 template <class Fold> static inline float reduce(V x, Fold fold) {
 #if defined(__AVX__)
 #if defined(__AVX512F__)
@@ -106,7 +113,15 @@ static inline float max_element(V x) {  // NaN if the last value is NaN, and pos
     return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// -- kinds of numbers; a "word" is 32 bits: two bfloat16 that follow each other, one float32, or four bytes ---------
+// -- element types ----------------------------------------------------------------------------------------------------
+//
+// T is the type of an element in memory, and Sum the vector type of sums of products. A "word" is 32 bits: IN_WORD
+// adjacent elements, which are two bfloat16, one float32 or four int8.
+//
+// load, store           LANES elements from or to memory, as a vector of float32
+// pair(first, second)   words whose elements are first[i] and, if a word has two, second[i]
+// scalar                one element as float32
+// dot(sum, words, word) sum[i] + the dot product of words[i] and `word`
 
 struct BFloat16 {
     typedef uint16_t T;
@@ -118,9 +133,9 @@ struct BFloat16 {
     }
     static inline VH rounded(V x) {  // to nearest, ties to even; NaN stays NaN
 #if defined(__AVX512BF16__)
-        __m256bh made = _mm512_cvtneps_pbh((__m512)x);
+        __m256bh converted = _mm512_cvtneps_pbh((__m512)x);
         VH bits;
-        memcpy(&bits, &made, sizeof bits);
+        memcpy(&bits, &converted, sizeof bits);
         return bits;
 #else
         VU bits = (VU)x, near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -128,15 +143,14 @@ struct BFloat16 {
 #endif
     }
     static inline void store(T* to, V x) { *(AnyVH*)to = rounded(x); }
-    // the words (one[i], other[i])
-    static inline VU pair(V one, V other) {
-        return __builtin_convertvector(rounded(one), VU) | (__builtin_convertvector(rounded(other), VU) << 16);
+    static inline VU pair(V first, V second) {
+        return __builtin_convertvector(rounded(first), VU) | (__builtin_convertvector(rounded(second), VU) << 16);
     }
     static inline float scalar(T x) {
         uint32_t bits = (uint32_t)x << 16;
-        float made;
-        memcpy(&made, &bits, 4);
-        return made;
+        float value;
+        memcpy(&value, &bits, 4);
+        return value;
     }
 #if defined(__AVX512BF16__)
     static inline V dot(V sum, VU words, uint32_t word) {
@@ -151,13 +165,13 @@ struct Float32 {
     static constexpr int64_t IN_WORD = 1;
     static inline V load(const T* from) { return *(const AnyV*)from; }
     static inline void store(T* to, V x) { *(AnyV*)to = x; }
-    static inline VU pair(V one, V) { return (VU)one; }
+    static inline VU pair(V first, V) { return (VU)first; }
     static inline float scalar(T x) { return x; }
     static inline V dot(V sum, VU words, uint32_t word) { return sum + (V)words * (V)broadcast_u32(word); }
 };
 
 #if defined(__AVX512VNNI__)
-struct Int8 {  // integers: the left side is 0 to 255, the right side -128 to 127
+struct Int8 {  // exact integer products: elements of the left operand are 0 to 255, of the right one -128 to 127
     typedef int8_t T;
     typedef VI Sum;
     static constexpr int64_t IN_WORD = 4;
@@ -169,7 +183,8 @@ struct Int8 {  // integers: the left side is 0 to 255, the right side -128 to 12
 
 // -- functions --------------------------------------------------------------------------------------------------------
 
-// 2^x for x <= 127, within 2 units in the last place; below -126 it is as for -126, about 1e-38; of NaN it is NaN
+// 2^x for x <= 127, with an error of at most 2 units in the last place; 2^-126, about 1e-38, for x below -126; NaN for
+// NaN
 static inline V exp2_of(V x) {
     x = vector_max(broadcast(-126.f), x);
 #if defined(__AVX512F__)
@@ -194,7 +209,8 @@ static inline V exp2_of(V x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// Phi(x), the normal distribution, and e^(-x^2 / 2); Abramowitz and Stegun 1964, 7.1.26: within 1e-7
+// returns Phi(x), the cumulative distribution function of the normal distribution, with an error of at most 1e-7
+// (Abramowitz and Stegun 1964, 7.1.26); sets `bell` to e^(-x^2 / 2)
 static inline V normal(V x, V& bell) {
     V positive = where(x < 0.f, -x, x), scaled = positive * 0.70710678f;
     V t = 1.f / (scaled * 0.3275911f + 1.f);
@@ -207,20 +223,23 @@ static inline V normal(V x, V& bell) {
     return where(x < 0.f, tail, 1.f - tail);
 }
 
-// x Phi(x) within 5e-6, for what is rounded to bfloat16: Phi(x) = 1/2 + x P(x^2) up to 4.8, a polynomial that was
-// fitted to the largest error; half the time of the above
+// GELU, x Phi(x), with an error of at most 5e-6, for results that are rounded to bfloat16: for |x| <= 4.8, Phi(x) is
+// 1/2 + x P(x^2) with a polynomial P whose largest error is minimal. It takes half the time of `normal`.
 static inline V gelu_of(V x) {
     constexpr float EDGE = 4.8f;
     V near = vector_min(broadcast(EDGE), vector_max(broadcast(-EDGE), x));
     V u = near * near * (2 / (EDGE * EDGE)) - 1.f, y = broadcast(0.00144375314f);
-    for (float each : {-0.00419462379f, 0.00539230974f, -0.00744336518f, 0.0138641298f,
-                       -0.0221875459f, 0.0307208113f, -0.0405659266f, 0.0529040992f,
-                       -0.0729797632f, 0.147212788f})
-        y = y * u + each;
+    for (float coefficient : {-0.00419462379f, 0.00539230974f, -0.00744336518f, 0.0138641298f,
+                              -0.0221875459f, 0.0307208113f, -0.0405659266f, 0.0529040992f,
+                              -0.0729797632f, 0.147212788f})
+        y = y * u + coefficient;
     return where(x <= -EDGE, V{}, x * (near * y + 0.5f));
 }
 
-// -- dropout: a number for each position, from a key; drawn again in the backward pass, not stored --------------------
+// -- dropout ----------------------------------------------------------------------------------------------------------
+//
+// The random number of an element is a hash of its row's key and its index in the row. The backward pass computes the
+// numbers again, so that no mask is stored.
 
 // the finaliser of MurmurHash3 (Appleby 2011): every bit of the input changes half of the bits of the output
 static inline uint32_t murmur_mix(uint32_t x) {
@@ -231,18 +250,19 @@ static inline uint32_t murmur_mix(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-static inline uint32_t key_of(uint64_t seed, uint64_t number) {
+// returns the key of a row, such as a row of attention weights
+static inline uint32_t key_of(uint64_t seed, uint64_t row) {
     uint32_t key = murmur_mix((uint32_t)seed ^ murmur_mix((uint32_t)(seed >> 32) + 0x9e3779b9u));
-    key = murmur_mix(key ^ murmur_mix((uint32_t)number + 0x7f4a7c15u));
-    return murmur_mix(key ^ (uint32_t)(number >> 32));
+    key = murmur_mix(key ^ murmur_mix((uint32_t)row + 0x7f4a7c15u));
+    return murmur_mix(key ^ (uint32_t)(row >> 32));
 }
 
 struct Dropout {
-    uint32_t threshold;  // a position is dropped if its number is below this; 0: no dropout
-    float scale;         // factor of the positions that stay
+    uint32_t threshold;  // an element is dropped if its random number is below this; 0: no dropout
+    float scale;         // factor of the elements that are not dropped, 1 / (1 - p)
     explicit Dropout(double p)
         : threshold((uint32_t)std::min(4294967295.0, p * 4294967296.0)), scale(p < 1 ? 1 / (1 - p) : 0) {}
-    // 0 or `scale` for the positions from `first` on
+    // returns the factors, 0 or `scale`, of the LANES elements from index `first` on of the row with this key
     inline V factors(uint32_t key, int64_t first) const {
         VU x = (VU)(lanes() + (int32_t)first) * 0x9e3779b9u + key;
         x ^= x >> 16;
@@ -256,7 +276,8 @@ struct Dropout {
 
 // -- memory -----------------------------------------------------------------------------------------------------------
 
-// scratch memory of a thread, kept for its next call; its content is lost when it grows
+// Memory for intermediate results of one thread, which later calls reuse. `begin` makes room for a number of bytes, and
+// may lose the contents; `take` returns memory for the next `count` elements, aligned to 64 bytes.
 struct Scratch {
     char* start = nullptr;
     size_t size = 0, used = 0;
@@ -270,8 +291,8 @@ struct Scratch {
         if (!start) abort();
     }
     template <class T> T* take(int64_t count) {
-        T* piece = (T*)(start + used);
+        T* block = (T*)(start + used);
         used += ((size_t)count * sizeof(T) + 63) / 64 * 64;
-        return piece;
+        return block;
     }
 };

@@ -1,4 +1,7 @@
-"""ALBERT (Lan et al. 2020, arXiv:1909.11942): one block for all layers, narrow embeddings, sentence order."""
+"""ALBERT (Lan et al. 2020, arXiv:1909.11942): BERT with one block that all layers share, and narrow embeddings.
+
+It is pre-trained on masked language modelling and sentence order prediction.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from heedful.families.family import Family
 from heedful.families.names import CONCAT, NameTable, name_rows
 from heedful.model.config import MaskedTokens, ModelConfig, Pretraining
 
-MEMORY = "memories and gaps of the first code were never trained"
+MEMORY = "the published models were trained without memory blocks and gaps"
 
 
 def read(reader: ConfigReader) -> ModelConfig:
@@ -49,7 +52,7 @@ def _masked_table(head: MaskedTokens | Pretraining, module: str = "head") -> Nam
 
 
 def _pretraining_table(head: Pretraining) -> NameTable:
-    """Return the names of masked language modelling and sentence order together."""
+    """Return the names of the heads for masked language modelling and sentence order prediction."""
     order = name_rows(("albert.pooler", "head.next.first.dense"), ("sop_classifier.classifier", "head.next.out"))
     return _masked_table(head, "head.masked").merged_with(NameTable(rows=order))
 

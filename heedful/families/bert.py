@@ -62,11 +62,11 @@ def read(
     Relative positions replace absolute ones: transformers 4 saves the table of absolute positions, but does not use it.
 
     Args:
-        names: Our names and the family's keys, without those that the family lacks.
+        names: A mapping from our names, as in NAMES, to the family's keys, without those that the family lacks.
         offset: Rows of the position table before position 0.
         default_dropout: Dropout if config.json has none.
         attention_out_dropout: Dropout after the projection of attention. If None, that of config.json.
-        relative: Whether the family may have relative positions.
+        relative: Whether position_embedding_type may be "relative_key".
     """
     kind = reader.choice("position_embedding_type", POSITIONS if relative else ABSOLUTE, "absolute")
     shaw = Shaw(reach=reader.integer(names["positions"]) - 1, values=False) if kind == "relative_key" else None
@@ -175,7 +175,7 @@ def _masked_table(head: MaskedTokens | Pretraining, module: str = "head") -> Nam
 
 
 def _pretraining_table(head: Pretraining) -> NameTable:
-    """Return the names of masked language modelling and next-sentence prediction together."""
+    """Return the names of the heads for masked language modelling and next-sentence prediction."""
     masked = _masked_table(head, "head.masked")
     next_sentence = name_rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
     return NameTable(rows=masked.rows + next_sentence, tied=masked.tied, copied=masked.copied)

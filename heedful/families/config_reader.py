@@ -1,4 +1,4 @@
-"""Strict reading of config.json: each key is read, known not to change the model's outputs, or an error.
+"""Read config.json strictly: each key is read, known not to change the model's outputs, or an error.
 
 `checkpoint` makes a `ConfigReader` from the file, and the `read` function of a family asks it for each value.
 """
@@ -126,7 +126,7 @@ class ConfigReader:
         """Read one of the known words.
 
         Args:
-            known: Words of config.json and our words for them.
+            known: A mapping from the words that config.json may contain to our words for them.
         """
         value: Word | Default = self._read_value(
             name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known
@@ -247,7 +247,7 @@ def read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...] | N
         return None
     if len(kinds) != layers or any(kind not in (FULL, LOCAL) for kind in kinds):
         reader.only("layer_types", None, why=f"expected {FULL} or {LOCAL} for each of {layers} layers")
-    reader.only("layer_types", kinds, why="")
+    reader.only("layer_types", kinds, why="")  # marks the key as read
     return tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)
 
 

@@ -55,7 +55,7 @@ def _check_attention(reader: ConfigReader) -> None:
     value = reader.values.get("pos_att_type")
     kinds = [kind.strip() for kind in value.lower().split("|")] if isinstance(value, str) else value
     has_both = isinstance(kinds, list) and len(kinds) == 2 and all(kind in kinds for kind in BOTH)
-    reader.only("pos_att_type", value, why="it is checked here")
+    reader.only("pos_att_type", value, why="")  # marks the key as read
     flags = {name: reader.flag(name, False) for name in ("relative_attention", "share_att_key")}
     if not has_both or not all(flags.values()):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): no types, no pooler, no dropout after attention's projection."""
+"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without token types, pooler and dropout after attention."""
 
 from __future__ import annotations
 

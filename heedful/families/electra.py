@@ -1,4 +1,7 @@
-"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): BERT's body; a discriminator of replaced tokens and its generator."""
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): BERT's body with a head that detects replaced tokens.
+
+The generator, which replaces the tokens in pre-training, is published too, with a masked-language-modelling head.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class HeadMap:
     read: Callable[[ConfigReader, ModelConfig], Head | None]  # reads the head's configuration
     write: Callable[[Any], dict[str, object]] = lambda head: {}  # values of config.json for the head
     table: Callable[[Any], NameTable] = lambda head: NameTable(rows=())  # names of the head's tensors
-    encoder_only: bool = False  # whether the architecture lacks the decoder of its family
+    encoder_only: bool = False  # whether the architecture has no decoder, although other ones of the family have one
     prefix: str | None = None  # prefix of the body's tensor names (default: the family's)
     name: str | None = None  # our name for the architecture (default: the head's kind)
 
@@ -102,6 +102,7 @@ class Family:
     def table(self, model: ModelConfig, head: Head | None) -> NameTable:
         """Return the name table of a model with a head: the names of the body and of the head."""
         body = self.body(model)
+        # the tables of Heedful's own formats claim every name, also those of the head
         if isinstance(head, SentenceEmbedding) and head.dense and not claims(body, "head.dense.0.weight"):
             body = body.merged_with(NameTable(rows=name_rows(("head.dense.{}", "head.dense.{}"))))
         if head is None or (isinstance(head, SentenceEmbedding) and not head.keeps_pooler):

@@ -1,6 +1,7 @@
 """Heads that several families publish: their settings in config.json and their tensor names.
 
-Each function returns a `HeadMap` for the `heads` of a `Family`. Its `named` arguments are rows of the name table.
+Each function returns a `HeadMap` for the `heads` of a `Family`. Its `named` arguments are rows of the name table of the
+head: (HF name, our name).
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def with_score_activation(head: Classes, reader: ConfigReader, key: str = ACTIVA
 def _with_cross_encoder_keys(reader: ConfigReader, head: Classes) -> Classes:
     """Return a head with a cross-encoder's activation, from the key of any version of sentence-transformers."""
     if isinstance(values := reader.values.get(CROSS_ENCODER), dict) and ACTIVATION in values:
-        part = ConfigReader({ACTIVATION: values[ACTIVATION]}, f"{reader.source}: {CROSS_ENCODER}")
-        return with_score_activation(head, part)
+        inner_reader = ConfigReader({ACTIVATION: values[ACTIVATION]}, f"{reader.source}: {CROSS_ENCODER}")
+        return with_score_activation(head, inner_reader)
     return with_score_activation(head, reader, OLD_ACTIVATION)
 
 

@@ -153,9 +153,9 @@ def _write_window(stack: StackConfig) -> dict[str, object]:
 
 def _body(model: ModelConfig) -> NameTable:
     """Return the names of the embedding and of the encoder or decoder."""
-    stack, part = (model.encoder, "encoder") if model.encoder else (model.decoder, "decoder")
+    stack, stack_name = (model.encoder, "encoder") if model.encoder else (model.decoder, "decoder")
     assert stack is not None
-    layer, block = "model.layers.{}.", f"{part}.blocks.{{}}."
+    layer, block = "model.layers.{}.", f"{stack_name}.blocks.{{}}."
     attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
     normed = ((f"{attention}{x}_norm", f"{block}attention.{x}_norm") for x in "qk" if stack.qk_norm)
     rows = name_rows(
@@ -167,7 +167,7 @@ def _body(model: ModelConfig) -> NameTable:
         (f"{layer}post_attention_layernorm", f"{block}mlp_norm"),
         ((f"{mlp}gate_proj", f"{mlp}up_proj"), f"{block}mlp.up", CONCAT),
         (f"{mlp}down_proj", f"{block}mlp.down"),
-        ("model.norm", f"{part}.norm"),
+        ("model.norm", f"{stack_name}.norm"),
     )
     return NameTable(rows=rows, ignored=frozenset({f"{attention}rotary_emb.inv_freq", "model.rotary_emb.inv_freq"}))
 

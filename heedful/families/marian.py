@@ -34,10 +34,11 @@ def body(model: ModelConfig) -> NameTable:
     """Return the names of embeddings, encoder and decoder; the sinusoids are computed."""
     positions = model.embedding.positions
     assert isinstance(positions, Sinusoidal) and positions.limit is not None
-    waves = sinusoid(torch.arange(positions.limit), model.embedding.width, positions.layout, positions.base)
+    sinusoids = sinusoid(torch.arange(positions.limit), model.embedding.width, positions.layout, positions.base)
     table = bart.body(model)
     rows = tuple(row for row in table.rows if "embed_positions" not in row.hf[0])
-    return replace(table, rows=rows, constants={f"model.{part}.embed_positions.weight": waves for part in bart.PARTS})
+    constants = {f"model.{part}.embed_positions.weight": sinusoids for part in bart.PARTS}
+    return replace(table, rows=rows, constants=constants)
 
 
 def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:

@@ -100,9 +100,10 @@ def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
             reader.only("rope_parameters", None, why=f"expected objects under {FULL} and {LOCAL}")
     for values in rope_values.values():
         values |= common_values
-        part = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
-        part.only("type", values["rope_type"], why="transformers reads rope_type and not type here: rename the key")
-        part.only("truncate", True, None, why="transformers ignores it here")
+        rope_reader = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
+        why = "transformers reads rope_type and not type here: rename the key"
+        rope_reader.only("type", values["rope_type"], why=why)
+        rope_reader.only("truncate", True, None, why="transformers ignores it here")
     base, scaling = read_scaling(reader, rope_values[FULL], 0.0, head_width)
     local_base, local_scaling = read_scaling(reader, rope_values[LOCAL], 0.0, head_width)
     return Rotary(base=base, local_base=local_base, scaling=scaling, local_scaling=local_scaling)
@@ -110,12 +111,12 @@ def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
 
 def _read_global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
     """Read which layers are global: returns n if every n-th layer is, otherwise the indices of the global layers."""
-    every: int = reader.integer("global_attn_every_n_layers", 3)
+    stated_period: int = reader.integer("global_attn_every_n_layers", 3)
     global_layers = read_global_layers(reader, layers)
     if global_layers is None:
-        return every
-    step = global_layers[1] if len(global_layers) > 1 else layers
-    return step if global_layers == tuple(range(0, layers, step)) else global_layers
+        return stated_period
+    period = global_layers[1] if len(global_layers) > 1 else layers
+    return period if global_layers == tuple(range(0, layers, period)) else global_layers
 
 
 def write(model: ModelConfig) -> dict[str, object]:
@@ -153,18 +154,20 @@ def _write_layers(encoder: StackConfig) -> dict[str, object]:
 
 
 def _write_rotary(relation: Rotary) -> dict[str, object]:
-    """Write the published keys of the bases, or, with a scaling, rope_parameters."""
+    """Write the bases under their published keys, or, if positions are scaled, rope_parameters."""
     local_base = relation.base if relation.local_base is None else relation.local_base
     if relation.scaling is None and relation.local_scaling is None:
         return {"global_rope_theta": relation.base, "local_rope_theta": local_base}
-    kinds = {
-        FULL: write_scaling(relation.base, relation.scaling),
-        LOCAL: write_scaling(local_base, relation.local_scaling),
+    values: dict[str, object] = {
+        "rope_parameters": {
+            FULL: write_scaling(relation.base, relation.scaling),
+            LOCAL: write_scaling(local_base, relation.local_scaling),
+        }
     }
-    length = [
-        scaling.trained for scaling in (relation.scaling, relation.local_scaling) if isinstance(scaling, DynamicNtk)
-    ]
-    return {"rope_parameters": kinds, **({"max_position_embeddings": length[0]} if length else {})}
+    for scaling in (relation.local_scaling, relation.scaling):
+        if isinstance(scaling, DynamicNtk):
+            values["max_position_embeddings"] = scaling.trained
+    return values
 
 
 def _dense_settings(reader: ConfigReader) -> head_maps.Arguments:

@@ -168,9 +168,10 @@ def to_our_names(table: NameTable, hf_tensors: Mapping[str, Tensor]) -> dict[str
     for (row_index, (*layers, suffix)), parts in parts_of.items():
         row = table.rows[row_index]
         name = _fill(row.name, layers) + suffix
-        if missing := [_fill(template, layers) + suffix for part, template in enumerate(row.hf) if part not in parts]:
+        missing = [_fill(template, layers) + suffix for index, template in enumerate(row.hf) if index not in parts]
+        if missing:
             raise ModelError(f"tensors that {name} is made of are missing: {_shortened(missing)}")
-        tensors[name] = row.op.load([parts[part] for part in range(len(parts))]).contiguous()
+        tensors[name] = row.op.load([parts[index] for index in range(len(parts))]).contiguous()
     return tensors
 
 

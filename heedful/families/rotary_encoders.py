@@ -59,12 +59,16 @@ def read(
     """Read config.json.
 
     Args:
-        names: Our names and the keys of config.json.
+        names: A mapping from our names, as in NAMES, to the keys of config.json.
         activation: Activation of the MLP. If None, that of hidden_act.
         base: Base of the rotary positions, if config.json has none.
         eps: eps of the norms, if config.json has none.
         default_dropout: Dropout, if config.json has none.
         attention_dropout: Dropout of attention weights, if config.json has none.
+        gated: Whether the MLP is gated.
+        attention_bias: Whether attention's linear layers have biases.
+        up_bias: Whether the first layer of the MLP has a bias.
+        down_bias: Whether the last layer of the MLP has a bias.
         inner_dropout: Whether the MLP has its dropout after the activation too.
     """
     width, heads = reader.integer(names["width"]), reader.integer(names["heads"])
@@ -159,7 +163,8 @@ _UNUSED = frozenset(  # keys of the first publication that other models use, or 
         *("moe_resid_pdrop", "moe_top_k", "num_shared_experts", "router_aux_loss_coef"),
     }
 )
-_OTHER = frozenset({"classifier_dropout", "max_position_embeddings", "use_cache", "position_embedding_type"})
+# keys that change no outputs of Nomic BERT, GTE and Jina embeddings
+_IGNORED = frozenset({"classifier_dropout", "max_position_embeddings", "use_cache", "position_embedding_type"})
 
 
 def read_nomic(reader: ConfigReader) -> ModelConfig:
@@ -173,9 +178,9 @@ def read_nomic(reader: ConfigReader) -> ModelConfig:
 
 
 def _nomic_settings(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the activation under its key in the first publication."""
-    hub = NAMES["width"] not in reader.values
-    return {"activation": reader.choice("activation_function", _GATES)} if hub else {}
+    """Read the activation of a config.json with the keys of the first publication; otherwise return no settings."""
+    has_hub_keys = NAMES["width"] not in reader.values
+    return {"activation": reader.choice("activation_function", _GATES)} if has_hub_keys else {}
 
 
 def _nomic_masked_table(head: MaskedTokens) -> NameTable:
@@ -218,7 +223,7 @@ NOMIC_BERT = Family(
         (f"{_LAYER}mlp.fc2", f"{_BLOCK}mlp.down"),
         (f"{_LAYER}norm2", f"{_BLOCK}mlp_norm"),
     ),
-    ignored_keys=_OTHER | _UNUSED | _FIXED.keys() | set(_HUB_NAMES.values()) | {"activation_function"},
+    ignored_keys=_IGNORED | _UNUSED | _FIXED.keys() | set(_HUB_NAMES.values()) | {"activation_function"},
     heads={
         "NomicBertModel": head_maps.bare(),
         "NomicBertForMaskedLM": head_maps.masked(_nomic_masked_table, "hidden_act", fixed=_nomic_settings),
@@ -279,7 +284,7 @@ def _gte(prefix: str, name: str, sizes: dict[str, dict[str, object]]) -> Family:
             (f"{layer}mlp.down_proj", f"{_BLOCK}mlp.down"),
             (f"{layer}mlp_ln", f"{_BLOCK}mlp_norm"),
         ),
-        ignored_keys=_OTHER | {"logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention"},
+        ignored_keys=_IGNORED | {"logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention"},
         heads={
             f"{name}Model": head_maps.bare(),
             f"{name}ForMaskedLM": head_maps.masked(_gte_masked_table(prefix), None),
@@ -328,7 +333,7 @@ JINA_EMBEDDINGS_V3 = Family(
         (f"{_LAYER}mlp.fc2", f"{_BLOCK}mlp.down"),
         (f"{_LAYER}norm2", f"{_BLOCK}mlp_norm"),
     ),
-    ignored_keys=_OTHER,
+    ignored_keys=_IGNORED,
     tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
     heads={

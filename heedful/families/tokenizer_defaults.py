@@ -1,4 +1,4 @@
-"""Tokenizer defaults for SentencePiece models of fairseq: XLM-RoBERTa, CamemBERT and mBART.
+"""Tokenizer settings for folders with a SentencePiece file of fairseq and no tokenizer.json: XLM-RoBERTa, mBART, ...
 
 Their special tokens have other ids than in the SentencePiece file. `heedful.tokenizer` applies these defaults.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def _fairseq(leading: list[str], replaced: list[str]) -> dict[str, object]:
-    """Return the defaults of a family.
+    """Return the tokenizer defaults of a family.
 
     Args:
         leading: First tokens of the vocabulary.
@@ -40,7 +40,13 @@ CC25 = ML50[:25]  # language codes of mBART (Liu et al. 2020, arXiv:2001.08210)
 
 
 def _with_languages(codes: list[str], single: str, pair: str) -> dict[str, object]:
-    """Return the defaults for texts with a language code, English unless another one is chosen."""
+    """Return the tokenizer defaults for texts with a language code.
+
+    Args:
+        codes: Language codes, which follow the pieces of the SentencePiece file in the vocabulary.
+        single: Template of special tokens around a text.
+        pair: Template of special tokens around a pair of texts.
+    """
     return XLM_ROBERTA | {"trailing": codes, "single": single, "pair": pair}
 
 

@@ -1,4 +1,7 @@
-"""XLNet (Yang et al. 2019, arXiv:1906.08237): Transformer-XL's relative positions, two streams, summary last."""
+"""XLNet (Yang et al. 2019, arXiv:1906.08237): Transformer-XL's relative positions, and two-stream attention.
+
+Classifiers read the last token, which is <cls>.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +68,19 @@ def body(model: ModelConfig) -> NameTable:
     assert model.encoder is not None
     heads, layer, block = model.encoder.heads, "transformer.layer.{}.", "encoder.blocks.{}."
     attention, relation = f"{layer}rel_attn.", "encoder.relations.{}."
-    names = {"r_w_bias": "content_bias", "r_r_bias": "place_bias", "r_s_bias": "type_bias", "seg_embed": "same_type"}
+    relation_names = {
+        "r_w_bias": "content_bias",
+        "r_r_bias": "position_bias",
+        "r_s_bias": "type_bias",
+        "seg_embed": "same_type",
+    }
     return NameTable(
         rows=(
             NameRow(("transformer.mask_emb",), "embedding.query", FLATTEN),
             NameRow(tuple(f"{attention}{x}" for x in "qkv"), f"{block}attention.qkv.weight", merge_input_heads(heads)),
             NameRow((f"{attention}o",), f"{block}attention.out.weight", merge_output_heads(heads)),
-            NameRow((f"{attention}r",), f"{relation}place.weight", merge_input_heads(heads)),
-            *(NameRow((f"{attention}{hf}",), f"{relation}{name}") for hf, name in names.items()),
+            NameRow((f"{attention}r",), f"{relation}position.weight", merge_input_heads(heads)),
+            *(NameRow((f"{attention}{hf}",), f"{relation}{name}") for hf, name in relation_names.items()),
             *name_rows(
                 ("transformer.word_embedding", "embedding.tokens"),
                 (f"{attention}layer_norm", f"{block}attention_norm"),

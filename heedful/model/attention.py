@@ -26,13 +26,14 @@ from heedful.nn.positions import RelativePosition
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExecutionOptions:
-    """Options for the speed and memory of a Transformer.
+    """Options for the speed and the memory of a Transformer.
 
-    Results change by rounding only, except with `token_pruning`.
+    They change results by rounding only, except for `token_pruning` and `frozen_layers`.
     """
 
     encoder_kernel: str = ""  # attention kernel of the encoder to try first (default: the kernel table's order)
-    # function that computes an encoder block in one call, or returns None if it cannot
+    # function of (block, input rows, context, layer context) that computes an encoder block in one call to the C++
+    # kernels; it returns None if it cannot (default: blocks call their layers one by one)
     fused_block: Callable[[Any, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
     gradient_checkpointing: bool = False  # recompute blocks in the backward pass instead of storing activations
     pad_to_bucket: bool | None = None  # round the number of rows up (default: where a new number of rows costs time)
@@ -130,17 +131,17 @@ class Attention(nn.Module):
         return out
 
     def project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values of rows, [rows, heads, head dimension]; k and v may have fewer heads."""
+        """Return queries, keys and values, [rows, heads, head dimension] each; k and v may have fewer heads than q."""
         q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
         return self.q_norm(q), self.k_norm(k), v
 
     def project_queries(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows heads head_width"]:
-        """Return the queries of rows, without computing keys and values where that is possible."""
+        """Return the queries. Keys and values are not computed, unless the linear layer cannot compute a part."""
         q: Tensor = self.q_norm(linear_columns(self.qkv, x, 0, self.sizes[0]).unflatten(-1, (self.heads, -1)))
         return q
 
     def project_keys(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows kv_heads head_width"]:
-        """Return the keys of rows, without computing queries and values where that is possible."""
+        """Return the keys. Queries and values are not computed, unless the linear layer cannot compute a part."""
         start, stop = self.sizes[0], sum(self.sizes[:2])
         k: Tensor = self.k_norm(linear_columns(self.qkv, x, start, stop).unflatten(-1, (self.kv_heads, -1)))
         return k

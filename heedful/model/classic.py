@@ -43,10 +43,10 @@ class ClassicModel(Transformer):
             super().__init__(config)
         self.classic = config
         assert not isinstance(config.reader, RecurrentSeq2Seq)  # whose class is RecurrentSeq2SeqModel
-        self.over = make_contextualizer(config.reader.over, config.word_width)
+        self.over = make_contextualizer(config.reader.over, config.word_width)  # applied over the word vectors
         if config.frozen:
-            for part in self._frozen_parts():
-                part.requires_grad_(False)
+            for module in self._frozen_parts():
+                module.requires_grad_(False)
 
     def _frozen_parts(self) -> list[nn.Module]:
         """Return the modules that a frozen model does not train."""
@@ -61,8 +61,8 @@ class ClassicModel(Transformer):
         """Set training mode; frozen parts stay in eval mode."""
         super().train(mode)
         if self.classic.frozen:
-            for part in self._frozen_parts():
-                part.eval()
+            for module in self._frozen_parts():
+                module.eval()
         return self
 
     def forward(
@@ -73,7 +73,7 @@ class ClassicModel(Transformer):
         trace: Trace | None = None,
         output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the hidden states, sequences end to end.
+        """Return the hidden states, [rows, width], in the order of the batch.
 
         Args:
             output_rows: Indices of the rows to return, in this order. If None, all rows.
@@ -111,7 +111,7 @@ class BidirectionalRnn(nn.Module):
             return x.new_zeros(0, self.width)
         row_order, counts = time_major_order(bounds)
         order = torch.from_numpy(row_order).to(x.device, non_blocking=True)
-        inverse = torch.from_numpy(np.argsort(row_order)).to(x.device, non_blocking=True)
+        inverse = torch.from_numpy(np.argsort(row_order)).to(x.device, non_blocking=True)  # back to the batch's order
         if x.is_cuda:
             self.cells.flatten_parameters()
         inputs = x.to(next(self.parameters()).dtype).index_select(0, order)
@@ -123,18 +123,22 @@ class BidirectionalRnn(nn.Module):
 
 
 def time_major_order(bounds: Bounds) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " steps"]]:
-    """Return row indices time step by time step, longer sequences first, and how many sequences have each step.
+    """Order rows as recurrent networks compute them: the first rows of all sequences, then the second rows, ...
+
+    Returns:
+        The row indices in this order, of longer sequences first in each time step; and, for each time step, the number
+        of sequences that have it.
 
     >>> [column.tolist() for column in time_major_order((0, 1, 1, 4))]
     [[1, 0, 2, 3], [2, 1, 1]]
     """
     starts, stops = np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
     longest_first = np.argsort(starts - stops, kind="stable")
-    sizes = (stops - starts)[longest_first]
-    rank = np.repeat(np.arange(len(sizes)), sizes)
-    step = np.arange(len(rank)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    order = (np.repeat(starts[longest_first], sizes) + step)[np.lexsort((rank, step))]
-    return order, np.bincount(step).astype(np.int64)
+    lengths = (stops - starts)[longest_first]
+    rank = np.repeat(np.arange(len(lengths)), lengths)  # rank of each row's sequence, 0 for the longest one
+    step = np.arange(len(rank)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # position of each row
+    row_indices = np.repeat(starts[longest_first], lengths) + step
+    return row_indices[np.lexsort((rank, step))], np.bincount(step).astype(np.int64)
 
 
 class SelfAttentionMean(nn.Module):
@@ -150,10 +154,14 @@ class SelfAttentionMean(nn.Module):
 
 
 def sentence_bounds(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bounds]:
-    """Split sequences into sentences; returns the bounds of sentences among rows, and of sequences among sentences.
+    """Split sequences into sentences.
 
-    A sentence ends after a run of the tokens `ends`, and before a token of another type. An empty sequence has no
+    A sentence ends after one or more tokens of `ends`, and before a token of another type. An empty sequence has no
     sentence.
+
+    Returns:
+        The first row of each sentence, then the number of rows; and the index of the first sentence of each sequence,
+        then the number of sentences.
 
     >>> sentence_bounds(Packed.of([[5, 9, 9, 6], [], [7, 9]]), ends=(9,))
     ((0, 3, 4, 6), (0, 2, 2, 3))
@@ -164,5 +172,5 @@ def sentence_bounds(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bound
     begins[1:] = (is_end[:-1] & ~is_end[1:]) | (types[:-1] != types[1:])
     begins[[first for first, last in pairwise(batch.bounds) if first < last]] = True
     starts = np.flatnonzero(begins)
-    texts = np.searchsorted(starts, batch.bounds)
-    return (*starts.tolist(), len(tokens)), tuple(texts.tolist())
+    sequence_bounds = np.searchsorted(starts, batch.bounds)
+    return (*starts.tolist(), len(tokens)), tuple(sequence_bounds.tolist())

@@ -108,8 +108,8 @@ class StructuredPooling(PoolingConfig):
 class HierarchicalPooling(PoolingConfig):
     """Hierarchical attention softmax(tanh(W h + b) u) h, over words and then over sentences (Yang et al. 2016).
 
-    A sentence ends after a run of the tokens `ends`, and before the second text of a pair. Default sizes are those of
-    section 3.3.
+    A sentence ends after one or more tokens of `ends`, and before the second text of a pair. Default sizes are those
+    of section 3.3.
     """
 
     kind: Literal["hierarchical"] = "hierarchical"

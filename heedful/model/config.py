@@ -199,12 +199,12 @@ class EmbeddingConfig:
     def __post_init__(self) -> None:
         _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")
         if self.positions is not None:
-            width, added = self.positions.width, self.positions.join == "add"
-            if added and width not in (None, self.width):
+            width, are_added = self.positions.width, self.positions.join == "add"
+            if are_added and width not in (None, self.width):
                 raise ModelError(
                     f"positions.width is {width}; added positions are as wide as tokens, {self.width}: leave it out"
                 )
-            if not added and (width is None or width < 1):
+            if not are_added and (width is None or width < 1):
                 raise ModelError(f"positions.width is {width}; concatenated positions need a whole number from 1")
 
 
@@ -247,8 +247,6 @@ class StackConfig:
     def __post_init__(self) -> None:
         if self.blocks is not None and not 1 <= self.blocks <= self.layers:
             raise ModelError(f"blocks is {self.blocks}; expected 1 to {self.layers}, the number of layers")
-        if isinstance(self.relation, Rotary) and self.head_width % 2:
-            raise ModelError(f"head_width is {self.head_width}; rotary positions rotate numbers in pairs: make it even")
         if isinstance(self.relation, Rotary):
             self._check_rotary(self.relation)
         if isinstance(self.relation, Buckets):
@@ -277,7 +275,9 @@ class StackConfig:
         _check(self, sizes, *dropouts, "norm_eps")
 
     def _check_rotary(self, relation: Rotary) -> None:
-        """Raise ModelError for a scaling that this stack cannot have."""
+        """Raise ModelError if heads cannot be rotated, or for a scaling that this stack cannot have."""
+        if self.head_width % 2:
+            raise ModelError(f"head_width is {self.head_width}; rotary positions rotate numbers in pairs: make it even")
         for scaling in (relation.scaling, relation.local_scaling):
             if isinstance(scaling, DynamicNtk | LongRope) and self.causal:
                 raise ModelError(
@@ -400,7 +400,7 @@ Pooling = Literal["mean", "first", "max", "mean_sqrt_length", "last"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """A vector for each sequence: pooling, dropout, dense, activation, norm, dropout."""
+    """A vector for each sequence, by pooling, dropout, dense layer, activation, norm and dropout, in this order."""
 
     pooling: Pooling = "first"
     pooled_token: int | None = None  # with "last": id of the token to pool, at its last occurrence in a sequence
@@ -416,7 +416,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rowwise:
-    """A vector for each token: optional dense, activation and norm, then dropout."""
+    """A vector for each token, by an optional dense layer with activation and norm, and dropout."""
 
     dense: bool = False  # whether there is a dense layer, with activation and norm
     dense_bias: bool = True
@@ -524,7 +524,7 @@ class NextToken:
     kind: Literal["language_model"] = "language_model"
     tied: bool = True  # the layer's weight is the token embedding
     bias: bool = False
-    bias_is_trained: bool = True  # whether training changes the bias
+    bias_is_trained: bool = True
     scale: float = 1.0  # factor of the hidden states before the linear layer
 
 

@@ -302,17 +302,17 @@ class _TokenDecoding(Decoding):
         super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._method, self._stop = model, score, method, stop
         self._constrain = _Constrain(constraints, prompts, stop)
-        self._tokens_left = token_limits(model, prompts, max_new_tokens, constraints)  # for each sequence
+        self._tokens_left = token_limits(model, prompts, max_new_tokens, constraints)  # by sequence
         self._cache = init_cache(model, prompts, source)
         self._generators = _make_generators(seed, prompts, source) if isinstance(method, Sampling) else []
         self._open = list(range(len(prompts)))  # indices of the unfinished sequences
-        self._open_lines = list(self._open)  # and of their lines in the cache, which may have finished ones too
-        self._batch = prompts  # tokens of the sequences in the cache that the next step reads
+        self._open_lines = list(self._open)  # their lines in the cache, which may have finished sequences too
+        self._batch = prompts  # input of the next step, for all sequences in the cache
         self._generated: list[list[int]] = [[] for _ in range(len(prompts))]  # stopping tokens included
         self._texts = [GeneratedTokens() for _ in range(len(prompts))]
         is_unconstrained = replace(constraints, max_length=None) == UNCONSTRAINED
         self._is_recordable = isinstance(method, Greedy) and is_unconstrained and can_record_steps(model)
-        self._recorded: RecordedSteps | None = None  # a CUDA graph of a step, while there is one
+        self._recorded: RecordedSteps | None = None  # a step as a CUDA graph, while one is used
 
     def next_step(self, distribution: bool = False) -> DecodingStep:
         """Choose one token for each unfinished sequence, and drop sequences that end with it from the batch."""
@@ -320,16 +320,18 @@ class _TokenDecoding(Decoding):
             self._recorded = self._record()
         log_p: Tensor | None = None
         if self._recorded is not None:
-            numbers, next_tokens = self._recorded.step(), self._recorded.tokens
+            line_tokens, line_log_p = self._recorded.step()
+            next_tokens = self._recorded.tokens
         else:
             next_tokens, log_p = self._choose_tokens()
-            token_log_p = log_p.gather(-1, next_tokens[:, None])[:, 0]
-            numbers = torch.stack([next_tokens.double(), token_log_p.double()]).tolist()  # the only read of the device
-        tokens = [int(numbers[0][line]) for line in self._open_lines]
+            next_log_p = log_p.gather(-1, next_tokens[:, None])[:, 0]
+            # the only time in a step that the host waits for the device
+            line_tokens, line_log_p = torch.stack([next_tokens.double(), next_log_p.double()]).tolist()
+        tokens = [int(line_tokens[line]) for line in self._open_lines]
         step = DecodingStep(
             sequences=tuple(self._open),
             tokens=tuple(tokens),
-            log_probabilities=tuple(numbers[1][line] for line in self._open_lines),
+            log_probabilities=tuple(line_log_p[line] for line in self._open_lines),
             distribution=log_p if distribution else None,
         )
         for sequence, token in zip(self._open, tokens, strict=True):
@@ -345,28 +347,28 @@ class _TokenDecoding(Decoding):
     def _choose_tokens(self) -> tuple[Tensor, Tensor]:
         """Return the next token of each sequence, and the log-probabilities of all tokens."""
         log_p = next_log_probabilities(self._model, self._score, self._batch, self._cache)
-        rows = ((sequence, self._generated[sequence], self._tokens_left[sequence] == 1) for sequence in self._open)
-        log_p = self._constrain(log_p, rows)
+        texts = ((sequence, self._generated[sequence], self._tokens_left[sequence] == 1) for sequence in self._open)
+        log_p = self._constrain(log_p, texts)
         if isinstance(self._method, Greedy):
             return log_p.argmax(-1), log_p
         uniform = [torch.rand(1, generator=self._generators[sequence], dtype=torch.float64) for sequence in self._open]
         return sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device, non_blocking=True)), log_p
 
     def _record(self) -> RecordedSteps | None:
-        """Return a recorded step for the sequences in the cache, or None if recording it would not pay."""
-        steps, tokens = max(self._tokens_left[sequence] for sequence in self._open), self._batch.tokens
+        """Record a step for the sequences in the cache; returns None if that is impossible, or saves no time."""
+        max_steps, tokens = max(self._tokens_left[sequence] for sequence in self._open), self._batch.tokens
         generated = len(self._generated[self._open[0]])
-        if not (self._is_recordable and worth_recording(tokens.device, steps, generated)):
+        if not (self._is_recordable and worth_recording(tokens.device, max_steps, generated)):
             return None
-        recorded = RecordedSteps(self._model, self._score, self._cache, tokens, steps)
+        recorded = RecordedSteps(self._model, self._score, self._cache, tokens, max_steps)
         recorded.record()
         return recorded
 
     def _continue_with(self, next_tokens: Tensor) -> None:
-        """Make the batch of the next step, of the unfinished sequences.
+        """Make the input of the next step; the lines of finished sequences leave the cache, unless it is recorded.
 
         Args:
-            next_tokens: The token of each sequence in the cache.
+            next_tokens: The last token of each sequence in the cache.
         """
         if self._recorded is not None:
             if self._recorded.steps_left and 2 * len(self._open) > len(next_tokens):
@@ -489,31 +491,20 @@ class _BeamDecoding(Decoding):
         self._candidates = max(2, 1 + len(stop)) * method.num_beams
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
-        length, searches = self.steps + 1, list(self._beams.values())
-        log_p = next_log_probabilities(self._model, self._score, self._batch, self._cache)
-        rows = (
-            (sequence, text.tokens, length == beams.max_new_tokens)
-            for sequence, beams in self._beams.items()
-            for text in beams.open
-        )
-        log_p = self._constrain(log_p, rows)
-        parent_log_p = [text.log_probability for beams in searches for text in beams.open]
-        offsets = torch.tensor(parent_log_p, dtype=torch.float64)  # float32 rounds sums to ties
-        offsets = offsets.to(log_p.device, non_blocking=True)
-        summed = (log_p + offsets[:, None]).unflatten(0, (len(searches), -1)).flatten(1)
-        best = top_candidates(summed, min(self._candidates, summed.shape[1]))
+        length = self.steps + 1  # generated tokens of each text after this step
+        log_p, ranked_continuations = self._rank_continuations(length)
         still_open: dict[int, _Beams] = {}
-        parents: list[int] = []
-        row = 0
-        for (sequence, beams), ranked in zip(self._beams.items(), best, strict=True):
+        parents: list[int] = []  # for each remaining text, the row of the text that it continues
+        first_row = 0  # row of the prompt's first text
+        for (sequence, beams), ranked in zip(self._beams.items(), ranked_continuations, strict=True):
             count = len(beams.open)
             candidates = [(value, *divmod(index, log_p.shape[-1])) for value, index in ranked]
             is_last = length == beams.max_new_tokens
             beam_parents = _extend(beams, candidates, self._method, self._stop, last=is_last)
             if not is_last and sequence not in self._cancelled and _can_improve(beams, self._method, length):
                 still_open[sequence] = beams
-                parents += [row + parent for parent in beam_parents]
-            row += count
+                parents += [first_row + parent for parent in beam_parents]
+            first_row += count
         finished = {
             sequence: beams.complete[: self._method.num_return_sequences]
             for sequence, beams in self._beams.items()
@@ -527,6 +518,21 @@ class _BeamDecoding(Decoding):
             self._batch = Packed.of(tokens).to(log_p.device)
         return finished
 
+    def _rank_continuations(self, length: int) -> tuple[Tensor, Iterator[list[tuple[float, int]]]]:
+        """Compute the log-probabilities of all next tokens, [texts, vocabulary], and rank the texts of each prompt.
+
+        The best continuations of a prompt are yielded as (log-probability of the text, index of the continued text *
+        vocabulary size + token). `length` is the number of generated tokens after this step.
+        """
+        log_p = next_log_probabilities(self._model, self._score, self._batch, self._cache)
+        texts = [(sequence, beams, text) for sequence, beams in self._beams.items() for text in beams.open]
+        constrained = ((sequence, text.tokens, length == beams.max_new_tokens) for sequence, beams, text in texts)
+        log_p = self._constrain(log_p, constrained)
+        offsets = torch.tensor([text.log_probability for *_, text in texts], dtype=torch.float64)  # float32 makes ties
+        offsets = offsets.to(log_p.device, non_blocking=True)
+        summed = (log_p + offsets[:, None]).unflatten(0, (len(self._beams), -1)).flatten(1)
+        return log_p, top_candidates(summed, min(self._candidates, summed.shape[1]))
+
 
 def _extend(
     beams: _Beams,
@@ -536,10 +542,10 @@ def _extend(
     *,
     last: bool,
 ) -> list[int]:
-    """Replace the unfinished texts by their best continuations; returns the index of each new text's parent.
+    """Replace the unfinished texts by their best continuations; returns the index of the text that each continues.
 
     Args:
-        candidates: Log-probability, parent and token of each continuation, best first.
+        candidates: Log-probability, index of the continued text, and new token of each continuation, best first.
         last: Whether this is the last step, after which every text is complete.
     """
     new_open: list[GeneratedTokens] = []
@@ -562,7 +568,7 @@ def _extend(
 
 
 def _can_improve(beams: _Beams, method: BeamSearch, length: int) -> bool:
-    """Return whether an unfinished text may still become better than the worst complete text."""
+    """Return whether an unfinished text, of `length` tokens now, may become better than the worst complete text."""
     if len(beams.complete) < method.num_beams:
         return bool(beams.open)
     if method.early_stopping is True or not beams.open:
@@ -573,22 +579,22 @@ def _can_improve(beams: _Beams, method: BeamSearch, length: int) -> bool:
 
 
 class _Constrain:
-    """Applies token constraints to the next tokens of sequences, which are a prompt and generated tokens each."""
+    """Applies token constraints to the log-probabilities of next tokens."""
 
     def __init__(self, constraints: TokenConstraints, prompts: Packed, stop: Sequence[int]) -> None:
         self._constraints, self._stop = constraints, stop
         self._prompts = [tokens.tolist() for tokens in prompts.unpack(prompts.tokens.cpu())]
 
-    def __call__(self, log_p: Tensor, rows: Iterable[tuple[int, list[int], bool]]) -> Tensor:
+    def __call__(self, log_p: Tensor, texts: Iterable[tuple[int, list[int], bool]]) -> Tensor:
         """Return log-probabilities in which those of banned and forced tokens are set.
 
         Args:
-            rows: Index of the prompt, generated tokens, and whether the next token is the last one, for each row.
+            texts: Index of the prompt, generated tokens, and whether the next token is the last one, for each row.
         """
         if self._constraints == UNCONSTRAINED:
             return log_p
         sequences = [
             SequenceSoFar(prompt=self._prompts[sequence], generated=tokens, next_is_last=last)
-            for sequence, tokens, last in rows
+            for sequence, tokens, last in texts
         ]
         return self._constraints.apply(log_p, sequences, self._stop)

@@ -44,24 +44,24 @@ def init_cache(model: Transformer, prompts: Packed, source: Packed | None) -> KV
 def token_limits(
     model: Transformer, prompts: Packed, max_new_tokens: int, constraints: TokenConstraints
 ) -> dict[int, int]:
-    """Return the maximum number of new tokens after each prompt, by the prompt's number.
+    """Return the maximum number of new tokens after each prompt, by the index of the prompt.
 
-    It is limited by `max_new_tokens`, the constraints' maximum length and the model's positions; the last two leave at
-    least 1. The last new token is not an input, so it needs no position.
+    It is limited by `max_new_tokens`, and by the constraints' maximum length and the model's positions, which allow at
+    least one token. The last new token is not an input, so it needs no position.
     """
     positions = model.output_embedding.config.positions
     limits = [] if positions is None or positions.limit is None else [positions.limit + 1]
     limits += [] if constraints.max_length is None else [constraints.max_length]
     return {
-        number: min([max_new_tokens, *(max(1, limit - length) for limit in limits)])
-        for number, length in enumerate(prompts.lengths)
+        index: min([max_new_tokens, *(max(1, limit - length) for limit in limits)])
+        for index, length in enumerate(prompts.lengths)
     }
 
 
 def next_log_probabilities(
     model: Transformer, score: Score, batch: Packed, cache: KVCache
 ) -> Float[Tensor, "sequences vocabulary"]:
-    """Decode the tokens of a batch, and return the log-probabilities of each sequence's next token, float32 at least.
+    """Decode the tokens of a batch; returns the log-probabilities of each sequence's next token, in float32 at least.
 
     Args:
         model: The model.
@@ -94,7 +94,7 @@ def top_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[
 
 def sorted_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
     """Yield the result of `top_candidates`, by one sort of all rows and one copy from the device."""
-    ordered = rows.double().sort(descending=True, stable=True)
-    values, indices = torch.stack([part[:, :count].double() for part in ordered]).tolist()
+    sorted_values, sorted_indices = rows.double().sort(descending=True, stable=True)
+    values, indices = torch.stack([sorted_values[:, :count], sorted_indices[:, :count].double()]).tolist()
     for row, columns in zip(values, indices, strict=True):
         yield list(zip(row, map(int, columns), strict=True))

@@ -63,7 +63,7 @@ class EmbeddingLayer(nn.Module):
     def _position_vectors(
         self, positions: Learned | Sinusoidal, batch: Packed, like: Tensor
     ) -> Float[Tensor, "rows _width"]:
-        """Return the position vector of each token; sinusoids have the dtype and the device of `like`."""
+        """Return the vector of each token's position; sinusoids have the dtype and the device of `like`."""
         if isinstance(positions, Learned):
             learned: Tensor = self.positions(batch.positions + positions.offset)
             return learned

@@ -58,7 +58,7 @@ class SummaryVector(Transform):
         return self._pool(x, batch) if self.pools_last else x
 
     def _pool(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
-        """Pool the rows of each sequence; if `pooled_token` is set, take the row of its last occurrence."""
+        """Pool the rows of each sequence; if `pooled_token` is set, return the row of its last occurrence."""
         if self.pooled_token is None or len(rows) == 0:
             return pool(rows, batch, self.pooling)
         lengths = send(batch.lengths, rows.device)
@@ -105,8 +105,8 @@ def _check_width(config: c.Head, model: Transformer) -> None:
     width = model.output_embedding.tokens.embedding_dim
     if width != model.config.width:
         raise ModelError(
-            f"a {config.kind} head scores rows {model.config.width} wide against tokens {width} wide: give the "
-            "embedding the width of the stack"
+            f"a {config.kind} head multiplies hidden states of {model.config.width} dimensions with token vectors of "
+            f"{width}: set the width of the embedding to that of the stack"
         )
 
 
@@ -276,7 +276,8 @@ def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequen
     lengths = send(batch.lengths, rows.device)
     if pooling in ("first", "last", "max") and 0 in batch.lengths:
         vectors = rows.new_zeros(len(batch), rows.shape[1])
-        vectors[lengths > 0] = pool(rows, replace(batch, bounds=tuple(sorted(set(batch.bounds)))), pooling)
+        without_empty = replace(batch, bounds=tuple(sorted(set(batch.bounds))))
+        vectors[lengths > 0] = pool(rows, without_empty, pooling)
         return vectors
     if pooling == "first":
         return rows[batch.first_rows()]
@@ -289,7 +290,7 @@ def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequen
 
 
 def last_rows_of(batch: Packed, token: int) -> Int[Tensor, " sequences"]:
-    """Return the row index of a token's last occurrence in each sequence, or of its last row without the token."""
+    """Return the row index of the token's last occurrence in each sequence; without one, that of the last row."""
     device = batch.tokens.device
     rows = torch.where(batch.tokens == token, torch.arange(len(batch.tokens), device=device), -1)
     sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(batch.lengths)).to(device, non_blocking=True)
@@ -299,9 +300,11 @@ def last_rows_of(batch: Packed, token: int) -> Int[Tensor, " sequences"]:
 
 
 def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
-    """Return the index of the only row of each sequence that the head reads, and a batch of these rows.
+    """Return the rows that a head needs, if it reads one row of each sequence.
 
-    For a head that reads more than one row, returns None and the batch itself.
+    Returns:
+        The index of that row of each sequence, and a batch of these rows. If the head reads more rows, None and the
+        batch itself.
     """
     match head:
         case ClassesHead() | ChoiceHead() | NextSentenceHead() | PooledHead():

@@ -40,52 +40,60 @@ def skip_init() -> Iterator[None]:
 
 @torch.no_grad()
 def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Generator | None = None) -> None:
-    """Initialise every weight of the module: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
+    """Initialise every weight of a module.
+
+    Biases and padding rows are set to 0, and gains of norms to 1. Other weights are sampled as the scheme defines.
+    """
     initialised: set[torch.Tensor] = set()
-    matrices_of = {layer: matrices for part in module.modules() for layer, matrices in _matrices(part, scheme)}
+    matrices_of: dict[nn.Module, Matrices] = {}
+    for submodule in module.modules():
+        matrices_of |= _matrices(submodule, scheme)
     # embeddings first: an output layer that is tied to one is not initialised again, and the padding row stays 0
-    for part in sorted(module.modules(), key=lambda part: not isinstance(part, nn.Embedding)):
-        if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in initialised:
-            for matrix, factor in matrices_of.get(part, [(part.weight, 1.0)]):
-                _sample(matrix, scheme, isinstance(part, nn.Embedding), factor, generator)
-            initialised.add(part.weight)
-        if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
-            part.bias.zero_()
-        if isinstance(part, nn.LayerNorm | nn.RMSNorm):
-            part.weight.fill_(1.0)
-        if not isinstance(part, nn.Linear | nn.Embedding | nn.LayerNorm | nn.RMSNorm):
-            for name, parameter in part.named_parameters(recurse=False):
+    for submodule in sorted(module.modules(), key=lambda submodule: not isinstance(submodule, nn.Embedding)):
+        if isinstance(submodule, nn.Linear | nn.Embedding) and submodule.weight not in initialised:
+            for matrix, factor in matrices_of.get(submodule, [(submodule.weight, 1.0)]):
+                _sample(matrix, scheme, isinstance(submodule, nn.Embedding), factor, generator)
+            initialised.add(submodule.weight)
+        if isinstance(submodule, nn.Linear | nn.LayerNorm) and submodule.bias is not None:
+            submodule.bias.zero_()
+        if isinstance(submodule, nn.LayerNorm | nn.RMSNorm):
+            submodule.weight.fill_(1.0)
+        if not isinstance(submodule, nn.Linear | nn.Embedding | nn.LayerNorm | nn.RMSNorm):
+            for name, parameter in submodule.named_parameters(recurse=False):
                 if name.startswith("bias"):  # biases of recurrent networks
                     parameter.zero_()
                     continue
                 _sample(parameter.view(-1, parameter.shape[-1]), scheme, True, 1.0, generator)
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            part.weight[part.padding_idx].zero_()
+        if isinstance(submodule, nn.Embedding) and submodule.padding_idx is not None:
+            submodule.weight[submodule.padding_idx].zero_()
 
 
-Matrices = list[tuple[torch.Tensor, float]]  # matrices of one layer's weight, with the factor of their deviation
+Matrices = list[tuple[torch.Tensor, float]]  # the matrices of which a layer's weight consists, each with `factor`
 
 
-def _matrices(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Matrices]]:
-    """Return the matrices of layers whose weight joins several matrices, or has another factor than 1."""
+def _matrices(module: nn.Module, scheme: Initialisation) -> dict[nn.Module, Matrices]:
+    """Return the matrices of those layers of a module whose weights join several matrices or have another factor."""
     output_factor = getattr(scheme, "outputs", 1.0)
     has_unscaled_scores = isinstance(scheme, FanIn)
-    match part:
+    match module:
         case Attention():
-            factors = (part.head_width**-0.5 if has_unscaled_scores else 1.0, 1.0, 1.0)
-            qkv = list(zip(part.qkv.weight.split(part.sizes), factors, strict=True))
-            return [(part.qkv, qkv), (part.out, _split(part.out, output_factor))]
+            factors = (module.head_width**-0.5 if has_unscaled_scores else 1.0, 1.0, 1.0)
+            qkv = list(zip(module.qkv.weight.split(module.sizes), factors, strict=True))
+            return {module.qkv: qkv, module.out: _split(module.out, output_factor)}
         case CrossAttention():
-            query_factor = (part.q.out_features // part.heads) ** -0.5 if has_unscaled_scores else 1.0
-            kv = _split(part.kv, 1.0, 1.0)
-            return [(part.q, _split(part.q, query_factor)), (part.kv, kv), (part.out, _split(part.out, output_factor))]
+            query_factor = (module.q.out_features // module.heads) ** -0.5 if has_unscaled_scores else 1.0
+            return {
+                module.q: _split(module.q, query_factor),
+                module.kv: _split(module.kv, 1.0, 1.0),
+                module.out: _split(module.out, output_factor),
+            }
         case Mlp():
-            up = _split(part.up, *[1.0] * (2 if part.gated else 1))
-            return [(part.up, up), (part.down, _split(part.down, output_factor))]
+            up_factors = (1.0, 1.0) if module.gated else (1.0,)
+            return {module.up: _split(module.up, *up_factors), module.down: _split(module.down, output_factor)}
         case Stack() if has_unscaled_scores:
-            tables = [relation.table for relation in part.relations if isinstance(relation, BucketedPosition)]
-            return [(table, _split(table, part.config.width**-0.5)) for table in tables]
-    return []
+            tables = [relation.table for relation in module.relations if isinstance(relation, BucketedPosition)]
+            return {table: _split(table, module.config.width**-0.5) for table in tables}
+    return {}
 
 
 def _split(layer: nn.Linear | nn.Embedding, *factors: float) -> Matrices:

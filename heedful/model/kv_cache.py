@@ -62,15 +62,15 @@ class KVCache:
         self.memory = memory
         self.memory_lengths = [stop - start for start, stop in pairwise(bounds)]
         self._bounds = tuple(bounds)
-        self._line_slots = 0
-        self._memory_line_slots = max([1, *self.memory_lengths])
+        self._line_slots = 0  # slots of a line in the buffers of self-attention
+        self._memory_line_slots = max([1, *self.memory_lengths])  # and in those of cross-attention
         self._self_attention: dict[int, KVBuffer] = {}  # by layer
         self._cross_attention: dict[int, KVBuffer] = {}  # by layer
         self._device_lengths: Tensor | None = None  # `lengths` on the device of the rows, once they were sent
         self._memory_layouts: dict[tuple[int, ...], Layout] = {}  # by the number of rows of each sequence
 
     def lengths_on(self, device: torch.device) -> Int[Tensor, " sequences"]:
-        """Return `lengths` on a device; they are copied there once, and counted on there."""
+        """Return `lengths` on a device; they are copied there once, and `advance` updates them there."""
         if self._device_lengths is None:
             self._device_lengths = send(self.lengths, device)
         return self._device_lengths
@@ -87,8 +87,8 @@ class KVCache:
     def layout(self, batch: Packed) -> Layout:
         """Return the layout of self-attention, from each sequence's rows to its line of the cache."""
         totals = [length + past for length, past in zip(batch.lengths, self.lengths, strict=True)]
-        if (needed := max(totals, default=1)) > self._line_slots:
-            self._line_slots = _rounded_slots(max(needed, self._line_slots * 3 // 2))
+        if (longest := max(totals, default=1)) > self._line_slots:
+            self._line_slots = _rounded_slots(max(longest, self._line_slots * 3 // 2))
         stride = self._line_slots
         keys = tuple((line * stride, line * stride + total) for line, total in enumerate(totals))
         layout = Layout(Layout.of(batch.bounds).queries, keys, stride=stride)
@@ -103,25 +103,35 @@ class KVCache:
             return None
         key = tuple(batch.lengths)
         if key not in self._memory_layouts:
-            self._memory_layouts = {key: self._make_memory_layout(batch)}  # that of a prompt is used once
+            # only the last layout is stored: the prompts' layout is used once, and all later steps have another one
+            self._memory_layouts = {key: self._make_memory_layout(batch)}
         return self._memory_layouts[key]
 
     def _make_memory_layout(self, batch: Packed) -> Layout:
-        """Make the layout of cross-attention."""
-        stride, queries, keys, first = self._memory_line_slots, [], [], 0
+        """Make the layout of cross-attention; adjacent sequences of the same source are one span of queries in it."""
+        stride = self._memory_line_slots
+        queries: list[tuple[int, int]] = []
+        keys: list[tuple[int, int]] = []
+        first_row = 0
         for source, group in groupby(zip(self.source, batch.lengths, strict=True), key=lambda pair: pair[0]):
             rows = sum(length for _, length in group)
-            queries.append((first, first + rows))
+            queries.append((first_row, first_row + rows))
             keys.append((source * stride, source * stride + self.memory_lengths[source]))
-            first += rows
-        in_order = [start for start, _ in keys] == [line * stride for line in range(len(self.memory_lengths))]
-        return Layout(tuple(queries), tuple(keys), stride=stride if in_order else None)
+            first_row += rows
+        has_all_lines = [start for start, _ in keys] == [line * stride for line in range(len(self.memory_lengths))]
+        return Layout(tuple(queries), tuple(keys), stride=stride if has_all_lines else None)
 
     def update(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of new rows after the cached ones; returns those of all slots, end to end.
+        """Write the keys and values of new rows after the cached ones.
 
         Args:
+            layer: Index of the layer.
+            k: Keys of the new rows.
+            v: Values of the new rows.
             layout: The result of `layout` for the batch.
+
+        Returns:
+            The keys and the values of all slots of the layer, lines end to end.
         """
         assert layout.stride is not None
         if layer not in self._self_attention:
@@ -134,7 +144,12 @@ class KVCache:
         return keys.index_copy_(0, slots, k), values.index_copy_(0, slots, v)
 
     def update_cross(self, layer: int, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the encoder's hidden states in one layer, projected on first use."""
+        """Return the keys and values of the encoder's hidden states in one layer, lines end to end.
+
+        Args:
+            layer: Index of the layer.
+            project: Computes keys and values from the hidden states; it is called at the first use of the layer.
+        """
         assert self.memory is not None
         if layer not in self._cross_attention:
             stride = self._memory_line_slots
@@ -156,7 +171,11 @@ class KVCache:
         return self._cross_attention[layer].rows()
 
     def advance(self, lengths: Sequence[int]) -> None:
-        """Add to each sequence the count of its rows that were written."""
+        """Count new rows, after their keys and values were written in all layers.
+
+        Args:
+            lengths: Number of new rows of each sequence.
+        """
         self.lengths = [past + length for past, length in zip(self.lengths, lengths, strict=True)]
         if self._device_lengths is not None:
             self._device_lengths = self._device_lengths + lengths[0] if len({*lengths}) == 1 else None
@@ -177,9 +196,8 @@ class KVCache:
             lines = send(sources, self.memory.device)
             for buffer in self._cross_attention.values():
                 buffer.reorder(lines)
-            self.memory = torch.cat(
-                [self.memory[self._bounds[source] : self._bounds[source + 1]] for source in sources]
-            )
+            source_rows = [self.memory[self._bounds[source] : self._bounds[source + 1]] for source in sources]
+            self.memory = torch.cat(source_rows)
             self.memory_lengths = [self.memory_lengths[source] for source in sources]
             self._bounds = (0, *torch.tensor(self.memory_lengths).cumsum(0).tolist())
             self.source = [sources.index(source) for source in self.source]
@@ -206,15 +224,21 @@ def _slots_of_queries(layout: Layout, device: torch.device) -> Int[Tensor, " row
 
 
 class FixedKVCache(KVCache):
-    """The cache of a batch in a CUDA graph: lines with a fixed number of slots, and lengths that the device counts.
+    """The cache of a decoding step in a CUDA graph: lines have a fixed number of slots, and lengths are on the device.
 
-    A sequence of the maximum length writes its last row again.
+    A sequence of the maximum length overwrites its last row.
     """
 
     def __init__(self, cache: KVCache, max_length: int, device: torch.device) -> None:
-        """Give the lines of a cache room for sequences of `max_length` rows, which is more than any has now."""
+        """Take over the buffers of a cache, and extend its lines.
+
+        Args:
+            cache: The cache, which is not used until `hand_back`.
+            max_length: Maximum number of rows of a sequence; more than any sequence has now.
+            device: Device of the buffers.
+        """
         super().__init__(len(cache.lengths), cache.memory, cache._bounds)
-        self.lengths, self.source = list(cache.lengths), cache.source  # at the beginning
+        self.lengths, self.source = list(cache.lengths), cache.source  # `lengths` are those before the first step
         self._max_length, self._line_slots = max_length, max(_rounded_slots(max_length), cache._line_slots)
         self._memory_line_slots = cache._memory_line_slots
         self._self_attention, self._cross_attention = cache._self_attention, cache._cross_attention
@@ -227,16 +251,16 @@ class FixedKVCache(KVCache):
         return replace(batch, positions=self.device_lengths, past_lengths=(self._max_length - 1,) * len(batch))
 
     def layout(self, batch: Packed) -> Layout:
-        """Return the layout of self-attention to all slots of a line, as many as the device counts."""
+        """Return the layout of self-attention to whole lines; `key_counts` limits it to the written slots."""
         stride = self._line_slots
         keys = tuple((line * stride, (line + 1) * stride) for line in range(len(batch)))
         return Layout(Layout.of(batch.bounds).queries, keys, stride=stride, key_counts=self.device_lengths + 1)
 
     def advance(self, lengths: Sequence[int]) -> None:
-        """Count a row that was written to each sequence, on the device."""
+        """Count one new row of each sequence, on the device."""
         self.device_lengths.copy_((self.device_lengths + 1).clamp(max=self._max_length - 1))
 
     def hand_back(self, cache: KVCache, steps: int) -> None:
-        """Let the cache from which this one was made continue, after `steps` steps."""
+        """Update the lengths of the original cache, which is used again after this one has decoded `steps` steps."""
         cache.lengths = [length + steps for length in self.lengths]
         cache._line_slots, cache._device_lengths = self._line_slots, None

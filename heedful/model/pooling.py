@@ -1,7 +1,7 @@
 """Pooling of classic models: bags of words, attention with trained queries, and hierarchical attention.
 
-A pooler makes vectors from the hidden states (`rows`) of each sequence, [sequences, vectors, width]; the vectors of an
-empty sequence are zeros. `heads.py` makes a `PooledClassesHead` for a classifier of a classic model.
+A pooler computes one or more vectors of each sequence from its hidden states (`rows`), [sequences, vectors, width]; the
+vectors of an empty sequence are zeros. `heads.py` makes a `PooledClassesHead` for a classifier of a classic model.
 """
 
 from __future__ import annotations
@@ -81,17 +81,18 @@ class QueryPooler(nn.Module):
     def _attention(self, rows: Rows, bounds: Bounds) -> tuple[Tensor, Tensor, AttentionArgs]:
         """Return queries, keys and the other arguments of attention."""
         count = len(self.queries)
-        texts = len(bounds) - 1
+        sequences = len(bounds) - 1
         k = self.key(rows)
         k = (k.tanh() if self.tanh else k)[:, None]
-        q = self.queries.to(k.dtype).repeat(texts, 1)[:, None]
-        return q, k, AttentionArgs(layout=Layout.of(range(0, texts * count + 1, count), bounds), scale=self.scale)
+        q = self.queries.to(k.dtype).repeat(sequences, 1)[:, None]
+        layout = Layout.of(range(0, sequences * count + 1, count), bounds)  # `count` queries for each sequence
+        return q, k, AttentionArgs(layout=layout, scale=self.scale)
 
 
 class HierarchicalPooler(nn.Module):
     """Hierarchical attention: over the words of each sentence, then over the sentences of each text.
 
-    A recurrent network may be between the two.
+    A recurrent network may be applied to the sentence vectors in between.
     """
 
     def __init__(self, config: HierarchicalPooling, width: int) -> None:
@@ -104,11 +105,11 @@ class HierarchicalPooler(nn.Module):
         self.sentences = QueryPooler(tanh, self.width, 1, config.inner)
 
     def forward(self, rows: Rows, batch: Packed) -> Vectors:
-        words, texts = sentence_bounds(batch, self.ends)
-        sentences = self.words(rows, words)[:, 0]
+        row_bounds, text_bounds = sentence_bounds(batch, self.ends)
+        sentences = self.words(rows, row_bounds)[:, 0]
         if self.over is not None:
-            sentences = self.over(sentences, texts)
-        vectors: Tensor = self.sentences(sentences, texts)
+            sentences = self.over(sentences, text_bounds)
+        vectors: Tensor = self.sentences(sentences, text_bounds)
         return vectors
 
 
@@ -123,7 +124,7 @@ class PooledClassesHead(nn.Module):
         self.one_score = pooling.binary == "sigmoid" and config.problem_type == "single_label_classification"
         if self.one_score and labels != 2:
             raise ModelError(f'binary is "sigmoid", which is for two labels, but there are {labels}: use "softmax"')
-        width, count = model.classic.width, 1
+        width, count = model.classic.width, 1  # dimension and number of the pooled vectors of a text
         match pooling:
             case BagPooling():
                 self.bag = BagPooler(pooling)
@@ -174,8 +175,10 @@ class PooledClassesHead(nn.Module):
         if not isinstance(self.config, StructuredPooling) or self.config.penalty == 0:
             return rows.new_zeros(len(batch))
         identity = torch.eye(self.config.hops, dtype=rows.dtype, device=rows.device)
-        weights = [a.to(rows.dtype) for a in self.queries.weights(rows, batch.bounds)]
-        penalties = [  # elementwise products instead of matmul, which autocast would compute in bfloat16
-            (((a[:, None] * a).sum(-1) - identity) ** 2).sum() * (a.shape[1] > 0) for a in weights
-        ]
+        penalties = []
+        for weights in self.queries.weights(rows, batch.bounds):
+            a = weights.to(rows.dtype)
+            similarities = (a[:, None] * a).sum(-1)  # A A', not by matmul, which autocast would compute in bfloat16
+            has_rows = a.shape[1] > 0
+            penalties.append((similarities - identity).square().sum() * has_rows)
         return self.config.penalty * torch.stack(penalties) if penalties else rows.new_zeros(0)

@@ -1,6 +1,7 @@
-"""Greedy decoding by a CUDA graph: a step of a batch costs one kernel launch instead of a few hundred.
+"""Greedy decoding by a CUDA graph: the host launches a recorded step by one call instead of a few hundred.
 
-Tokens, lengths, positions and masks stay on the device; in each step the host reads the new tokens only.
+Tokens, lengths, positions and masks stay on the device; in each step the host reads the new tokens only. `decode.py`
+uses this module.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from heedful.model.stack import Transformer
 from heedful.nn.cuda_graph import record
 from heedful.packed import Packed
 
-MIN_STEPS = 32  # remaining steps, from which recording pays off: it takes as long as about ten steps
-MIN_TOKENS = 8  # generated tokens, from which a step is recorded: many texts are shorter
-MAX_STEPS = 512  # steps for which the cache has slots; then it grows, and a step is recorded again
+MIN_STEPS = 32  # minimum of remaining steps for a recording, which takes as long as about ten steps
+MIN_TOKENS = 8  # minimum of generated tokens before a recording, since many texts end earlier
+MAX_STEPS = 512  # steps for which the cache has slots; after them, the cache grows and a step is recorded again
 
 
 def can_record_steps(model: Transformer) -> bool:
-    """Return whether the decoding step of a model can be recorded: nothing in it is copied between host and device."""
+    """Return whether the decoding step of a model can be recorded: it must copy nothing between host and device."""
     if type(model) is not Transformer or model.decoder is None:
         return False
     return isinstance(model.decoder.config.relation, Rotary | Buckets | None)
@@ -76,7 +77,7 @@ class RecordedSteps:
         return torch.stack([tokens.double(), token_log_p.double()])
 
     def record(self) -> None:
-        """Record a step. It leaves tokens and lengths unchanged; the next steps overwrite the slots that it wrote."""
+        """Record a step, and restore tokens and lengths; the next steps overwrite the slots that it wrote."""
         with torch.inference_mode():
             tokens, lengths = self._batch.tokens.clone(), self.cache.device_lengths.clone()
             self._graph, self._result = record(self.run, tokens.device)
@@ -89,9 +90,9 @@ class RecordedSteps:
         self._graph.replay()
         self.steps_left -= 1
         self._finished_steps += 1
-        numbers: list[list[float]] = self._result.tolist()
-        return numbers
+        tokens_and_log_p: list[list[float]] = self._result.tolist()
+        return tokens_and_log_p
 
     def finish(self) -> None:
-        """Return the keys and values of the steps to the cache from which this object was made."""
+        """Let the cache from which this object was made continue with the keys and values of the replayed steps."""
         self.cache.hand_back(self._outer_cache, self._finished_steps)

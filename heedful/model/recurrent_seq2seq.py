@@ -1,7 +1,7 @@
 """A recurrent encoder and decoder, with or without attention of the decoder to the encoder's hidden states (`rows`).
 
 A `RecurrentSeq2SeqModel` has the interface of a `Transformer` with encoder and decoder; its cache holds the decoder's
-state.
+state. `build.py` makes it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from heedful.nn.scores import (
 )
 from heedful.packed import Packed
 
-Lines = Float[Tensor, "lines slots width"]  # a padded line for each sequence; padding is never attended to
+Lines = Float[Tensor, "lines slots width"]  # rows of each sequence, then padding, which is never attended to
 State = tuple[Tensor, ...]  # (h,) of a GRU or (h, c) of an LSTM, [layers, sequences, width] each
 
 
@@ -58,10 +58,10 @@ State = tuple[Tensor, ...]  # (h,) of a GRU or (h, c) of an LSTM, [layers, seque
 
 
 class EncodedSource(NamedTuple):
-    """The encoder's hidden states as keys and values, in a padded line for each sequence."""
+    """Keys and values for attention to the source, in a padded line for each sequence."""
 
     keys: Float[Tensor, "lines slots key_width"]
-    values: Float[Tensor, "lines slots width"]
+    values: Float[Tensor, "lines slots width"]  # the encoder's hidden states
     lengths: tuple[int, ...]  # tokens of each sequence
 
     def is_row(self) -> Bool[Tensor, "lines slots"]:
@@ -87,8 +87,8 @@ class EncodedSource(NamedTuple):
 
     def with_identity_values(self) -> EncodedSource:
         """Return a source whose values are unit vectors, so that their weighted sum is the vector of weights."""
-        count = self.keys.shape[1]
-        identity = torch.eye(count, dtype=self.values.dtype, device=self.values.device)
+        slots = self.keys.shape[1]
+        identity = torch.eye(slots, dtype=self.values.dtype, device=self.values.device)
         return self._replace(values=identity.expand(len(self.keys), -1, -1))
 
 
@@ -108,9 +108,9 @@ class SourceAttention(nn.Module):
             "scaled_dot": lambda: scaled_dot,
         }
         self.score = score_makers[config.score]()
-        self.place = None  # local-p attention, which predicts a position
+        self.local = None  # local-p attention, which predicts the centre of its window
         if isinstance(config, LocalP):
-            self.place = LocalPredictive(self.compare, width=width, inner_width=width // 2, radius=config.radius)
+            self.local = LocalPredictive(self.compare, width=width, inner_width=width // 2, radius=config.radius)
 
     def keys(self, rows: Lines) -> Float[Tensor, "lines slots key_width"]:
         """Compute the keys of the encoder's hidden states, once for all queries."""
@@ -124,18 +124,20 @@ class SourceAttention(nn.Module):
     def forward(
         self, q: Float[Tensor, "lines n width"], positions: Int[Tensor, "lines n"], source: EncodedSource
     ) -> Float[Tensor, "lines n value_width"]:
-        """Return the context vector of each decoder state q.
+        """Return the context vector of each decoder state.
 
         Args:
+            q: Decoder states, n for each sequence.
             positions: Position of each state in its target sequence, from 0.
+            source: Keys and values of the source.
         """
         count = q.shape[1]
         if isinstance(self.config, LocalM | LocalP):
             k, v = source.keys.flatten(0, 1), source.values.flatten(0, 1)
             layout = source.layout(count)
             states = q.flatten(0, 1)
-            if self.place is not None:
-                context: Tensor = self.place(states, k, v, layout)
+            if self.local is not None:
+                context: Tensor = self.local(states, k, v, layout)
             else:
                 assert isinstance(self.config, LocalM)
                 context = local_monotonic(
@@ -155,7 +157,7 @@ class SourceAttention(nn.Module):
 
 
 def pad_rows(rows: Rows, bounds: Bounds) -> tuple[Lines, Int[Tensor, " rows"]]:
-    """Return the rows in padded lines, and the slot of each row; slots are counted over all lines, end to end."""
+    """Return the rows in padded lines, and the index of each row among the slots of all lines."""
     lengths = [stop - start for start, stop in pairwise(bounds)]
     longest = max(lengths, default=0)
     first_slots = np.arange(len(lengths)) * longest
@@ -182,7 +184,7 @@ class RecurrentCache(KVCache):
             return
         super().reorder(sequences)
         index = torch.tensor(list(sequences), dtype=torch.long, device=self.last_output.device)
-        self.state = tuple(part.index_select(1, index) for part in self.state)
+        self.state = tuple(tensor.index_select(1, index) for tensor in self.state)
         self.last_output = self.last_output.index_select(0, index)
         self.encoded = self.encoded.select(sequences)
 
@@ -252,17 +254,18 @@ class RecurrentSeq2SeqModel(Transformer):
     def _first_state(self, rows: Rows, bounds: Bounds) -> State:
         """Return h = tanh(W s + b), and for an LSTM c = W' s + b', where s are the last states of both directions."""
         half, count = rows.shape[1] // 2, len(bounds) - 1
-        last_states = rows.new_zeros(count, 2 * half)
-        filled = [sequence for sequence, (start, stop) in enumerate(pairwise(bounds)) if start < stop]
-        if filled:
-            last = torch.tensor([bounds[sequence + 1] - 1 for sequence in filled], device=rows.device)
-            first = torch.tensor([bounds[sequence] for sequence in filled], device=rows.device)
-            ends = torch.cat([rows[last, :half], rows[first, half:]], -1)
-            last_states = last_states.index_copy(0, torch.tensor(filled, device=rows.device), ends)
+        last_states = rows.new_zeros(count, 2 * half)  # stays 0 for empty sequences
+        not_empty = [sequence for sequence, (start, stop) in enumerate(pairwise(bounds)) if start < stop]
+        if not_empty:
+            # the network from left to right ends at the last row, that from right to left at the first one
+            last_rows = torch.tensor([bounds[sequence + 1] - 1 for sequence in not_empty], device=rows.device)
+            first_rows = torch.tensor([bounds[sequence] for sequence in not_empty], device=rows.device)
+            ends = torch.cat([rows[last_rows, :half], rows[first_rows, half:]], -1)
+            last_states = last_states.index_copy(0, torch.tensor(not_empty, device=rows.device), ends)
         layers, width = self.recurrent.layers, self.recurrent.width
-        states = self.bridge.out_features // (layers * width)
-        parts = self.bridge(last_states).view(count, states, layers, width).permute(1, 2, 0, 3)
-        h, *c = (part.contiguous() for part in parts.unbind(0))
+        num_states = self.bridge.out_features // (layers * width)  # 1 for a GRU, 2 for an LSTM
+        states = self.bridge(last_states).view(count, num_states, layers, width).permute(1, 2, 0, 3)
+        h, *c = (state.contiguous() for state in states.unbind(0))
         return (h.tanh(), *c)
 
     def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
@@ -270,26 +273,30 @@ class RecurrentSeq2SeqModel(Transformer):
         assert isinstance(cache, RecurrentCache), "another model's cache"
         if trace is not None:
             trace.check(1, self.traceable)
-        traced = self.look is not None and trace is not None and trace.records("cross", 0, ("weights",))
+        is_traced = self.look is not None and trace is not None and trace.records("cross", 0, ("weights",))
         with torch.autocast(batch.tokens.device.type, enabled=False):
             x: Tensor = self.embedding(batch)
             past = torch.tensor(cache.lengths, dtype=torch.long, device=x.device)
             decode = self._decode_with_feeding if self.feeds_output else self._decode_without_feeding
-            rows, weights = decode(x, batch.bounds, past, cache, traced)
+            rows, weights = decode(x, batch.bounds, past, cache, is_traced)
         if trace is not None and weights is not None:
             spans = zip(pairwise(batch.bounds), cache.encoded.lengths, strict=True)
-            trace.record_weights("cross", 0, [weights[start:stop, :length][None] for (start, stop), length in spans])
+            sequence_weights = [weights[start:stop, :length][None] for (start, stop), length in spans]  # one head each
+            trace.record_weights("cross", 0, sequence_weights)
         cache.advance(batch.lengths)
         return rows
 
     def _decode_without_feeding(
-        self, x: Rows, bounds: Bounds, past: Tensor, cache: RecurrentCache, traced: bool
+        self, x: Rows, bounds: Bounds, past: Tensor, cache: RecurrentCache, is_traced: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the decoder over all tokens, then attention for all its states.
+        """Run the decoder over all tokens, then attention for all its states, and update the cached state.
 
         Args:
-            past: How many tokens of each sequence were decoded before.
-            traced: Whether to return attention weights.
+            x: Word vectors of the decoder's inputs.
+            bounds: Bounds of their sequences.
+            past: Number of tokens of each sequence that were decoded before.
+            cache: The decoder's state and the source.
+            is_traced: Whether to return attention weights.
 
         Returns:
             The output rows, and the attention weights of each row or None.
@@ -297,12 +304,12 @@ class RecurrentSeq2SeqModel(Transformer):
         order, inverse, counts = _orders(bounds, x.device)
         if not counts:
             return x.new_zeros(0, self.config.width), None
-        longest_first = _longest_first(bounds)
-        sorted_state = tuple(part[:, longest_first[: counts[0]]] for part in cache.state)
+        not_empty = _longest_first(bounds)[: counts[0]]  # sequences with tokens, longest first
+        sorted_state = tuple(tensor[:, not_empty] for tensor in cache.state)
         outputs, last = self.writing(PackedSequence(x[order], torch.tensor(counts)), _to_cell(sorted_state))
+        not_empty_index = torch.tensor(not_empty, device=x.device)
         cache.state = tuple(
-            part.index_copy(1, torch.tensor(longest_first[: counts[0]], device=x.device), new)
-            for part, new in zip(cache.state, _from_cell(last), strict=True)
+            old.index_copy(1, not_empty_index, new) for old, new in zip(cache.state, _from_cell(last), strict=True)
         )
         states, weights = outputs.data[inverse], None
         if self.look is None:
@@ -310,12 +317,12 @@ class RecurrentSeq2SeqModel(Transformer):
         q, slots = pad_rows(states, bounds)
         positions = past[:, None] + torch.arange(q.shape[1], device=x.device)
         context = self.look(q, positions, cache.encoded).flatten(0, 1)[slots]
-        if traced:
+        if is_traced:
             weights = self.look(q, positions, cache.encoded.with_identity_values()).flatten(0, 1)[slots]
         return self._mix(states, context), weights
 
     def _decode_with_feeding(
-        self, x: Rows, bounds: Bounds, past: Tensor, cache: RecurrentCache, traced: bool
+        self, x: Rows, bounds: Bounds, past: Tensor, cache: RecurrentCache, is_traced: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Decode one token of each sequence at a time, with each output row as an input of the next step.
 
@@ -326,16 +333,19 @@ class RecurrentSeq2SeqModel(Transformer):
         if not counts:
             return x.new_zeros(0, self.config.width), None
         longest_first = _longest_first(bounds)
-        state, output = tuple(part[:, longest_first] for part in cache.state), cache.last_output[longest_first]
+        state = tuple(tensor[:, longest_first] for tensor in cache.state)
+        output = cache.last_output[longest_first]
         source = cache.encoded.select(longest_first)
         past = past[longest_first]
-        finished: list[tuple[Tensor, ...]] = []  # states and outputs of sequences without more tokens, the longest last
+        # state and last output of the sequences that have no more tokens; those with more steps are appended later
+        finished: list[tuple[Tensor, ...]] = []
         rows, weights = [], []
         for step, step_inputs in enumerate(x[order].split(counts)):
-            count = len(step_inputs)
+            count = len(step_inputs)  # sequences with a token in this step
             if count < len(output):
-                finished.append((*(part[:, count:] for part in state), output[count:]))
-                state, output = tuple(part[:, :count].contiguous() for part in state), output[:count]
+                finished.append((*(tensor[:, count:] for tensor in state), output[count:]))
+                state = tuple(tensor[:, :count].contiguous() for tensor in state)
+                output = output[:count]
                 source = source.first(count)
             outputs, last = self.writing(torch.cat([step_inputs, output], -1)[None], _to_cell(state))
             state = _from_cell(last)
@@ -343,12 +353,12 @@ class RecurrentSeq2SeqModel(Transformer):
             positions = past[:count, None] + step
             output = self._mix(outputs[0], self.look(q, positions, source)[:, 0])
             rows.append(output)
-            if traced:
+            if is_traced:
                 weights.append(self.look(q, positions, source.with_identity_values())[:, 0])
         finished.append((*state, output))
         original_order = torch.from_numpy(np.argsort(longest_first)).to(x.device)
-        *states, last_output = (torch.cat(parts[::-1], -2) for parts in zip(*finished, strict=True))
-        cache.state = tuple(part[:, original_order] for part in states)
+        *states, last_output = (torch.cat(tensors[::-1], -2) for tensors in zip(*finished, strict=True))
+        cache.state = tuple(tensor[:, original_order] for tensor in states)
         cache.last_output = last_output[original_order]
         return torch.cat(rows)[inverse], torch.cat(weights)[inverse] if weights else None
 
@@ -359,14 +369,14 @@ class RecurrentSeq2SeqModel(Transformer):
 
 
 def _orders(bounds: Bounds, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
-    """Return row indices in time-major order, the inverse order, and how many sequences have each step."""
+    """Return row indices in time-major order, the inverse order, and the number of sequences that have each step."""
     order, counts = time_major_order(bounds)
     inverse = torch.from_numpy(np.argsort(order)).to(device)
     return torch.from_numpy(order).to(device), inverse, counts.tolist()
 
 
 def _longest_first(bounds: Bounds) -> list[int]:
-    """Return the indices of the sequences, longest first, as in `time_major_order`."""
+    """Return the indices of the sequences, longest first; equally long ones are in their order in the batch."""
     sequences: list[int] = np.argsort(-np.diff(bounds), kind="stable").tolist()
     return sequences
 

@@ -178,14 +178,15 @@ class Stack(nn.Module):
         )
         relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
         if isinstance(relations[-1], ProjectedDistances):
-            relations = relations[1:]  # one ProjectedDistances for each block; the first relation is the trained one
+            # for inference, a ProjectedDistances for each block was appended; they replace the trained relation
+            relations = relations[1:]
         prepared = [relation.prepare(batch, x, cache_bias=not checkpointed) for relation in relations]
         # the last block selects the output rows after its attention, so that its MLP computes only these
         last_block_selects = (
             output_rows is not None and memory is None and trace is None and first_layer < self.config.layers
         )
         for layer in range(first_layer, self.config.layers if end_layer is None else end_layer):
-            block = layer * len(self.blocks) // self.config.layers
+            block = layer * len(self.blocks) // self.config.layers  # index of the block; adjacent layers may share one
             relation = self._relation_of(layer, block, len(relations))
             if pruning is not None and layer == pruning.layer:
                 assert output_rows is not None
@@ -216,17 +217,27 @@ class Stack(nn.Module):
     def _prune(
         self, pruning: TokenPruning, x: Float[Tensor, "rows width"], batch: Packed, block: int
     ) -> tuple[Int[Tensor, " some"], Packed]:
-        """Return the rows of a block's input that remain, by the block's attention, and the batch of these rows."""
-        first_pruned = self.blocks[block]
-        assert isinstance(first_pruned, Block)
-        attention, x = first_pruned.attention, first_pruned._norm_before(x, first_pruned.attention_norm)
+        """Choose the rows of a block's input that remain, by the attention of the block.
+
+        Args:
+            pruning: How many rows remain.
+            x: Input of the block.
+            batch: The batch of these rows.
+            block: Index of the first block that computes only the remaining rows.
+
+        Returns:
+            The indices of the remaining rows, and the batch of these rows.
+        """
+        pruned_block = self.blocks[block]
+        assert isinstance(pruned_block, Block)
+        attention, x = pruned_block.attention, pruned_block._norm_before(x, pruned_block.attention_norm)
         not_empty = [(start, stop - start) for start, stop in pairwise(batch.bounds) if start < stop]
         first_rows, lengths = (send(numbers, x.device) for numbers in zip(*not_empty, strict=True))
         q, k = attention.project_queries(x[first_rows]), repeat_heads(attention.project_keys(x), attention.heads)
         return prune_tokens(pruning, first_token_attention(q, k, lengths, attention.scale), batch)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
-        """Return the index, among `count`, of the relative positions that a layer and its block use."""
+        """Return which of `count` relative position modules a layer uses; `make_relations` defines their order."""
         match self.config.relation:
             case Rotary():
                 return 0 if self.config.window_of(layer) is None else count - 1
@@ -276,8 +287,8 @@ class Transformer(nn.Module):
             output_rows: Indices of the rows to return, in this order. If None, all rows.
 
         Raises:
-            ModelError: If the target is missing, or the model has one stack and takes none; if tokens are pruned, and
-                other hidden states are needed than those of first tokens.
+            ModelError: If the target is missing, or if there is one, but the model has only one stack; if tokens are
+                pruned, and hidden states of other tokens than the first ones are needed.
             DataError: If the numbers of source and target sequences differ.
         """
         self._check_batches(source, target)
@@ -289,7 +300,7 @@ class Transformer(nn.Module):
             )
         if trace is not None:
             trace.check(self._layers(), self.traceable)
-        rows, sequences = (source if target is None else target).bounds[-1], len(source)
+        num_rows, sequences = (source if target is None else target).bounds[-1], len(source)  # without padding
         if self._pads_to_bucket():
             source = source.pad_to_bucket()
             target = None if target is None else target.pad_to_bucket()
@@ -316,11 +327,11 @@ class Transformer(nn.Module):
                 sequences=sequences,
                 output_rows=output_rows,
             )
-        return x[:rows] if output_rows is None else x
+        return x[:num_rows] if output_rows is None else x
 
     @torch.no_grad()
     def frozen_states(self, source: Packed, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """Return the outputs of the frozen layers of a model with one stack, which `source.states` may have stored.
+        """Return the outputs of the frozen layers of a model with one stack, from `source.states` if they are stored.
 
         Frozen layers have no dropout, even in training, so their outputs can be computed once and stored.
         """
@@ -420,7 +431,7 @@ class Transformer(nn.Module):
 
 
 def _first_stack(config: ModelConfig) -> StackConfig:
-    """Return the first stack, the encoder if there is one; raises ModelError if parts of the config do not fit."""
+    """Return the encoder, or the decoder of a model without encoder; raises ModelError for an inconsistent config."""
     encoder, decoder = config.encoder, config.decoder
     problem = ""
     if encoder and decoder:

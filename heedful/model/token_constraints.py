@@ -85,5 +85,5 @@ class TokenConstraints:
 
 
 def _ends(history: list[int], word: Sequence[int]) -> bool:
-    """Return whether a sequence ends with the tokens of a word before its last one."""
+    """Return whether `history` ends with all tokens of a word but the last one, which would complete the word."""
     return len(word) <= len(history) + 1 and history[len(history) - len(word) + 1 :] == list(word[:-1])

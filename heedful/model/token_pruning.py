@@ -95,9 +95,9 @@ def first_token_attention(
 def prune_tokens(
     pruning: TokenPruning, importance: Float[Tensor, " rows"], batch: Packed
 ) -> tuple[Int[Tensor, " some"], Packed]:
-    """Return the indices, ascending, of the rows that remain, and the batch of these rows.
+    """Return the indices of the remaining rows, in ascending order, and the batch of these rows.
 
-    The first row of each sequence remains, and the most important others; of equally important rows, the earlier ones.
+    The first row of each sequence and its most important other rows remain; of equally important rows, earlier ones.
 
     Args:
         pruning: The share of rows that remain.
@@ -111,8 +111,9 @@ def prune_tokens(
     sequences = _sequence_indices(send(batch.lengths, device), len(order))
     order = order[sequences[order].argsort(stable=True)]  # by sequence, and then by importance
     counts = [pruning.count(length) for length in batch.lengths]
-    ranks = [rank for start, count in zip(batch.bounds, counts, strict=False) for rank in range(start, start + count)]
-    rows = order[send(ranks, device)].sort().values
+    # the first `count` elements of `order` for each sequence
+    chosen = [start + rank for start, count in zip(batch.bounds, counts, strict=False) for rank in range(count)]
+    rows = order[send(chosen, device)].sort().values
     tokens, positions, types = (column[rows] for column in (batch.tokens, batch.positions, batch.types))
     return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=(0, *accumulate(counts)))
 

@@ -39,9 +39,9 @@ class AttentionTrace:
 
 @dataclass(kw_only=True, eq=False)
 class Trace:
-    """Selects values of a forward pass and holds them after it: model(batch, trace=Trace(layers=[3])).
+    """A selection of values of a forward pass, and the recorded values: model(batch, trace=Trace(layers=[3])).
 
-    States are the hidden states before each block of a stack; the output of a stack of n layers is at index n. Scores
+    "states" are the hidden states before each block of a stack; the output of a stack of n layers is at index n. Scores
     and weights are computed again from the q and k of the forward pass, so that a trace changes no output.
 
     Args:
@@ -59,7 +59,7 @@ class Trace:
     heads: Sequence[int] | None = None
     sequences: Sequence[int] | None = None
     rows: Sequence[int] | None = None
-    # recorded values by part, layer and sequence
+    # recorded values by (part, layer, sequence)
     attention: dict[tuple[Part, int, int], AttentionTrace] = field(default_factory=dict, init=False)
     states: dict[tuple[Part, int, int], Float[Tensor, "n width"]] = field(default_factory=dict, init=False)
 
@@ -87,8 +87,8 @@ class Trace:
         args = with_dense_bias(q, k, args)
         # the layout may have fewer sequences: in cross-attention, all beams of a source are one sequence
         for sequence in self._sequences(min(sequences, len(args.layout.queries))):
-            (start, stop), (first, last) = args.layout.queries[sequence], args.layout.keys[sequence]
-            rows = self._rows(stop - start)
+            query_rows, key_rows = (slice(*spans[sequence]) for spans in (args.layout.queries, args.layout.keys))
+            rows = self._rows(query_rows.stop - query_rows.start)
             scores = weights = None
             if "scores" in self.what or "weights" in self.what:
                 computed, visible = attention_logits(q, k, args, sequence, rows=rows, heads=heads)
@@ -97,9 +97,9 @@ class Trace:
                     weights = computed.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)
             self.attention[part, layer, sequence] = AttentionTrace(
                 scale=args.scale,
-                q=q[start:stop][rows][:, heads] if "q" in self.what else None,
-                k=k[first:last][:, heads] if "k" in self.what else None,
-                v=v[first:last][:, heads] if "v" in self.what else None,
+                q=q[query_rows][rows][:, heads] if "q" in self.what else None,
+                k=k[key_rows][:, heads] if "k" in self.what else None,
+                v=v[key_rows][:, heads] if "v" in self.what else None,
                 scores=scores,
                 weights=weights,
             )

@@ -355,8 +355,8 @@ class TransformerXlPosition(RelativePosition):
     def __init__(self, *, width: int, heads: int, head_width: int, reach: int | None, dropout: float) -> None:
         super().__init__()
         self.reach, self.dropout = reach, dropout
-        self.place = nn.Linear(width, heads * head_width, bias=False)
-        self.content_bias, self.place_bias, self.type_bias = (
+        self.position = nn.Linear(width, heads * head_width, bias=False)
+        self.content_bias, self.position_bias, self.type_bias = (
             nn.Parameter(torch.zeros(heads, head_width)) for _ in range(3)
         )
         self.same_type = nn.Parameter(torch.zeros(2, heads, head_width))
@@ -369,7 +369,7 @@ class TransformerXlPosition(RelativePosition):
         reach = max(batch.max_length - 1, 0)
         steps = torch.arange(reach, -reach - 1, -1, device=like.device)  # query position minus key position
         limit = reach if self.reach is None else self.reach
-        return batch, sinusoid(steps.clamp(-limit, limit), self.place.in_features, "halves").to(like)
+        return batch, sinusoid(steps.clamp(-limit, limit), self.position.in_features, "halves").to(like)
 
     def rotate(self, q: Heads, k: Keys, prepared: tuple[Packed, Tensor]) -> tuple[Tensor, Tensor]:
         batch, _ = prepared
@@ -381,8 +381,8 @@ class TransformerXlPosition(RelativePosition):
 
     def bias(self, q: Heads, k: Keys, prepared: tuple[Packed, Tensor], scale: float, project: Project) -> Bias:
         batch, waves = prepared
-        projected = self.place(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
-        table = torch.einsum("ihd,ghd->ihg", (q + self.place_bias) * scale, projected)
+        projected = self.position(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
+        table = torch.einsum("ihd,ghd->ihg", (q + self.position_bias) * scale, projected)
         if batch.key_lengths is None and batch.visibility is None:
             return RelativeBias(table=table)
         return _expand(table, batch)

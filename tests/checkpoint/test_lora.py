@@ -108,11 +108,11 @@ def test_weights_are_merged_by_the_formula(tmp_path: Path, changed: dict[str, An
     reference = reference_classifier(tmp_path / "base")
     for block in reference.bert.encoder.layer:
         block.attention.self.query.weight.data += scale * random_tensor(32, rank) @ random_tensor(rank, 32)
-    ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
-    assert ours.config.head.labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # type: ignore[union-attr]
+    loaded = heedful.load(tmp_path / "adapter", dtype=torch.float64)
+    assert loaded.config.head.labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # type: ignore[union-attr]
     with torch.no_grad():
-        assert (ours(random_batch("bert")) - hf_logits(reference)).abs().max() < 1e-12
-    heedful.save(ours, tmp_path / "merged")
+        assert (loaded(random_batch("bert")) - hf_logits(reference)).abs().max() < 1e-12
+    heedful.save(loaded, tmp_path / "merged")
     assert not (tmp_path / "merged/adapter_config.json").exists()
     reloaded = transformers.BertForSequenceClassification.from_pretrained(
         tmp_path / "merged", dtype=torch.float64
@@ -138,9 +138,9 @@ def test_biases_heads_and_embeddings(tmp_path: Path) -> None:
     query.weight.data += 3 * random_tensor(32, 4) @ random_tensor(4, 32)
     query.bias.data = embeddings.LayerNorm.bias.data = random_tensor(32)
     embeddings.word_embeddings.weight.data += 3 * (random_tensor(32, 4) @ random_tensor(4, 99)).T
-    ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
+    loaded = heedful.load(tmp_path / "adapter", dtype=torch.float64)
     with torch.no_grad():
-        assert (ours(random_batch("bert")) - hf_logits(reference)).abs().max() < 1e-12
+        assert (loaded(random_batch("bert")) - hf_logits(reference)).abs().max() < 1e-12
 
 
 def test_transposed_matrices(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_transposed_matrices(tmp_path: Path) -> None:
     ids, _ = random_sequences("gpt2")
     with torch.no_grad():
         expected = torch.cat([reference(torch.tensor([row])).logits[0] for row in ids])
-        ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
-        assert (ours(random_batch("gpt2")) - expected).abs().max() < 1e-12
+        loaded = heedful.load(tmp_path / "adapter", dtype=torch.float64)
+        assert (loaded(random_batch("gpt2")) - expected).abs().max() < 1e-12
 
 
 def test_a_lower_precision_rounds_once(tmp_path: Path) -> None:
@@ -181,14 +181,14 @@ def test_modules_of_sentence_transformers_in_the_folder_of_an_adapter(tmp_path: 
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
-    ours = heedful.load(folder)
-    assert ours.config.head.kind == "embedding"  # type: ignore[union-attr]
+    loaded = heedful.load(folder)
+    assert loaded.config.head.kind == "embedding"  # type: ignore[union-attr]
     assert (
-        ours.tokenizer is not None
-        and ours.tokenizer.fingerprint == heedful.Tokenizer.load(tmp_path / "base").fingerprint
+        loaded.tokenizer is not None
+        and loaded.tokenizer.fingerprint == heedful.Tokenizer.load(tmp_path / "base").fingerprint
     )
     weight = load_file(tmp_path / "base/model.safetensors")[f"{module}.weight"]
-    merged = ours.named_tensors()["encoder.blocks.3.attention.qkv.weight"][:32]
+    merged = loaded.named_tensors()["encoder.blocks.3.attention.qkv.weight"][:32]
     assert torch.allclose(
         merged, (weight.double() + 3 * random_tensor(32, 4) @ random_tensor(4, 32)).float(), atol=1e-6
     )
@@ -207,9 +207,9 @@ def test_convert_merges_into_the_given_base(tmp_path: Path, capsys: pytest.Captu
     assert convert("--base", str(tmp_path / "base")) == 0
     merged, expected = heedful.load(tmp_path / "merged"), heedful.load(folder, base=tmp_path / "base")
     assert merged.weights_digest() == expected.weights_digest() != heedful.load(tmp_path / "base").weights_digest()
-    read, facts = transformers.BertForMaskedLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
-    assert not any(facts[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    weight = read.bert.encoder.layer[0].attention.self.query.weight
+    reference, report = transformers.BertForMaskedLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    weight = reference.bert.encoder.layer[0].attention.self.query.weight
     assert torch.equal(weight, expected.named_tensors()["encoder.blocks.0.attention.qkv.weight"][:32])
 
 

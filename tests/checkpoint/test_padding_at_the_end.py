@@ -44,14 +44,14 @@ def test_a_separator_that_is_also_padding_is_warned_of_with_advice_for_the_score
     end = TOKENIZER.encode("a").ids[-1]
     folder = save_classifier(tmp_path / "model", end)
     with pytest.warns(heedful.HeedfulWarning, match="pad_token_id") as warned:
-        ours = heedful.load(folder)
+        loaded = heedful.load(folder)
     assert len(warned) == 1
     ids = list(TOKENIZER.encode("the drill smokes").ids)
     reference = transformers.GPT2ForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = reference(input_ids=torch.tensor([ids])).logits[0]
-        assert (ours(Packed.of([ids]))[0] - expected).abs().max() > 1e-3
-        assert (ours(Packed.of([ids[:-1]]))[0] - expected).abs().max() < 1e-5
+        assert (loaded(Packed.of([ids]))[0] - expected).abs().max() > 1e-3
+        assert (loaded(Packed.of([ids[:-1]]))[0] - expected).abs().max() < 1e-5
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
     (folder / "heedful.json").unlink()

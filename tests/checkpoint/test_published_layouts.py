@@ -90,8 +90,8 @@ def check_truncated_vectors(folder: Path) -> None:
 def check_scores(folder: Path) -> None:
     """Check that scores of pairs equal those of a cross-encoder of sentence-transformers."""
     reference_model, engine = CrossEncoder(str(folder), device="cpu"), heedful.Engine(folder)
-    ours = [list(answer["values"].values()) for answer in engine(PAIRS)]
-    assert close(np.array(ours)[:, 0], reference_model.predict(PAIRS))
+    scores = [list(answer["values"].values()) for answer in engine(PAIRS)]
+    assert close(np.array(scores)[:, 0], reference_model.predict(PAIRS))
 
 
 def check_outputs(folder: Path) -> None:
@@ -119,8 +119,8 @@ def compare_outputs(folder: Path, tokenizer_class: str) -> None:
     ids, types = [list(text.ids) for text in encoded], [list(text.types) for text in encoded]
     assert ids == [tokenizer(*([text] if isinstance(text, str) else text)).input_ids for text in texts]
     with torch.no_grad():
-        ours, expected = our_outputs(loaded, Packed.of(ids, types)), hf_outputs(reference_model, family, ids, types)
-    assert len(ours) == len(expected) and all(map(close, ours, expected))
+        actual, expected = our_outputs(loaded, Packed.of(ids, types)), hf_outputs(reference_model, family, ids, types)
+    assert len(actual) == len(expected) and all(map(close, actual, expected))
 
 
 def check_merged_adapter(folder: Path) -> None:

@@ -11,10 +11,7 @@ import json
 import os
 import random
 import shutil
-import signal
 import struct
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,28 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import heedful
-from heedful.checkpoint import atomic_folder, folder_of, hub, safetensors_files
+from heedful.checkpoint import safetensors_files
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_tensors
-from heedful.errors import HeedfulError, HeedfulWarning
-from tests.support.tiny_models import random_batch, save_tiny
-
-SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 31, "max_position_embeddings": 12}
-ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a masked language model of one layer, which tests must not change."""
-    path = tmp_path_factory.mktemp("files") / "model"
-    save_tiny(path, "bert", "BertForMaskedLM", **SMALL)
-    return path
-
-
-@pytest.fixture
-def copy(folder: Path, tmp_path: Path) -> Path:
-    """A copy of `folder`, which a test may change."""
-    return Path(shutil.copytree(folder, tmp_path / "model"))
+from heedful.errors import HeedfulError
+from tests.support.model_copies import ONE_LAYER, have_equal_weights, run_python
+from tests.support.tiny_models import save_tiny
 
 
 def split_file(raw: bytes) -> tuple[dict[str, Any], bytes]:
@@ -364,14 +345,6 @@ print((peak_bytes() - before) / (Path(sys.argv[2]) / "model.safetensors").stat()
 """
 
 
-def run_python(code: str, *arguments: object) -> str:
-    """Run code in a new Python process, and return its output."""
-    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert process.returncode == 0, process.stderr
-    return process.stdout.strip()
-
-
 def test_memory_while_loading_is_at_most_twice_the_file(folder: Path, tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForMaskedLM", vocab_size=20_000, hidden_size=512, num_hidden_layers=2)
     assert (tmp_path / WEIGHTS).stat().st_size > 45_000_000
@@ -455,17 +428,9 @@ def shard_weights(folder: Path) -> dict[str, Any]:
     return index
 
 
-def load_equal(first: Path, second: Path) -> bool:
-    """Load two folders, and return whether their weights are equal bit for bit."""
-    first_weights, second_weights = heedful.load(first).named_tensors(), heedful.load(second).named_tensors()
-    return first_weights.keys() == second_weights.keys() and all(
-        torch.equal(first_weights[name], second_weights[name]) for name in first_weights
-    )
-
-
 def test_shards_load_as_one_file_does(folder: Path, copy: Path) -> None:
     shard_weights(copy)
-    assert load_equal(folder, copy)
+    assert have_equal_weights(folder, copy)
 
 
 def test_one_file_comes_before_shards(folder: Path, copy: Path) -> None:
@@ -474,14 +439,14 @@ def test_one_file_comes_before_shards(folder: Path, copy: Path) -> None:
     for file in set(index["weight_map"].values()):
         save_file({name: tensor + 1 for name, tensor in load_file(copy / file).items()}, copy / file)
     shutil.copy(folder / WEIGHTS, copy / WEIGHTS)
-    assert load_equal(folder, copy)
+    assert have_equal_weights(folder, copy)
 
 
 def test_shards_of_transformers_are_loaded(tmp_path: Path) -> None:
-    model = save_tiny(tmp_path / "one", "bert", "BertForMaskedLM", **SMALL)
+    model = save_tiny(tmp_path / "one", "bert", "BertForMaskedLM", **ONE_LAYER)
     model.save_pretrained(tmp_path / "many", max_shard_size="16KB")
     assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2
-    assert load_equal(tmp_path / "one", tmp_path / "many")
+    assert have_equal_weights(tmp_path / "one", tmp_path / "many")
 
 
 def _set_shard(index: dict[str, Any], name: str) -> None:
@@ -515,7 +480,6 @@ def _set_shard(index: dict[str, Any], name: str) -> None:
 def test_shards_that_are_missing_or_outside_the_folder_are_refused(
     name: str, message: str, folder: Path, copy: Path
 ) -> None:
-    import os
 
     index = shard_weights(copy)
     shutil.copy(folder / WEIGHTS, copy.parent / "outside.safetensors")
@@ -569,295 +533,9 @@ def test_weights_that_are_a_link(folder: Path, copy: Path) -> None:
     (copy / WEIGHTS).unlink()
     (copy / WEIGHTS).symlink_to("here.safetensors")
     shutil.copy(folder / WEIGHTS, copy / "here.safetensors")
-    assert load_equal(folder, copy)
-
-
-def make_cache(folder: Path, cache: Path, commit: str = "0123456789abcdef0123456789abcdef01234567") -> Path:
-    """Copy a folder into a cache of the hub, with links in `snapshots` to files in `blobs`; returns the snapshot."""
-    root = cache / "models--maker--model"
-    snapshot = root / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (root / "blobs").mkdir()
-    (root / "refs").mkdir()
-    (root / "refs" / "main").write_text(commit)
-    for number, path in enumerate(sorted(folder.iterdir())):
-        shutil.copy(path, root / "blobs" / f"blob{number}")
-        (snapshot / path.name).symlink_to(f"../../blobs/blob{number}")
-    return snapshot
-
-
-def test_links_in_the_cache_of_the_hub_may_not_leave_it(folder: Path, tmp_path: Path) -> None:
-    snapshot = make_cache(folder, tmp_path)
-    assert load_equal(folder, snapshot)
-    shutil.copy(folder / WEIGHTS, tmp_path / "models--maker--model" / WEIGHTS)
-    (snapshot / WEIGHTS).unlink()
-    (snapshot / WEIGHTS).symlink_to(f"../../{WEIGHTS}")
-    with pytest.raises(HeedfulError, match="lies outside the folder"):
-        heedful.load(snapshot)
-
-
-# -- names on the hub ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Snapshot of the only model in a cache of the hub, without network."""
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub, "_resolved", {})
-    return make_cache(folder, tmp_path)
-
-
-def test_a_name_without_a_revision_is_main_with_one_warning_that_names_the_commit(cache: Path) -> None:
-    with pytest.warns(HeedfulWarning, match=f"using main, which is commit {cache.name}"):
-        assert heedful.load("maker/model").source == f"maker/model@{cache.name}"
-    assert heedful.load("maker/model").source == hub.pinned("maker/model") == f"maker/model@{cache.name}"
-
-
-def test_the_commit_of_main_stays_the_same_within_a_process(folder: Path, cache: Path) -> None:
-    with pytest.warns(HeedfulWarning, match="using main"):
-        first = hub.pinned("maker/model")
-    (cache.parent.parent / "refs" / "main").write_text("f" * 40)
-    assert hub.pinned("maker/model") == first
-
-
-def test_missing_folders_are_not_looked_for_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    for name in ("runs/best", "./best", "../best", "/best", "a/b/c", ".", "", "heedful-mini-en", "maker/model@v1"):
-        assert not hub.unpinned(name), name
-    for name in ("runs/best", "./best", "a/b/c"):
-        with pytest.raises(HeedfulError, match="neither a folder here nor a name on the hub"):
-            heedful.load(name)
-
-
-def test_a_name_on_the_hub_loads_from_the_cache(folder: Path, cache: Path) -> None:
-    for revision in ("main", cache.name):
-        loaded = heedful.load("maker/model", revision=revision)
-        assert loaded.source == f"maker/model@{cache.name}"
-        first = heedful.load(folder)
-        assert all(torch.equal(first.named_tensors()[name], tensor) for name, tensor in loaded.named_tensors().items())
-
-
-def test_a_name_may_include_the_revision(folder: Path, cache: Path, tmp_path: Path) -> None:
-    assert heedful.load("maker/model@main").source == f"maker/model@{cache.name}"
-    assert folder_of(f"maker/model@{cache.name}", None) == cache
-    local = shutil.copytree(folder, tmp_path / "a@b")
-    assert heedful.load(local).source == str(local)
-
-
-@pytest.mark.parametrize(
-    ("name", "revision"),
-    [
-        ("maker/absent", "main"),
-        ("maker/model", "v2"),
-        ("maker/model", "../../x"),
-        ("no/such/folder", "main"),
-        ("../model", "main"),
-        ("maker/mo del", "main"),
-        ("a\0b", "main"),
-        ("x" * 5000, "main"),
-        ("http://example.org/model", "main"),
-    ],
-)
-def test_models_that_are_not_on_the_hub_are_refused(name: str, revision: str, cache: Path) -> None:
-    with pytest.raises(
-        HeedfulError, match=r"not in the local cache and could not be fetched|neither a folder"
-    ) as caught:
-        heedful.load(name, revision=revision)
-    assert caught.value.__suppress_context__
-    assert len(str(caught.value)) < 6000
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "expected"),
-    [
-        ("HTTPError", "a proxy said no\nand more", "a proxy said no"),
-        ("HTTPError", "", "HTTPError"),
-        ("XetDownloadError", "\n", "XetDownloadError"),
-        ("OfflineModeIsEnabled", "offline", "offline"),
-    ],
-)
-def test_network_errors_are_in_the_message(
-    kind: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub.errors
-
-    def fail(*arguments: Any, **keywords: Any) -> str:
-        raise getattr(huggingface_hub.errors, kind)(text)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(HeedfulError, match=f"not in the local cache and could not be fetched: {expected}$"):
-        heedful.load("maker/model", revision="main")
+    assert have_equal_weights(folder, copy)
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
     with pytest.raises(HeedfulError, match="is a file; expected the folder that holds config"):
         heedful.load(folder / WEIGHTS)
-
-
-# -- writing ------------------------------------------------------------------------------------------------------
-
-
-def file_contents(folder: Path) -> dict[str, bytes]:
-    """Return the content of all files in a folder, by path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_failed_save_leaves_no_files_and_keeps_the_old_folder(
-    overwrite: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, target = heedful.load(folder), tmp_path / "out"
-    if overwrite:
-        heedful.save(loaded, target)
-    before = file_contents(tmp_path)
-
-    def fail_with_a_full_disk(tensors: Any, path: Path, metadata: Any = None) -> None:
-        save_file(tensors, path)
-        path.write_bytes(path.read_bytes()[:1000])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("heedful.checkpoint.saving.save_file", fail_with_a_full_disk)
-        with pytest.raises(HeedfulError, match=r"nothing of it was kept: .*No space left on device"):
-            heedful.save(loaded, target, overwrite=overwrite)
-    for stage in ("_sync", "_replace"):  # the last steps of a save
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                atomic_folder, stage, lambda *arguments: (_ for _ in ()).throw(OSError(5, "Input/output error"))
-            )
-            with pytest.raises(HeedfulError, match="Input/output error"):
-                heedful.save(loaded, target, overwrite=overwrite)
-    assert file_contents(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == (["out"] if overwrite else [])
-    heedful.save(loaded, target, overwrite=overwrite)
-    assert load_equal(folder, target)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_the_old_folder_is_restored_if_the_new_one_cannot_be_moved(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, target = heedful.load(folder), tmp_path / "out"
-    heedful.save(loaded, target)
-    before, move, calls = file_contents(tmp_path), safetensors_files.os.replace, []
-
-    def replace(source: Path, goal: Path) -> None:
-        calls.append(source)
-        if len(calls) == 2:
-            raise OSError(5, "Input/output error")
-        move(source, goal)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(safetensors_files.os, "replace", replace)
-        with pytest.raises(HeedfulError, match="Input/output error"):
-            heedful.save(loaded, target, overwrite=True)
-    assert len(calls) == 3
-    assert file_contents(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-FILE_SIZE_LIMIT_SCRIPT = """
-import resource, sys, heedful
-loaded = heedful.load(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-for overwrite in (False, True):
-    try:
-        heedful.save(loaded, sys.argv[2 + overwrite], overwrite=overwrite)
-    except heedful.HeedfulError as error:
-        print(error)
-"""
-
-
-@pytest.mark.slow
-def test_a_file_size_limit_leaves_no_files_and_keeps_the_old_folder(folder: Path, tmp_path: Path) -> None:
-    heedful.save(heedful.load(folder), tmp_path / "old")
-    before = file_contents(tmp_path)
-    lines = run_python(FILE_SIZE_LIMIT_SCRIPT, folder, tmp_path / "new", tmp_path / "old").splitlines()
-    assert len(lines) == 2
-    assert all("nothing of it was kept" in line and "File too large" in line for line in lines)
-    assert file_contents(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-
-
-@pytest.mark.parametrize(
-    ("num_renames", "leftovers"), [(0, [".out.{}.part"]), (1, [".out.{}.part", ".out.old.{}.part"])]
-)
-def test_the_next_save_removes_files_of_a_killed_process(
-    folder: Path, tmp_path: Path, num_renames: int, leftovers: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, target = heedful.load(folder), tmp_path / "out"
-    if num_renames:
-        heedful.save(loaded, target)
-    if (pid := os.fork()) == 0:
-        move, calls = os.replace, []
-
-        def replace(source: Path, goal: Path) -> None:
-            calls.append(source)
-            if len(calls) > num_renames:
-                os.kill(os.getpid(), signal.SIGKILL)
-            move(source, goal)
-
-        monkeypatch.setattr(safetensors_files.os, "replace", replace)
-        try:
-            heedful.save(loaded, target, overwrite=True)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert sorted(os.listdir(tmp_path)) == [name.format(pid) for name in leftovers]
-    (tmp_path / f".other.{pid}.part").touch()  # of another folder
-    heedful.save(loaded, target)
-    assert load_equal(folder, target)
-    assert sorted(os.listdir(tmp_path)) == [f".other.{pid}.part", "out"]
-
-
-def test_only_a_model_folder_is_overwritten(folder: Path, tmp_path: Path) -> None:
-    loaded = heedful.load(folder)
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letters.txt").write_text("dear")
-    (tmp_path / "file").write_text("x")
-    for target in ("home", "file"):
-        with pytest.raises(HeedfulError, match="exists and is not empty: give another folder, or overwrite=True"):
-            heedful.save(loaded, tmp_path / target)
-        with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
-            heedful.save(loaded, tmp_path / target, overwrite=True)
-    for settings in ('{"editor": "vim"}', "[1]", "{"):  # other programs have a config.json too
-        (tmp_path / "home" / "config.json").write_text(settings)
-        with pytest.raises(HeedfulError, match="is not a model folder: it has no config"):
-            heedful.save(loaded, tmp_path / "home", overwrite=True)
-    assert (tmp_path / "home" / "letters.txt").read_text() == "dear"
-    (tmp_path / "empty").mkdir()
-    heedful.save(loaded, tmp_path / "empty")
-    assert load_equal(folder, tmp_path / "empty")
-    (tmp_path / "link").symlink_to("empty")
-    heedful.save(loaded, tmp_path / "link", overwrite=True)
-    assert (tmp_path / "link").is_symlink()
-    assert load_equal(folder, tmp_path / "link")
-    with pytest.raises(HeedfulError, match="cannot be written"):
-        heedful.save(loaded, tmp_path / "file" / "below")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "home", "link"]
-
-
-def test_saved_files_have_the_permissions_of_the_umask(folder: Path, tmp_path: Path) -> None:
-    heedful.save(heedful.load(folder), tmp_path / "out")
-    (tmp_path / "plain").touch()
-    for path in (tmp_path / "out").iterdir():
-        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode, path
-
-
-def test_saving_a_hub_folder_does_not_touch_the_cache(folder: Path, tmp_path: Path) -> None:
-    snapshot = make_cache(folder, tmp_path / "cache")
-    before = file_contents(tmp_path / "cache")
-    heedful.save(heedful.load(snapshot), tmp_path / "out")
-    assert file_contents(tmp_path / "cache") == before
-    with torch.no_grad():
-        assert torch.equal(heedful.load(tmp_path / "out")(make_batch()), heedful.load(snapshot)(make_batch()))
-
-
-def make_batch() -> heedful.Packed:
-    """Return a batch of three short sequences."""
-    batch = random_batch("bert", (4, 1, 7))
-    return heedful.Packed.of([[token % 31 for token in part.tolist()] for part in batch.unpack(batch.tokens)])

@@ -1,4 +1,4 @@
-"""The kernels are built once, by one process, and cached; if they cannot be used, there is a reason."""
+"""The kernels are built once, by one process, and cached; if they cannot be used, `unavailable_reason` says why."""
 
 from __future__ import annotations
 
@@ -107,9 +107,8 @@ def test_a_damaged_library_is_built_again_once(
 ) -> None:
     (tmp_path / kernels_path.name).write_bytes(damage(kernels_path.read_bytes()))
     monkeypatch.setenv("CXX", "there-is-no-such-thing")
-    assert kernels() is None and unavailable_reason().endswith(
-        f"{kernels_path.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
-    )
+    reason = f"{kernels_path.name} is damaged: no C++ compiler is installed (there-is-no-such-thing)"
+    assert kernels() is None and unavailable_reason().endswith(reason)
     compiler_path = make_compiler(
         tmp_path, f'echo x >> {tmp_path}/calls; for last; do :; done; cp {kernels_path} "$last"'
     )
@@ -125,10 +124,8 @@ def test_a_damaged_library_is_built_again_once(
 def test_the_compiler_may_be_a_command_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler_path = make_compiler(tmp_path, f'echo "$1" >> {tmp_path}/calls; echo "error: no such luck" >&2; exit 1')
     monkeypatch.setenv("CXX", f"env '{compiler_path}' -pipe")
-    assert (
-        kernels() is None
-        and unavailable_reason() == f"env {compiler_path} -pipe could not compile the kernels: error: no such luck"
-    )
+    assert kernels() is None
+    assert unavailable_reason() == f"env {compiler_path} -pipe could not compile the kernels: error: no such luck"
     assert set((tmp_path / "calls").read_text().split()) == {"-pipe"}
     monkeypatch.setenv("CXX", "g++ '-O2")
     assert kernels() is None and unavailable_reason().startswith("CXX is g++ '-O2: give a command, as a shell reads it")

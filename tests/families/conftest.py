@@ -1,4 +1,4 @@
-"""Tiny models of transformers that several tests of families compare with."""
+"""A fixture that makes tiny models of transformers, with which the tests of this folder compare."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         if key not in models:
             folder = tmp_path_factory.mktemp(architecture)
             models[key] = save_tiny(folder, *key), folder
-        theirs, folder = models[key]
-        theirs.zero_grad()
-        return theirs.eval(), folder
+        reference, folder = models[key]
+        reference.zero_grad()
+        return reference.eval(), folder
 
     return model

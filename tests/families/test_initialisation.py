@@ -1,4 +1,4 @@
-"""Fresh weights of every family are spread as transformers spreads them, matrix by matrix."""
+"""New weights have the mean and standard deviation of transformers' in each matrix of every family."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ BODIES = {family: kind.__name__.removesuffix("Config") + "Model" for family, (ki
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_as_transformers(family: str, tmp_path: Path) -> None:
-    kind, settings = TINY[family]
-    theirs = getattr(transformers, BODIES[family])(kind(**settings))
-    values = theirs.config.to_dict() | {"architectures": [BODIES[family]]}
-    fresh = heedful.checkpoint.create(read_config(values, "config.json"))
-    heedful.save(fresh, tmp_path / "ours")
-    ours = load_file(tmp_path / "ours/model.safetensors")
-    tensors = under_file_names(theirs, theirs.state_dict())
-    published = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    constants = FAMILIES[family].body(fresh.config.model).constants
+def test_new_weights_are_distributed_as_in_transformers(family: str, tmp_path: Path) -> None:
+    config_class, settings = TINY[family]
+    reference = getattr(transformers, BODIES[family])(config_class(**settings))
+    values = reference.config.to_dict() | {"architectures": [BODIES[family]]}
+    created = heedful.checkpoint.create(read_config(values, "config.json"))
+    heedful.save(created, tmp_path / "ours")
+    tensors = load_file(tmp_path / "ours/model.safetensors")
+    expected_tensors = under_file_names(reference, reference.state_dict())
+    constants = FAMILIES[family].body(created.config.model).constants
     compared = 0
-    for name, tensor in ours.items():
-        mean, std, count = tensor.mean(), tensor.std(), tensor.numel()
+    for name, tensor in tensors.items():
+        expected, count = expected_tensors[name], tensor.numel()
         if FAMILIES[family].prefix + name in constants:
-            assert torch.allclose(tensor, published[name], atol=1e-6), name
-        elif published[name].std() == 0:
-            assert torch.equal(tensor, published[name]), name
+            assert torch.allclose(tensor, expected, atol=1e-6), name
+        elif expected.std() == 0:
+            assert torch.equal(tensor, expected), name
         elif tensor.ndim > 1 and count >= 64:
             compared += 1
-            assert abs(mean) < 6 * published[name].std() / count**0.5, name
-            assert abs(std / published[name].std() - 1) < 6 / count**0.5, name  # two spreads of 1 / sqrt(2 count) each
+            assert abs(tensor.mean()) < 6 * expected.std() / count**0.5, name
+            # each of the two standard deviations has a relative error of 1 / sqrt(2 count)
+            assert abs(tensor.std() / expected.std() - 1) < 6 / count**0.5, name
     assert compared >= 10

@@ -1,4 +1,4 @@
-"""EuroBERT, Llama and Qwen3: poolings of classifiers, folders of embedding models, and what is refused by key."""
+"""EuroBERT, Llama and Qwen3: classifiers, positions and windows, embedding models, and configs that are refused."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ QUERY = "Instruct: Given a web search query, retrieve relevant passages that ans
 
 
 @pytest.mark.parametrize(
-    ("pooling", "ours"), [("bos", ("first", False)), ("mean", ("mean", False)), ("late", ("mean", True))]
+    ("pooling", "our_pooling", "pools_last"), [("bos", "first", False), ("mean", "mean", False), ("late", "mean", True)]
 )
-def test_poolings_of_a_eurobert_classifier(tmp_path: Path, pooling: str, ours: tuple[str, bool]) -> None:
-    theirs = save_tiny(
+def test_poolings_of_a_eurobert_classifier(tmp_path: Path, pooling: str, our_pooling: str, pools_last: bool) -> None:
+    reference = save_tiny(
         tmp_path, "eurobert", "EuroBertForSequenceClassification", torch.float64, classifier_pooling=pooling
     )
     loaded = heedful.load(tmp_path, dtype=torch.float64)
     head, (ids, types) = loaded.config.head, random_sequences("eurobert")
-    assert isinstance(head, Classes) and (head.pooling, head.pools_last) == ours
+    assert isinstance(head, Classes) and (head.pooling, head.pools_last) == (our_pooling, pools_last)
     with torch.no_grad():
-        (expected,) = hf_outputs(theirs, "eurobert", ids, types)
+        (expected,) = hf_outputs(reference, "eurobert", ids, types)
         assert (our_outputs(loaded, random_batch("eurobert"))[0] - expected).abs().max() < 1e-12
     heedful.save(loaded, tmp_path / "again")
     assert json.loads((tmp_path / "again/config.json").read_text())["classifier_pooling"] == pooling
@@ -88,7 +88,7 @@ LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "
         ("qwen3", "Qwen3Model", {"head_dim": 7}, "head_width is 7; rotary positions .*make it even"),
     ],
 )
-def test_what_is_not_built_is_refused_by_key(
+def test_unsupported_configs_are_refused_by_key(
     family: str, architecture: str, changed: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(HeedfulError, match=message):
@@ -96,7 +96,7 @@ def test_what_is_not_built_is_refused_by_key(
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
-def test_a_missing_key_ties_no_output(architecture: str) -> None:
+def test_without_tie_word_embeddings_the_output_is_not_tied(architecture: str) -> None:
     family = architecture.removesuffix("ForCausalLM").lower()
     values = values_of(family, architecture)
     assert read_config(values | {"tie_word_embeddings": True}, "config.json").head == NextToken(tied=True)
@@ -114,16 +114,15 @@ def test_a_missing_key_ties_no_output(architecture: str) -> None:
     ids=["llama3", "yarn"],
 )
 def test_stretched_positions_of_decoders(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
-    described = {"rope_theta": 500.0, "original_max_position_embeddings": 10} | parameters
+    rope_parameters = {"rope_theta": 500.0, "original_max_position_embeddings": 10} | parameters
     architecture = f"{family.capitalize()}ForCausalLM"
-    theirs = save_tiny(tmp_path, family, architecture, torch.float64, rope_parameters=described)
-    ours, lengths = heedful.load(tmp_path, dtype=torch.float64), (3, 10, 11, 37)
+    reference = save_tiny(tmp_path, family, architecture, torch.float64, rope_parameters=rope_parameters)
+    loaded, lengths = heedful.load(tmp_path, dtype=torch.float64), (3, 10, 11, 37)
     ids, types = random_sequences(family, lengths)
     with transformers_in_float64():
-        (expected,) = hf_outputs(theirs, family, ids, types)
-        assert (
-            our_outputs(ours, random_batch(family, lengths))[0] - expected
-        ).abs().max() < 1e-12 * expected.abs().max()
+        (expected,) = hf_outputs(reference, family, ids, types)
+        (actual,) = our_outputs(loaded, random_batch(family, lengths))
+        assert (actual - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -138,25 +137,24 @@ def test_stretched_positions_of_decoders(tmp_path: Path, family: str, parameters
     ids=str,
 )
 def test_sliding_windows_of_qwen3(tmp_path: Path, windows: dict[str, Any]) -> None:
-    """Outputs, tokens that are generated one by one, and what is saved again are those of transformers."""
-    theirs = save_tiny(tmp_path / "theirs", "qwen3", "Qwen3ForCausalLM", torch.float64, **windows)
+    """Logits and generated tokens equal those of transformers, which reads the saved folder with the same logits."""
+    reference = save_tiny(tmp_path / "theirs", "qwen3", "Qwen3ForCausalLM", torch.float64, **windows)
     loaded, lengths = heedful.load(tmp_path / "theirs", dtype=torch.float64), (3, 4, 11, 30)
     ids, types = random_sequences("qwen3", lengths)
     with transformers_in_float64():
-        (expected,) = hf_outputs(theirs, "qwen3", ids, types)
-        assert (
-            our_outputs(loaded, random_batch("qwen3", lengths))[0] - expected
-        ).abs().max() < 1e-12 * expected.abs().max()
+        (expected,) = hf_outputs(reference, "qwen3", ids, types)
+        (actual,) = our_outputs(loaded, random_batch("qwen3", lengths))
+        assert (actual - expected).abs().max() < 1e-12 * expected.abs().max()
     inputs, options = torch.tensor([ids[2]]), {"do_sample": False, "max_new_tokens": 7, "eos_token_id": 200}
     with transformers_in_float64():
-        written = theirs.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=0, **options)
+        generated = reference.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=0, **options)
     assert loaded.head is not None
-    texts = generate(loaded.model, loaded.head, random_batch("qwen3", lengths), Greedy(), max_new_tokens=7, stop=[])
-    assert texts[2][0].tokens == written[0, len(ids[2]) :].tolist()
+    answers = generate(loaded.model, loaded.head, random_batch("qwen3", lengths), Greedy(), max_new_tokens=7, stop=[])
+    assert answers[2][0].tokens == generated[0, len(ids[2]) :].tolist()
     heedful.save(loaded, tmp_path / "ours")
     with transformers_in_float64():
-        again = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float64).eval()
-        (resaved,) = hf_outputs(again, "qwen3", ids, types)
+        reloaded = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float64).eval()
+        (resaved,) = hf_outputs(reloaded, "qwen3", ids, types)
         assert (resaved - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
@@ -164,18 +162,18 @@ def test_sliding_windows_of_qwen3(tmp_path: Path, windows: dict[str, Any]) -> No
 def test_vocabulary_head_tied_or_not(tmp_path: Path, tied: bool) -> None:
     for family, architecture in (("qwen3", "Qwen3ForCausalLM"), ("eurobert", "EuroBertForMaskedLM")):
         folder = tmp_path / family
-        theirs = save_tiny(folder / "theirs", family, architecture, torch.float64, tie_word_embeddings=tied)
+        reference = save_tiny(folder / "theirs", family, architecture, torch.float64, tie_word_embeddings=tied)
         loaded, (ids, types) = heedful.load(folder / "theirs", dtype=torch.float64), random_sequences(family)
         with torch.no_grad():
-            (expected,) = hf_outputs(theirs, family, ids, types)
+            (expected,) = hf_outputs(reference, family, ids, types)
             assert (our_outputs(loaded, random_batch(family))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
         heedful.save(loaded, folder / "ours")
-        before, after = (load_file(folder / side / "model.safetensors") for side in ("theirs", "ours"))
+        before, after = (load_file(folder / name / "model.safetensors") for name in ("theirs", "ours"))
         assert ("lm_head.weight" in before) != tied and before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_fresh_embedding_of_a_decoder_reads_its_last_token() -> None:
+def test_a_new_embedding_head_of_a_decoder_reads_the_last_token() -> None:
     for family, pooling in (("Qwen3", "last"), ("Llama", "last"), ("EuroBert", "mean")):
         config = read_config(values_of(family.lower(), f"{family}Model"), "config.json")
         assert make_head_config(config, "embedding") == SentenceEmbedding(pooling=(pooling,))  # type: ignore[arg-type]
@@ -187,13 +185,13 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 SIZE = {"vocab_size": len(ALPHABET) + 1, "max_position_embeddings": 60}
 
 
-def save_tokenizer(folder: Path, *, ends: bool) -> None:
-    """Save a tokenizer of bytes; `ends`: it appends the end token."""
+def save_tokenizer(folder: Path, *, appends_end: bool) -> None:
+    """Save a tokenizer of bytes, which appends the end token to each text if `appends_end`."""
     backend = tokenizers.Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(ALPHABET)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     backend.add_special_tokens([END])
-    if ends:
+    if appends_end:
         backend.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
             single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, len(ALPHABET))]
         )
@@ -204,15 +202,15 @@ def save_tokenizer(folder: Path, *, ends: bool) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model in the layout of Qwen3-Embedding: bare names under the architecture of the whole model."""
+    """A tiny model with the files of Qwen3-Embedding: names of the bare model, though its architecture has a head."""
     folder = tmp_path_factory.mktemp("embedding")
     save_tiny(folder / "body", "qwen3", "Qwen3Model", pad_token_id=None, **SIZE)
-    save_tokenizer(folder / "body", ends=True)
+    save_tokenizer(folder / "body", appends_end=True)
     modules = [Transformer(str(folder / "body")), Pooling(32, pooling_mode="lasttoken"), Normalize()]
-    theirs = SentenceTransformer(
+    reference = SentenceTransformer(
         modules=modules, prompts={"query": QUERY, "document": ""}, similarity_fn_name="cosine", device="cpu"
     )
-    theirs.save(str(folder / "published"))
+    reference.save(str(folder / "published"))
     config = json.loads((folder / "published/config.json").read_text())
     config |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
     (folder / "published/config.json").write_text(json.dumps(config))
@@ -223,13 +221,13 @@ def test_a_reranker_scores_as_in_sentence_transformers(tmp_path: Path) -> None:
     labels = {"id2label": {0: "score"}, "label2id": {"score": 0}}
     ids = {"pad_token_id": len(ALPHABET), "eos_token_id": len(ALPHABET)}
     save_tiny(tmp_path / "body", "qwen3", "Qwen3ForSequenceClassification", **SIZE, **labels, **ids)
-    save_tokenizer(tmp_path / "body", ends=False)
-    theirs = CrossEncoder(str(tmp_path / "body"), device="cpu", activation_fn=torch.nn.Sigmoid())
-    theirs.save_pretrained(str(tmp_path / "reranker"))
+    save_tokenizer(tmp_path / "body", appends_end=False)
+    reference = CrossEncoder(str(tmp_path / "body"), device="cpu", activation_fn=torch.nn.Sigmoid())
+    reference.save_pretrained(str(tmp_path / "reranker"))
     pairs = [(f"<Query>: {query}\n", f"<Document>: {text}") for query in ("noon?", "why") for text in TEXTS[:3]]
     answers = heedful.Engine(tmp_path / "reranker")(pairs)
     scores = np.array([answer["values"]["score"] for answer in answers])
-    assert np.abs(scores - theirs.predict(pairs)).max() < 2e-6 and scores.std() > 0.01
+    assert np.abs(scores - reference.predict(pairs)).max() < 2e-6 and scores.std() > 0.01
 
 
 TEXTS = [
@@ -243,20 +241,21 @@ TEXTS = [
 def test_an_embedding_folder_equals_sentence_transformers(published: Path, tmp_path: Path) -> None:
     names = load_file(published / "model.safetensors").keys()
     assert "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
-    theirs, loaded = SentenceTransformer(str(published), device="cpu"), heedful.load(published)
+    reference, loaded = SentenceTransformer(str(published), device="cpu"), heedful.load(published)
     assert isinstance(loaded.config.head, SentenceEmbedding) and loaded.config.head.pooling == ("last",)
     assert loaded.tokenizer is not None
     assert loaded.tokenizer.name(loaded.tokenizer.encode("x").ids[-1]) == END
     engine = heedful.Engine(loaded)
-    for ours, expected in (
-        (engine.encode_query(TEXTS), theirs.encode_query(TEXTS)),
-        (engine.encode_document(TEXTS), theirs.encode_document(TEXTS)),
-        (engine.encode(TEXTS), theirs.encode(TEXTS)),
+    for vectors, expected in (
+        (engine.encode_query(TEXTS), reference.encode_query(TEXTS)),
+        (engine.encode_document(TEXTS), reference.encode_document(TEXTS)),
+        (engine.encode(TEXTS), reference.encode(TEXTS)),
     ):
-        assert np.abs(np.asarray(ours) - expected).max() < 2e-6
-    assert np.abs(theirs.encode_query(TEXTS) - theirs.encode_document(TEXTS)).max() > 0.01
+        assert np.abs(np.asarray(vectors) - expected).max() < 2e-6
+    assert np.abs(reference.encode_query(TEXTS) - reference.encode_document(TEXTS)).max() > 0.01
     heedful.save(loaded, tmp_path / "again")
-    assert (SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(TEXTS) == theirs.encode(TEXTS)).all()
+    reloaded = SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    assert np.array_equal(reloaded.encode(TEXTS), reference.encode(TEXTS))
 
 
 def test_names_of_a_whole_model_are_read_too(published: Path, tmp_path: Path) -> None:
@@ -264,10 +263,8 @@ def test_names_of_a_whole_model_are_read_too(published: Path, tmp_path: Path) ->
     heedful.save(heedful.load(published), tmp_path / "whole")
     named = {f"model.{name}": tensor for name, tensor in tensors.items()}
     save_file(named, tmp_path / "whole/model.safetensors", metadata={"format": "pt"})
+    bare, whole = heedful.load(published), heedful.load(tmp_path / "whole")
+    assert bare.tokenizer is not None
+    batch = bare.tokenizer.pack(TEXTS)
     with torch.no_grad():
-        vectors = [
-            loaded(loaded.tokenizer.pack(TEXTS))
-            for loaded in (heedful.load(published), heedful.load(tmp_path / "whole"))
-            if loaded.tokenizer is not None
-        ]
-    assert torch.equal(*vectors)
+        assert torch.equal(bare(batch), whole(batch))

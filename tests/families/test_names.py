@@ -1,4 +1,4 @@
-"""Names and configs go both ways: each key is claimed once, files come back bitwise, transformers reads ours."""
+"""Names of tensors and keys of config.json: each is read once and written again, and transformers reads the result."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests.support.tiny_models import (
     random_batch,
     random_sequences,
     save_tiny,
+    scaled_error,
     use_eager_attention,
 )
 
@@ -39,86 +40,86 @@ def test_every_key_is_claimed_exactly_once_in_both_directions(saved: Saved, fami
     _, folder = saved(family, architecture)
     loaded = heedful.load(folder)
     table = FAMILIES[family].table(loaded.config.model, loaded.config.head)
-    bare = architecture == FAMILIES[family].bare
+    is_bare = architecture == FAMILIES[family].bare
     for name in load_file(folder / "model.safetensors"):
-        inner = FAMILIES[family].table_name(name, bare)
-        if inner in table.constants:
+        table_name = FAMILIES[family].table_name(name, is_bare)
+        if table_name in table.constants:
             continue
-        hits = [t for row in table.rows for t in row.hf if name_pattern(t).fullmatch(inner)]
-        assert len(hits) == 1, (name, hits)
+        templates = [template for row in table.rows for template in row.hf]
+        matching = [template for template in templates if name_pattern(template).fullmatch(table_name)]
+        assert len(matching) == 1, (name, matching)
     for name in loaded.named_tensors():
-        assert len([row for row in table.rows if name_pattern(row.name).fullmatch(name)]) == 1, name
+        matching = [row.name for row in table.rows if name_pattern(row.name).fullmatch(name)]
+        assert len(matching) == 1, (name, matching)
 
 
 @each_own_head
 def test_round_trip_is_bitwise_and_transformers_reads_it(
     tmp_path: Path, saved: Saved, family: str, architecture: str
 ) -> None:
-    theirs, folder = saved(family, architecture)
+    reference, folder = saved(family, architecture)
     heedful.save(heedful.load(folder), tmp_path / "ours")
 
-    before, after = (load_file(side / "model.safetensors") for side in (folder, tmp_path / "ours"))
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "ours"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert json.loads((tmp_path / "ours/config.json").read_text()) == json.loads((folder / "config.json").read_text())
 
-    again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    expected, actual = theirs.state_dict(), again.state_dict()
+    reloaded, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    expected, actual = reference.state_dict(), reloaded.state_dict()
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    use_eager_attention(again)
+    use_eager_attention(reloaded)
     ids, types = random_sequences(family)
-    with torch.no_grad():  # the same bits at other addresses may be summed in another order
-        for one, other in zip(
-            hf_outputs(theirs, family, ids, types), hf_outputs(again.eval(), family, ids, types), strict=True
-        ):
-            assert (one - other).abs().max() <= 2e-6 * max(1.0, one.abs().max())
+    with torch.no_grad():
+        expected_outputs = hf_outputs(reference, family, ids, types)
+        actual_outputs = hf_outputs(reloaded.eval(), family, ids, types)
+    for actual_output, expected_output in zip(actual_outputs, expected_outputs, strict=True):
+        # not bitwise: the order of a sum may depend on the alignment of its tensors in memory
+        assert scaled_error(actual_output, expected_output) <= 2e-6
 
 
 @each_own_head
 def test_config_is_written_as_transformers_understands_it(family: str, architecture: str) -> None:
-    """Without the config.json that we read: everything that matters is written from our own config."""
-    source = make_tiny(family, architecture, problem_type="multi_label_classification")
-    theirs = source.config
-    values = json.loads(theirs.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    """A config.json that is written from our own config alone, without the one that was read, describes the model."""
+    reference = make_tiny(family, architecture, problem_type="multi_label_classification")
+    values = json.loads(reference.config.to_json_string(use_diff=False)) | {"architectures": [architecture]}
     config = read_config(values, "config.json")
     written = write_config(heedful.checkpoint.BundleConfig(family=family, model=config.model, head=config.head))
-    again = read_config(written, "written")
-    assert (again.model, again.head) == (config.model, config.head)
-    rebuilt = type(theirs)(**written)
-    model = getattr(transformers, architecture)(rebuilt)
-    model.load_state_dict(source.state_dict())
-    use_eager_attention(model)
+    reloaded = read_config(written, "written")
+    assert (reloaded.model, reloaded.head) == (config.model, config.head)
+    rebuilt = getattr(transformers, architecture)(type(reference.config)(**written))
+    rebuilt.load_state_dict(reference.state_dict())
+    use_eager_attention(rebuilt)
     ids, types = random_sequences(family)
     with torch.no_grad():
-        for expected, actual in zip(
-            hf_outputs(source, family, ids, types), hf_outputs(model.eval(), family, ids, types), strict=True
-        ):
-            assert (expected - actual).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
+        expected_outputs = hf_outputs(reference, family, ids, types)
+        actual_outputs = hf_outputs(rebuilt.eval(), family, ids, types)
+    for actual, expected in zip(actual_outputs, expected_outputs, strict=True):
+        assert scaled_error(actual, expected) <= 2e-6
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
 def test_untied_vocabulary_head(tmp_path: Path, family: str) -> None:
-    architecture = next(a for f, a in MODELS if f == family and "MaskedLM" in a)
-    theirs = save_tiny(tmp_path / "theirs", family, architecture, tie_word_embeddings=False)
-    ours = heedful.load(tmp_path / "theirs")
+    architecture = next(name for name in FAMILIES[family].heads if name.endswith("MaskedLM"))
+    reference = save_tiny(tmp_path / "theirs", family, architecture, tie_word_embeddings=False)
+    loaded = heedful.load(tmp_path / "theirs")
     ids, types = random_sequences(family)
     with torch.no_grad():
-        expected = hf_outputs(theirs, family, ids, types)[0]
-        assert (our_outputs(ours, random_batch(family))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
-    heedful.save(ours, tmp_path / "ours")
-    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
+        expected = hf_outputs(reference, family, ids, types)[0]
+        assert (our_outputs(loaded, random_batch(family))[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+    heedful.save(loaded, tmp_path / "ours")
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
     assert before.keys() == after.keys()
-    again, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
+    reloaded, report = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys")), report
     with torch.no_grad():
-        assert (hf_outputs(again.eval(), family, ids, types)[0] - expected).abs().max() <= 2e-6 * max(
-            1.0, expected.abs().max()
-        )
+        assert scaled_error(hf_outputs(reloaded.eval(), family, ids, types)[0], expected) <= 2e-6
 
 
-def _rewrite(folder: Path, change: Any) -> None:
+def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Replace the tensors of a folder by what `change` makes of them."""
     tensors = load_file(folder / "model.safetensors")
     save_file(change(tensors), folder / "model.safetensors")
 
@@ -126,11 +127,11 @@ def _rewrite(folder: Path, change: Any) -> None:
 def test_tied_tensors_that_differ_are_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForMaskedLM")
 
-    def second(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def store_another_output(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tokens = tensors["bert.embeddings.word_embeddings.weight"]
         return tensors | {"cls.predictions.decoder.weight": tokens.clone() + 1}
 
-    _rewrite(tmp_path, second)
+    _rewrite(tmp_path, store_another_output)
     with pytest.raises(heedful.HeedfulError, match="should be one tensor, but they differ"):
         heedful.load(tmp_path)
 
@@ -138,47 +139,47 @@ def test_tied_tensors_that_differ_are_refused(tmp_path: Path) -> None:
 def test_tied_tensors_that_are_stored_twice_are_one(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForMaskedLM")
     count = heedful.load(tmp_path).count()
-    _rewrite(
-        tmp_path,
-        lambda tensors: (
-            tensors | {"cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone()}
-        ),
-    )
+
+    def store_the_output_too(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tokens = tensors["bert.embeddings.word_embeddings.weight"]
+        return tensors | {"cls.predictions.decoder.weight": tokens.clone()}
+
+    _rewrite(tmp_path, store_the_output_too)
     assert heedful.load(tmp_path).count() == count
 
 
 def test_old_names_of_norms(tmp_path: Path) -> None:
-    """Gamma and beta, position_ids that older versions saved, and a folder without the prefix."""
+    """Older versions named the parameters of a norm gamma and beta, and saved position_ids as well."""
     save_tiny(tmp_path, "bert", "BertForMaskedLM")
     expected = heedful.load(tmp_path)(random_batch("bert"))
 
-    def old(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def rename_as_older_versions(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         renamed = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
             for name, tensor in tensors.items()
         }
         return renamed | {"bert.embeddings.position_ids": torch.arange(40.0)[None]}
 
-    _rewrite(tmp_path, old)
+    _rewrite(tmp_path, rename_as_older_versions)
     assert "cls.predictions.transform.LayerNorm.gamma" in load_file(tmp_path / "model.safetensors")
     assert torch.equal(heedful.load(tmp_path)(random_batch("bert")), expected)
 
 
 def test_a_folder_with_more_heads_than_it_names(tmp_path: Path) -> None:
-    """As bert-base-uncased is published: the file has a pooler and a next-sentence head, the config names neither."""
-    theirs = save_tiny(tmp_path, "bert", "BertForPreTraining")
+    """Published weights of bert-base-uncased include a pooler and a next-sentence head; its config names neither."""
+    reference = save_tiny(tmp_path, "bert", "BertForPreTraining")
     values = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.warns(heedful.HeedfulWarning, match=r"4 tensors belong to other heads.*bert\.pooler\.dense"):
         loaded = heedful.load(tmp_path)
     assert loaded.config.head is not None and loaded.config.head.kind == "masked_lm"
-    whole = heedful.load(tmp_path, head="pretraining")
-    assert whole.unused_tensors == ()
+    with_all_heads = heedful.load(tmp_path, head="pretraining")
+    assert with_all_heads.unused_tensors == ()
     ids, types = random_sequences("bert")
     with torch.no_grad():
-        for actual, expected in zip(
-            our_outputs(whole, random_batch("bert")), hf_outputs(theirs, "bert", ids, types), strict=True
-        ):
+        actual_outputs = our_outputs(with_all_heads, random_batch("bert"))
+        expected_outputs = hf_outputs(reference, "bert", ids, types)
+        for actual, expected in zip(actual_outputs, expected_outputs, strict=True):
             assert (actual - expected).abs().max() < 2e-6 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match=r"qa_outputs"):
         heedful.load(tmp_path, head="question_answering")
@@ -197,7 +198,7 @@ def test_a_bare_folder_without_its_pooler(tmp_path: Path) -> None:
 
 
 def test_an_untied_head_whose_bias_has_its_first_name_alone(tmp_path: Path) -> None:
-    """transformers 4 saves one name of what it shares."""
+    """transformers 4 saves a tensor that two parameters share under one of their names."""
     save_tiny(tmp_path, "bert", "BertForMaskedLM", tie_word_embeddings=False)
     tensors = load_file(tmp_path / "model.safetensors")
     expected = heedful.load(tmp_path).named_tensors()["head.decoder.bias"]
@@ -208,11 +209,12 @@ def test_an_untied_head_whose_bias_has_its_first_name_alone(tmp_path: Path) -> N
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel")
-    known = json.loads((tmp_path / "config.json").read_text())
-    more = {"_attn_implementation_autoset": True, "_attn_implementation_internal": "sdpa", "sentence_transformers": {}}
-    (tmp_path / "config.json").write_text(json.dumps(known | more))
+    values = json.loads((tmp_path / "config.json").read_text())
+    ignored = {"_attn_implementation_autoset": True, "_attn_implementation_internal": "sdpa"}
+    ignored["sentence_transformers"] = {}
+    (tmp_path / "config.json").write_text(json.dumps(values | ignored))
     heedful.load(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(known | {"_attn_implementation_internal": "kernels/mine"}))
+    (tmp_path / "config.json").write_text(json.dumps(values | {"_attn_implementation_internal": "kernels/mine"}))
     with pytest.raises(HeedfulError, match="runs no code"):
         heedful.load(tmp_path)
     save_tiny(tmp_path / "albert", "albert", "AlbertModel")

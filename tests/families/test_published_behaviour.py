@@ -1,4 +1,4 @@
-"""Details of published models that implementations get wrong, one test each."""
+"""Details of published models that implementations often get wrong, one test each."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from tests.support.tiny_models import (
     random_batch,
     random_sequences,
     save_tiny,
+    scaled_error,
     transformers_in_float64,
 )
 
 
 def _values(family: str, architecture: str, **changed: object) -> dict[str, object]:
+    """Return the complete config.json of a tiny model, as transformers writes it, with changed values."""
     return json.loads(make_tiny(family, architecture).config.to_json_string(use_diff=False)) | {
         "architectures": [architecture],
         **changed,
@@ -38,16 +40,16 @@ def _values(family: str, architecture: str, **changed: object) -> dict[str, obje
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("hf_name", "our_name"),
     [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu")],
 )
-def test_the_activation_is_the_files_own(tmp_path: Path, theirs: str, ours: str) -> None:
-    model = save_tiny(tmp_path, "bert", "BertForMaskedLM", torch.float64, hidden_act=theirs)
+def test_the_activation_is_the_files_own(tmp_path: Path, hf_name: str, our_name: str) -> None:
+    reference = save_tiny(tmp_path, "bert", "BertForMaskedLM", torch.float64, hidden_act=hf_name)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
-    assert loaded.config.model.encoder is not None and loaded.config.model.encoder.activation == ours
+    assert loaded.config.model.encoder is not None and loaded.config.model.encoder.activation == our_name
     batch = random_batch("bert", (9,))
     with torch.no_grad():
-        expected = model(batch.tokens[None], token_type_ids=batch.types[None]).logits[0]
+        expected = reference(batch.tokens[None], token_type_ids=batch.types[None]).logits[0]
         assert (loaded(batch) - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
@@ -57,19 +59,23 @@ def test_an_unknown_activation_is_named() -> None:
 
 
 def test_eps_of_norms(tmp_path: Path) -> None:
-    """1e-12 for BERT and, though its file does not say so, DistilBERT; RoBERTa's is in the file."""
+    """1e-12 for BERT and DistilBERT, whose config.json does not say it, and 1e-5 for RoBERTa."""
     for family, architecture, eps in (
         ("bert", "BertModel", 1e-12),
         ("distilbert", "DistilBertModel", 1e-12),
         ("roberta", "RobertaModel", 1e-5),
     ):
         save_tiny(tmp_path / family, family, architecture)
-        norms = [m for m in heedful.load(tmp_path / family).modules() if isinstance(m, torch.nn.LayerNorm)]
+        loaded = heedful.load(tmp_path / family)
+        norms = [module for module in loaded.modules() if isinstance(module, torch.nn.LayerNorm)]
         assert norms and all(norm.eps == eps for norm in norms)
 
 
 def test_class_defaults_are_not_the_published_values() -> None:
-    """RobertaConfig() has eps 1e-12, 512 positions and 2 types; roberta-base has 1e-5, 514 and 1. Read the file."""
+    """RobertaConfig() has eps 1e-12, 512 positions and 2 types; roberta-base has 1e-5, 514 and 1.
+
+    So no default replaces a key that config.json lacks: reading it fails.
+    """
     default = transformers.RobertaConfig()
     assert (default.layer_norm_eps, default.max_position_embeddings, default.type_vocab_size) == (1e-12, 512, 2)
     values = _values("roberta", "RobertaModel")
@@ -83,14 +89,14 @@ def test_positions_start_after_the_padding_id(tmp_path: Path) -> None:
     embeddings = transformers.models.roberta.modeling_roberta.RobertaEmbeddings
     ids = torch.tensor([[0, 5, 6, 2, 1, 1]])
     assert embeddings.create_position_ids_from_input_ids(ids, 1).tolist() == [[2, 3, 4, 5, 1, 1]]
-    theirs = save_tiny(tmp_path, "roberta", "RobertaModel", torch.float64)
+    reference = save_tiny(tmp_path, "roberta", "RobertaModel", torch.float64)
     loaded = heedful.load(tmp_path, dtype=torch.float64)
-    place = loaded.config.model.embedding.positions
-    assert isinstance(place, Learned) and (place.offset, place.count) == (2, 42)
+    learned = loaded.config.model.embedding.positions
+    assert isinstance(learned, Learned) and (learned.offset, learned.count) == (2, 42)
     batch = Packed.of([[0, 5, 6, 2], [0, 9, 2]])
-    assert (batch.positions + place.offset).tolist() == [2, 3, 4, 5, 2, 3, 4]
+    assert (batch.positions + learned.offset).tolist() == [2, 3, 4, 5, 2, 3, 4]
     with torch.no_grad():
-        expected = theirs(ids, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).last_hidden_state[0, :4]
+        expected = reference(ids, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).last_hidden_state[0, :4]
         assert (loaded.model(batch)[:4] - expected).abs().max() < 1e-12 * expected.abs().max()
     with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
         loaded.model(Packed.of([[5] * 41]))
@@ -104,7 +110,10 @@ def test_another_padding_id_shortens_the_length(tmp_path: Path) -> None:
 
 
 def test_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
-    """Token types in a shared batch neither break a model without them nor are lost for one that has them."""
+    """DistilBERT ignores the token types of a batch that a BERT model reads; it has no pooler, and a ReLU in its head.
+
+    The two share a batch where one is distilled into the other.
+    """
     save_tiny(tmp_path / "student", "distilbert", "DistilBertForSequenceClassification")
     save_tiny(tmp_path / "teacher", "bert", "BertForSequenceClassification")
     student, teacher = heedful.load(tmp_path / "student"), heedful.load(tmp_path / "teacher")
@@ -118,13 +127,13 @@ def test_no_types_no_pooler_and_relu(tmp_path: Path) -> None:
 
 
 def test_zero_means_the_next_sentence(tmp_path: Path) -> None:
-    """NSP logit 0 is "follows": transformers' label 0 gives the loss of our logit 0."""
-    theirs = save_tiny(tmp_path, "bert", "BertForNextSentencePrediction")
+    """Label 0 of next-sentence prediction is "the second text follows": its loss is that of our logit 0."""
+    reference = save_tiny(tmp_path, "bert", "BertForNextSentencePrediction")
     batch = random_batch("bert", (9,))
     with torch.no_grad():
-        scores = heedful.load(tmp_path)(batch)
-        loss = theirs(batch.tokens[None], token_type_ids=batch.types[None], labels=torch.tensor([0])).loss
-        assert torch.allclose(-scores.log_softmax(-1)[0, 0], loss, atol=1e-6)
+        logits = heedful.load(tmp_path)(batch)
+        loss = reference(batch.tokens[None], token_type_ids=batch.types[None], labels=torch.tensor([0])).loss
+        assert torch.allclose(-logits.log_softmax(-1)[0, 0], loss, atol=1e-6)
 
 
 def test_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
@@ -132,17 +141,19 @@ def test_the_pooler_is_tanh_of_the_first_row(tmp_path: Path) -> None:
     loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch = random_batch("bert")
     with torch.no_grad():
-        rows, dense = loaded.model(batch), loaded.head.first.dense  # type: ignore[union-attr]
-        for b, start in enumerate(batch.bounds[:-1]):
-            expected = torch.tanh(dense.weight @ rows[start] + dense.bias)
-            assert (loaded(batch)[b] - expected).abs().max() < 1e-12
+        hidden_states = batch.unpack(loaded.model(batch))
+        dense = loaded.head.first.dense  # type: ignore[union-attr]
+        for pooled, sequence in zip(loaded(batch), hidden_states, strict=True):
+            expected = torch.tanh(dense.weight @ sequence[0] + dense.bias)
+            assert (pooled - expected).abs().max() < 1e-12
 
 
 def test_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> None:
-    """The map from embedding to model width, blocks by group, the vocabulary head at the embedding's width."""
+    """ALBERT: six layers are one block; embeddings and vocabulary head are 16 wide, the model is 32 wide."""
     save_tiny(tmp_path, "albert", "AlbertForMaskedLM", num_hidden_groups=1, num_hidden_layers=6)
     loaded = heedful.load(tmp_path)
-    assert {name.split(".")[2] for name in loaded.named_tensors() if name.startswith("encoder.blocks")} == {"0"}
+    in_blocks = [name for name in loaded.named_tensors() if name.startswith("encoder.blocks")]
+    assert in_blocks and all(name.startswith("encoder.blocks.0.") for name in in_blocks)
     assert loaded.model.encoder is not None and loaded.model.encoder.config.layers == 6
     assert loaded.named_tensors()["embedding.project.weight"].shape == (32, 16)
     assert loaded.named_tensors()["head.dense.weight"].shape == (16, 32)
@@ -156,31 +167,33 @@ def test_one_block_for_all_layers_and_narrow_embeddings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["AlbertModel", "AlbertForMaskedLM", "AlbertForQuestionAnswering"])
 def test_albert_projects_embeddings_as_wide_as_the_model(tmp_path: Path, architecture: str) -> None:
     """transformers always has `embedding_hidden_mapping_in`: loading, saving and creating agree with it."""
-    theirs = save_tiny(tmp_path / "theirs", "albert", architecture, torch.float64, embedding_size=32)
-    ours = heedful.load(tmp_path / "theirs", dtype=torch.float64)
+    reference = save_tiny(tmp_path / "theirs", "albert", architecture, torch.float64, embedding_size=32)
+    loaded = heedful.load(tmp_path / "theirs", dtype=torch.float64)
     created = create(read_config(json.loads((tmp_path / "theirs/config.json").read_text()), "config.json"), seed=3)
     heedful.save(created, tmp_path / "created")
-    their_created, report = type(theirs).from_pretrained(tmp_path / "created", output_loading_info=True)
+    created_in_hf, report = type(reference).from_pretrained(tmp_path / "created", output_loading_info=True)
     assert not any(report.values())
     batch, (ids, types) = random_batch("albert"), random_sequences("albert")
-    with torch.no_grad():
-        for model, expected, tolerance in ((ours, theirs, 1e-12), (created.eval(), their_created.eval(), 1e-5)):
-            for out, right in zip(our_outputs(model, batch), hf_outputs(expected, "albert", ids, types), strict=True):
-                assert (out - right).abs().max() <= tolerance
+    pairs = ((loaded, reference, 1e-12), (created.eval(), created_in_hf.eval(), 1e-5))
+    for our_model, hf_model, tolerance in pairs:
+        with torch.no_grad():
+            outputs, expected_outputs = our_outputs(our_model, batch), hf_outputs(hf_model, "albert", ids, types)
+        for actual, expected in zip(outputs, expected_outputs, strict=True):
+            assert (actual - expected).abs().max() <= tolerance
 
 
 def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> None:
-    """Their batches are padded on the left; rows at the end are the same with and without padding."""
-    theirs = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("xlnet", (5, 9))
-    ids, types = (batch.unpack(each) for each in (batch.tokens, batch.types))
+    """XLNet's batches are padded on the left, so that the summary is the last row with and without padding."""
+    reference = save_tiny(tmp_path, "xlnet", "XLNetForSequenceClassification", torch.float64)
+    loaded, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("xlnet", (5, 9))
+    ids, types = batch.unpack(batch.tokens), batch.unpack(batch.types)
     inputs = {
         "input_ids": torch.stack([torch.cat([torch.full((4,), 5), ids[0]]), ids[1]]),
         "token_type_ids": torch.stack([torch.cat([torch.full((4,), 3), types[0]]), types[1]]),
         "attention_mask": torch.tensor([[0] * 4 + [1] * 5, [1] * 9]),
     }
     with torch.no_grad(), Float64Mode(torch.float64):
-        assert (ours(batch) - theirs(**inputs).logits).abs().max() < 1e-12
+        assert (loaded(batch) - reference(**inputs).logits).abs().max() < 1e-12
     config = json.loads((tmp_path / "config.json").read_text())
     for key, value in (("attn_type", "uni"), ("bi_data", True), ("same_length", True), ("untie_r", False)):
         with pytest.raises(heedful.HeedfulError, match=f"{key} is {value!r}; only"):
@@ -190,18 +203,24 @@ def test_the_summary_is_the_last_row_and_mems_are_refused(tmp_path: Path) -> Non
 
 
 def test_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> None:
-    theirs = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("gpt2", (5, 9))
+    reference = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
+    loaded, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("gpt2", (5, 9))
     ids = batch.unpack(batch.tokens)
     mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
     inputs = {"input_ids": torch.stack([torch.cat([torch.zeros(4, dtype=torch.long), ids[0]]), ids[1]])}
     with torch.no_grad():
-        right = theirs(**inputs, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
-        wrong = theirs(**inputs, attention_mask=mask, position_ids=torch.arange(9).expand(2, -1)).logits
-        actual = ours(batch)
-    assert (actual[:5] - right[0, 4:]).abs().max() < 1e-12 < 0.01 < (actual[:5] - wrong[0, 4:]).abs().max()
-    kept = load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"]
-    assert torch.equal(ours.named_tensors()["decoder.blocks.0.mlp.up.weight"], kept.T)
+        right = reference(**inputs, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+        wrong = reference(**inputs, attention_mask=mask, position_ids=torch.arange(9).expand(2, -1)).logits
+        actual = loaded(batch)
+    first = actual[:5]  # the rows of the shorter text, which is padded in transformers
+    assert (first - right[0, 4:]).abs().max() < 1e-12
+    assert (first - wrong[0, 4:]).abs().max() > 0.01
+
+
+def test_weights_of_gpt2_are_transposed(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel")
+    stored = load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"]
+    assert torch.equal(heedful.load(tmp_path).named_tensors()["decoder.blocks.0.mlp.up.weight"], stored.T)
 
 
 def test_only_the_original_and_its_heirs_scale_their_embedding() -> None:
@@ -213,41 +232,42 @@ def test_only_the_original_and_its_heirs_scale_their_embedding() -> None:
 
 
 def test_relative_positions_of_transformers_4(tmp_path: Path) -> None:
-    """transformers 5 accepts the key and ignores it; 4 adds q E[i - j] to the product, both divided by sqrt(d).
+    """Compare `position_embedding_type: relative_key` with what transformers 4 computed, which is rebuilt here.
 
-    Absolute positions are there too, and 4 does not add them.
+    The score of query i and key j is (q_i k_j + q_i E[i - j]) / sqrt(d). The file has a table of absolute positions
+    too, which transformers 4 did not add. transformers 5 accepts the key and ignores it.
     """
-    model = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
+    reference = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
     generator = torch.Generator().manual_seed(1)
     tensors = load_file(tmp_path / "model.safetensors")
     tables = [torch.randn(79, 8, generator=generator, dtype=torch.float64) for _ in range(4)]
-    for number, table in enumerate(tables):
-        tensors[f"encoder.layer.{number}.attention.self.distance_embedding.weight"] = table
+    for index, table in enumerate(tables):
+        tensors[f"encoder.layer.{index}.attention.self.distance_embedding.weight"] = table
     save_file(tensors, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text()) | {"position_embedding_type": "relative_key"}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    layers = iter(tables)
+    table_of_next_layer = iter(tables)
 
-    def version_4(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **more: Any) -> Any:
-        places = torch.arange(query.shape[2])
-        table = next(layers)[places[:, None] - places[None, :] + 39]
-        scores = torch.einsum("bhid,bhjd->bhij", query, key) + torch.einsum("bhid,ijd->bhij", query, table)
+    def version_4(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        positions = torch.arange(query.shape[2])
+        by_distance = next(table_of_next_layer)[positions[:, None] - positions[None, :] + 39]
+        scores = torch.einsum("bhid,bhjd->bhij", query, key) + torch.einsum("bhid,ijd->bhij", query, by_distance)
         return ((scores * scaling).softmax(-1) @ value).transpose(1, 2).contiguous(), None
 
     transformers.AttentionInterface.register("version_4", version_4)
-    model.config._attn_implementation = "version_4"
-    model.embeddings.position_embeddings.weight.data.zero_()
-    ours, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("bert", (23,))
+    reference.config._attn_implementation = "version_4"
+    reference.embeddings.position_embeddings.weight.data.zero_()
+    loaded, batch = heedful.load(tmp_path, dtype=torch.float64), random_batch("bert", (23,))
     inputs = {"input_ids": batch.tokens[None], "token_type_ids": batch.types[None]}
     with torch.no_grad():
-        expected = model(**inputs).last_hidden_state[0]
-        assert (ours.model(batch) - expected).abs().max() < 1e-12
-    heedful.save(ours, tmp_path / "again")
-    again = load_file(tmp_path / "again/model.safetensors")
-    assert again.keys() == tensors.keys() - {"embeddings.position_embeddings.weight"}
-    assert all(torch.equal(again[name], tensors[name]) for name in again)
-    assert heedful.load(tmp_path / "again").config.model == ours.config.model
+        expected = reference(**inputs).last_hidden_state[0]
+        assert (loaded.model(batch) - expected).abs().max() < 1e-12
+    heedful.save(loaded, tmp_path / "again")
+    saved = load_file(tmp_path / "again/model.safetensors")
+    assert saved.keys() == tensors.keys() - {"embeddings.position_embeddings.weight"}
+    assert all(torch.equal(saved[name], tensors[name]) for name in saved)
+    assert heedful.load(tmp_path / "again").config.model == loaded.config.model
     with pytest.raises(heedful.HeedfulError, match="position_embedding_type is 'relative_key_query'; expected one of"):
         read_config(_values("bert", "BertModel", position_embedding_type="relative_key_query"), "config.json")
 
@@ -270,31 +290,25 @@ def test_unknown_architectures_are_refused_by_name(architecture: str) -> None:
 
 @pytest.mark.parametrize("family", TINY)
 def test_every_key_of_published_configs_is_known(family: str) -> None:
-    """What transformers itself writes, in full."""
+    """A config.json in which transformers writes every key is read without an unknown key."""
     read_config(_values(family, FAMILIES[family].bare), "config.json")
 
 
 @pytest.mark.parametrize(
-    ("family", "values"),
+    ("values", "base", "global_every"),
     [
-        ("modernbert", {"global_attn_every_n_layers": 2, "global_rope_theta": 5e4, "local_rope_theta": 1e3}),
-        ("modernbert", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
-        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 7e4}}}),
+        ({"global_attn_every_n_layers": 2, "global_rope_theta": 5e4, "local_rope_theta": 1e3}, 5e4, 2),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, 160_000.0, 2),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 7e4}}}, 7e4, 3),
     ],
 )
-def test_the_same_said_in_other_keys(family: str, values: dict[str, Any]) -> None:
-    """Configurations as they were published and as transformers 5 writes them."""
-    config_values = {
-        name: each for name, each in _values(family, FAMILIES[family].bare).items() if not name.startswith("rope")
-    }
-    config_values.pop("layer_types")
-    encoder = read_config(config_values | values, "config.json").model.encoder
-    assert encoder is not None and encoder.relation is not None
-    base = values.get(
-        "global_rope_theta", values.get("rope_parameters", {}).get("full_attention", {}).get("rope_theta")
-    )
-    assert encoder.relation.base == (base or 160_000.0)  # type: ignore[union-attr]
-    assert encoder.global_every == (3 if "rope_parameters" in values else 2)
+def test_older_and_newer_keys_of_modernbert(values: dict[str, Any], base: float, global_every: int) -> None:
+    """The base of rotary positions and the period of global layers, in the published keys or in transformers 5's."""
+    complete = _values("modernbert", "ModernBertModel")
+    neutral = {key: value for key, value in complete.items() if key != "layer_types" and not key.startswith("rope")}
+    encoder = read_config(neutral | values, "config.json").model.encoder
+    assert encoder is not None and isinstance(encoder.relation, Rotary)
+    assert (encoder.relation.base, encoder.global_every) == (base, global_every)
 
 
 @pytest.mark.parametrize(
@@ -342,31 +356,29 @@ LONGROPE |= {"short_factor": [1.0, 1.0625, 1.5, 2.25], "long_factor": [1.0, 2.5,
     ],
 )
 def test_uneven_layers_and_stretched_positions_of_modernbert(tmp_path: Path, changed: dict[str, Any]) -> None:
-    theirs = save_tiny(tmp_path, "modernbert", "ModernBertModel", torch.float64, **changed)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    reference = save_tiny(tmp_path, "modernbert", "ModernBertModel", torch.float64, **changed)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     ids = random_sequences("modernbert", (3, 9, 11, 30))[0]
     with transformers_in_float64():
-        expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
-        rows = ours.model(random_batch("modernbert", (3, 9, 11, 30)))
-        assert (rows - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
-    values = FAMILIES["modernbert"].write(ours.config.model) | {"model_type": "modernbert"}
-    assert read_config(values, "config.json").model == ours.config.model
-    heedful.save(ours, tmp_path / "again")
+        expected = torch.cat([reference(torch.tensor([row_ids])).last_hidden_state[0] for row_ids in ids])
+        rows = loaded.model(random_batch("modernbert", (3, 9, 11, 30)))
+        assert scaled_error(rows, expected) <= 1e-12
+    values = FAMILIES["modernbert"].write(loaded.config.model) | {"model_type": "modernbert"}
+    assert read_config(values, "config.json").model == loaded.config.model
+    heedful.save(loaded, tmp_path / "again")
     with transformers_in_float64():
-        again = transformers.ModernBertModel.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
-        expected_again = torch.cat([again(torch.tensor([each])).last_hidden_state[0] for each in ids])
-    assert (expected_again - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+        reloaded = transformers.ModernBertModel.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
+        saved_again = torch.cat([reloaded(torch.tensor([row_ids])).last_hidden_state[0] for row_ids in ids])
+    assert scaled_error(saved_again, expected) <= 1e-12
 
 
 def test_rope_scaling_of_modernbert_is_for_both_kinds_of_layers() -> None:
     values = _values("modernbert", "ModernBertModel", rope_scaling=YARN)
     encoder = read_config(values, "config.json").model.encoder
     assert encoder is not None and isinstance(encoder.relation, Rotary)
-    assert (
-        encoder.relation.scaling
-        == encoder.relation.local_scaling
-        == Yarn(factor=4.0, trained=10, fast=4.0, magnitude=0.1 * math.log(4.0) + 1)
-    )
+    expected = Yarn(factor=4.0, trained=10, fast=4.0, magnitude=0.1 * math.log(4.0) + 1)
+    assert encoder.relation.scaling == expected
+    assert encoder.relation.local_scaling == expected
 
 
 def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:
@@ -379,29 +391,32 @@ def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:
 
 
 def test_weights_on_demand_are_the_eager_ones(tmp_path: Path) -> None:
-    """Rows sum to 1; the weights are those of transformers' eager path; taking them changes nothing."""
+    """Each query's weights sum to 1 and are those of transformers' eager attention; hooks change no output."""
     from heedful.nn.attend import attention_weights
     from heedful.nn.layout import AttentionArgs, Layout
 
-    theirs = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    reference = save_tiny(tmp_path, "bert", "BertModel", torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch = random_batch("bert")
     with torch.no_grad():
-        before = ours.model(batch)
-        seen: list[torch.Tensor] = []
-        blocks = ours.model.encoder.blocks  # type: ignore[union-attr]
-        hooks = [block.attention.qkv.register_forward_hook(lambda _, x, qkv: seen.append(qkv)) for block in blocks]
-        assert torch.equal(ours.model(batch), before)
+        before = loaded.model(batch)
+        qkv_by_layer: list[torch.Tensor] = []
+        blocks = loaded.model.encoder.blocks  # type: ignore[union-attr]
+        hooks = [
+            block.attention.qkv.register_forward_hook(lambda _, x, qkv: qkv_by_layer.append(qkv)) for block in blocks
+        ]
+        assert torch.equal(loaded.model(batch), before)
         for hook in hooks:
             hook.remove()
-        for b, span in enumerate(batch.spans()):
+        args = AttentionArgs(layout=Layout.of(batch.bounds), scale=8**-0.5)
+        for index, span in enumerate(batch.spans()):
             inputs = {"input_ids": batch.tokens[span][None], "token_type_ids": batch.types[span][None]}
-            expected = theirs(**inputs, output_attentions=True).attentions
-            for layer, qkv in enumerate(seen):
+            expected = reference(**inputs, output_attentions=True).attentions
+            for qkv, expected_weights in zip(qkv_by_layer, expected, strict=True):
                 q, k, _ = qkv.unflatten(-1, (3, 4, 8)).unbind(1)
-                actual = attention_weights(q, k, AttentionArgs(layout=Layout.of(batch.bounds), scale=8**-0.5), b)
+                actual = attention_weights(q, k, args, index)
                 assert (actual.sum(-1) - 1).abs().max() < 1e-12
-                assert (actual - expected[layer][0]).abs().max() < 1e-12
+                assert (actual - expected_weights[0]).abs().max() < 1e-12
 
 
 ODD: list[Any] = [None, -1, 0, 1, 3, 2**31, 1e308, float("nan"), "", "x", [], {}, [1], {"a": 1}, True, False]
@@ -409,13 +424,13 @@ ODD: list[Any] = [None, -1, 0, 1, 3, 2**31, 1e308, float("nan"), "", "x", [], {}
 
 @pytest.mark.parametrize("family", TINY)
 def test_odd_values_of_every_key(family: str) -> None:
-    """A configuration that can be read, or a HeedfulError that names the file; nothing else, and nothing is built."""
-    whole = _values(family, FAMILIES[family].bare)
+    """Whatever value a key has, reading the configuration succeeds or raises HeedfulError, nothing else."""
+    complete = _values(family, FAMILIES[family].bare)
     refused = 0
-    for key in whole:
+    for key in complete:
         for value in ODD:
             try:
-                read_config(whole | {key: value}, "config.json")
+                read_config(complete | {key: value}, "config.json")
             except heedful.HeedfulError:
                 refused += 1
     assert refused > 100
@@ -425,14 +440,14 @@ def test_odd_values_of_every_key(family: str) -> None:
 
 
 def test_distances_past_the_last_bucket_of_mpnet(tmp_path: Path) -> None:
-    """Distances up to 160, of which those from 128 on share a bucket; positions take rows 2 to 162 of their table."""
-    theirs = save_tiny(tmp_path, "mpnet", "MPNetModel", torch.float64, max_position_embeddings=163)
+    """In a text of 161 tokens, distances from 128 to 160 share a bucket; positions use rows 2 to 162 of their table."""
+    reference = save_tiny(tmp_path, "mpnet", "MPNetModel", torch.float64, max_position_embeddings=163)
     ids = torch.randint(5, 98, (161,), generator=torch.Generator().manual_seed(2)).tolist()
-    ours = heedful.load(tmp_path, dtype=torch.float64)
-    assert ours.max_length == 161
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    assert loaded.max_length == 161
     with torch.no_grad():
-        expected = theirs(torch.tensor([ids])).last_hidden_state[0]
-        assert (ours.hidden_states(Packed.of([ids])) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
+        expected = reference(torch.tensor([ids])).last_hidden_state[0]
+        assert scaled_error(loaded.hidden_states(Packed.of([ids])), expected) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -454,9 +469,9 @@ def test_vocab_txt_of_mpnet_is_read_as_transformers_reads_it(tmp_path: Path, con
     words = ["the", "cat", "sat", "##s", "mat", "The", "é", "e", "!"]
     (tmp_path / "vocab.txt").write_text("\n".join(["<s>", "<pad>", "</s>", "<unk>", "[UNK]", *words, "<mask>"]) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True} | config))
-    ours, theirs = heedful.load(tmp_path).tokenizer, transformers.MPNetTokenizer.from_pretrained(tmp_path)
-    assert ours is not None
+    loaded, reference = heedful.load(tmp_path).tokenizer, transformers.MPNetTokenizer.from_pretrained(tmp_path)
+    assert loaded is not None
     for text in ("The cats sat", "the <mask> sat !", "é dog", ""):
-        assert list(ours.encode(text).ids) == theirs(text)["input_ids"]
-    assert list(ours.encode(("the cat", "sat")).ids) == theirs("the cat", "sat")["input_ids"]
-    assert set(ours.encode(("the cat", "sat")).types) == {0}
+        assert list(loaded.encode(text).ids) == reference(text)["input_ids"]
+    assert list(loaded.encode(("the cat", "sat")).ids) == reference("the cat", "sat")["input_ids"]
+    assert set(loaded.encode(("the cat", "sat")).types) == {0}

@@ -1,4 +1,4 @@
-"""Encoders that people use, in the keys and shapes of their publication: exact counts, and parity at a small size."""
+"""Published configs of much used models: every key is known, counts are exact, and small models equal transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import heedful
 from heedful.checkpoint import ModelBundle, read_config
 from heedful.families import FAMILIES
 from heedful.packed import Packed
-from tests.support.tiny_models import transformers_in_float64
+from tests.support.tiny_models import scaled_error, transformers_in_float64
 
 BERT: dict[str, Any] = {  # a BERT of 12 layers, 384 wide
     "architectures": ["BertModel"],
@@ -250,15 +250,17 @@ def test_all_keys_are_known_and_the_parameters_are_as_many(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_small_model_of_the_published_keys_equals_transformers(tmp_path: Path, name: str) -> None:
     values = PUBLISHED[name][0] | SMALL | {"torch_dtype": "float64"}
-    small = {"pad_token_id": 1, "local_attention": 8, "max_position_embeddings": 60, "num_key_value_heads": 2}
-    values |= {key: value for key, value in small.items() if key in values}
+    if_present = {"pad_token_id": 1, "local_attention": 8, "max_position_embeddings": 60, "num_key_value_heads": 2}
+    values |= {key: value for key, value in if_present.items() if key in values}
     (tmp_path / "config.json").write_text(json.dumps(values))
     torch.manual_seed(1)
     with transformers_in_float64():
-        theirs = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(tmp_path)).double().eval()
-        theirs.save_pretrained(tmp_path)
-        (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": [type(theirs).__name__]}))
-        ours = heedful.load(tmp_path, dtype=torch.float64)
+        reference = (
+            transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(tmp_path)).double().eval()
+        )
+        reference.save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": [type(reference).__name__]}))
+        loaded = heedful.load(tmp_path, dtype=torch.float64)
         ids = torch.randint(5, 98, (40,)).tolist()
-        expected = theirs(torch.tensor([ids])).last_hidden_state[0]
-        assert (ours.model(Packed.of([ids])) - expected).abs().max() < 1e-12 * max(1.0, expected.abs().max())
+        expected = reference(torch.tensor([ids])).last_hidden_state[0]
+        assert scaled_error(loaded.model(Packed.of([ids])), expected) < 1e-12

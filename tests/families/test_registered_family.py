@@ -1,4 +1,4 @@
-"""A family in one file: a config reader and a table of names are all that loading, training and saving need."""
+"""A family of models that a user registers: a reader of its config.json and a table of names are all it needs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.support.model_folders import VOCABULARY
 MODEL_TYPE = "toy"
 WIDTH, INNER, LAYERS = 32, 48, 2
 
-# -- the family -----------------------------------------------------------------------------------------------------
+# -- the family "toy" -------------------------------------------------------------------------------------------------
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """An encoder with sinusoidal positions and norms before its sublayers."""
+    """Describe an encoder with sinusoidal positions and with norms before its sublayers."""
     width, heads = reader.integer("dim"), reader.integer("heads")
     reader.divides("heads", heads, "dim", width)
     return ModelConfig(
@@ -78,7 +78,7 @@ FAMILY = Family(
     },
 )
 
-# -- what it does ---------------------------------------------------------------------------------------------------
+# -- its models are loaded, saved and trained -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,17 +89,15 @@ def registered() -> Iterator[None]:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """The tensors of the bare model, by their names in a folder."""
+    """Return the shapes of the bare model's tensors by their names in a folder."""
+    linears = dict.fromkeys("qkvo", (WIDTH, WIDTH)) | {"up": (INNER, WIDTH), "down": (WIDTH, INNER)}
+    norms = ["norm", *(f"layer{layer}.norm{index}" for layer in range(LAYERS) for index in (1, 2))]
     shapes: dict[str, tuple[int, ...]] = {"words.weight": (len(VOCABULARY), WIDTH)}
-    for norm in ("norm", *(f"layer{layer}.norm{number}" for layer in range(LAYERS) for number in (1, 2))):
+    for norm in norms:
         shapes |= {f"{norm}.weight": (WIDTH,), f"{norm}.bias": (WIDTH,)}
     for layer in range(LAYERS):
-        for name, rows, columns in (
-            *((name, WIDTH, WIDTH) for name in "qkvo"),
-            ("up", INNER, WIDTH),
-            ("down", WIDTH, INNER),
-        ):
-            shapes |= {f"layer{layer}.{name}.weight": (rows, columns), f"layer{layer}.{name}.bias": (rows,)}
+        for name, (outputs, inputs) in linears.items():
+            shapes |= {f"layer{layer}.{name}.weight": (outputs, inputs), f"layer{layer}.{name}.bias": (outputs,)}
     return shapes
 
 

@@ -1,4 +1,7 @@
-"""Nomic BERT, GTE and Jina embeddings v3: the keys and names of their first publication, and stretched positions."""
+"""Nomic BERT, GTE and Jina embeddings v3 with rotary positions: keys of their first publication, scaled rotations.
+
+All three were published with code of their own before transformers had them: config.json then had other keys.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from tests.support.tiny_models import (
     random_batch,
     random_sequences,
     save_tiny,
+    scaled_error,
     transformers_in_float64,
 )
 
@@ -92,43 +96,45 @@ SIZE_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_he
 
 
 def rewrite(folder: Path, config: dict[str, Any], prefixes: tuple[str, str] = ("", "")) -> None:
-    """Replace config.json, and a prefix of the tensors' names."""
+    """Replace config.json, and the first of `prefixes` by the second in the names of tensors."""
     old, new = prefixes
     path = folder / "model.safetensors"
-    tensors = {new + n.removeprefix(old) if n.startswith(old) else n: t for n, t in load_file(path).items()}
+    tensors = {
+        new + name.removeprefix(old) if name.startswith(old) else name: tensor
+        for name, tensor in load_file(path).items()
+    }
     save_file(tensors, path, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def check_outputs_and_round_trip(theirs: Any, family: str, folder: Path, tmp_path: Path) -> None:
-    """Compare with transformers, and the saved folder with the one that was read."""
-    ours = heedful.load(folder)
+def check_outputs_and_round_trip(reference: Any, family: str, folder: Path, tmp_path: Path) -> None:
+    """Compare the outputs of a folder with transformers' model, and the folder saved again with the one read."""
+    loaded = heedful.load(folder)
     ids, types = random_sequences(family)
     with torch.no_grad():
-        expected = torch.cat([hf_hidden_states(theirs, family, *sequence) for sequence in zip(ids, types, strict=True)])
-        assert (our_hidden_states(ours, random_batch(family)) - expected).abs().max() <= 2e-6 * max(
-            1.0, expected.abs().max()
+        expected = torch.cat(
+            [hf_hidden_states(reference, family, *sequence) for sequence in zip(ids, types, strict=True)]
         )
-        for out, each in zip(
-            our_outputs(ours, random_batch(family)), hf_outputs(theirs, family, ids, types), strict=True
-        ):
-            assert (out - each).abs().max() <= 2e-6 * max(1.0, each.abs().max())
-    heedful.save(ours, tmp_path / "again")
-    before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "again"))
+        assert scaled_error(our_hidden_states(loaded, random_batch(family)), expected) <= 2e-6
+        outputs, expected_outputs = our_outputs(loaded, random_batch(family)), hf_outputs(reference, family, ids, types)
+        for actual_output, expected_output in zip(outputs, expected_outputs, strict=True):
+            assert scaled_error(actual_output, expected_output) <= 2e-6
+    heedful.save(loaded, tmp_path / "again")
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "again"))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    config, again = (json.loads((each / "config.json").read_text()) for each in (folder, tmp_path / "again"))
-    assert {name: value for name, value in config.items() if name != "auto_map"} == {
-        name: value for name, value in again.items() if name != "dtype"
-    }
+    read, written = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "again"))
+    read.pop("auto_map", None)  # the published code, which Heedful does not run
+    written.pop("dtype", None)
+    assert written == read
 
 
 @pytest.mark.filterwarnings("ignore:.*names code:heedful.errors.HeedfulWarning")
 @pytest.mark.parametrize("architecture", ["NomicBertModel", "NomicBertForMaskedLM"])
 def test_nomic_bert_as_it_was_published_first(tmp_path: Path, architecture: str) -> None:
-    theirs = save_tiny(tmp_path / "hub", "nomic_bert", architecture)
+    reference = save_tiny(tmp_path / "hub", "nomic_bert", architecture)
     code = {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
     rewrite(tmp_path / "hub", NOMIC_HUB | TINY_SIZE | {"architectures": [architecture], "auto_map": code})
-    check_outputs_and_round_trip(theirs, "nomic_bert", tmp_path / "hub", tmp_path)
+    check_outputs_and_round_trip(reference, "nomic_bert", tmp_path / "hub", tmp_path)
 
 
 def test_nomic_bert_has_as_many_parameters_by_either_keys() -> None:
@@ -157,22 +163,22 @@ def test_other_models_of_the_first_publication_are_refused_by_key(changed: dict[
 
 @pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"])
 def test_gte_as_it_was_published_first(tmp_path: Path, head: str) -> None:
-    theirs = save_tiny(tmp_path / "hub", "gte", f"Gte{head}")
+    reference = save_tiny(tmp_path / "hub", "gte", f"Gte{head}")
     native = json.loads((tmp_path / "hub/config.json").read_text())
-    kept = ("id2label", "label2id", "type_vocab_size", *SIZE_KEYS)
-    values = GTE_HUB | {name: native[name] for name in kept if name in native}
+    common_keys = ("id2label", "label2id", "type_vocab_size", *SIZE_KEYS)
+    values = GTE_HUB | {key: native[key] for key in common_keys if key in native}
     values |= {"architectures": [f"New{head}"], "rope_theta": 160_000.0, "rope_scaling": None}
     rewrite(tmp_path / "hub", values | {"pad_token_id": native["pad_token_id"]}, ("gte.", "new."))
-    check_outputs_and_round_trip(theirs, "gte", tmp_path / "hub", tmp_path)
+    check_outputs_and_round_trip(reference, "gte", tmp_path / "hub", tmp_path)
 
 
 def test_gte_without_types(tmp_path: Path) -> None:
-    theirs = save_tiny(tmp_path / "gte", "gte", "GteModel", type_vocab_size=0)
+    reference = save_tiny(tmp_path / "gte", "gte", "GteModel", type_vocab_size=0)
     ids, _ = random_sequences("gte")
     with torch.no_grad():
         rows = our_hidden_states(heedful.load(tmp_path / "gte"), random_batch("gte"))
-        expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
-    assert (rows - expected).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
+        expected = torch.cat([reference(torch.tensor([row_ids])).last_hidden_state[0] for row_ids in ids])
+    assert scaled_error(rows, expected) <= 2e-6
 
 
 @pytest.mark.parametrize(
@@ -185,15 +191,14 @@ def test_gte_without_types(tmp_path: Path) -> None:
     ],
 )
 def test_other_models_of_gte_are_refused_by_key(changed: dict[str, Any], message: str) -> None:
-    values = (
-        GTE_HUB | dict.fromkeys(SIZE_KEYS, 4) | {"hidden_size": 16, "type_vocab_size": 1, "architectures": ["NewModel"]}
-    )
+    sizes = dict.fromkeys(SIZE_KEYS, 4) | {"hidden_size": 16, "type_vocab_size": 1}
+    values = GTE_HUB | sizes | {"architectures": ["NewModel"]}
     read_config(values, "config.json")
     with pytest.raises(HeedfulError, match=message):
         read_config(values | changed, "config.json")
 
 
-# -- stretched positions ------------------------------------------------------------------------------------------
+# -- scaled rotations for texts longer than the trained ones ----------------------------------------------------------
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}
@@ -230,11 +235,11 @@ STRETCHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("family", ["eurobert", "gte", "jina_embeddings_v3", "nomic_bert"])
-@pytest.mark.parametrize("parameters", STRETCHES, ids=lambda each: "-".join(f"{value}" for value in each.values()))
+@pytest.mark.parametrize("parameters", STRETCHES, ids=lambda values: "-".join(f"{value}" for value in values.values()))
 def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
-    """Texts shorter and longer than the trained positions; what is written describes the same model."""
+    """Texts shorter and longer than the 10 trained positions; the config that is written describes the same model."""
     rope_parameters = {"rope_theta": 500.0} | parameters
-    theirs = save_tiny(
+    reference = save_tiny(
         tmp_path,
         family,
         FAMILIES[family].bare,
@@ -242,44 +247,48 @@ def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, par
         rope_parameters=rope_parameters,
         max_position_embeddings=10,
     )
-    ours = heedful.load(tmp_path, dtype=torch.float64)
-    ids, types = random_sequences(
-        family, (3, 9, 11, 30)
-    )  # longer ones later: transformers keeps the base of the longest
-    batch = random_batch(family, (3, 9, 11, 30))
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    lengths = (3, 9, 11, 30)  # ascending: transformers continues with the rotations of the longest text so far
+    ids, types = random_sequences(family, lengths)
+    batch = random_batch(family, lengths)
     with transformers_in_float64():
-        expected = torch.cat([hf_hidden_states(theirs, family, *sequence) for sequence in zip(ids, types, strict=True)])
-        assert (our_hidden_states(ours, batch) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
-    values = FAMILIES[family].write(ours.config.model) | {"model_type": family}
-    assert read_config(values, "config.json").model == ours.config.model
+        expected = torch.cat(
+            [hf_hidden_states(reference, family, *sequence) for sequence in zip(ids, types, strict=True)]
+        )
+        assert scaled_error(our_hidden_states(loaded, batch), expected) <= 1e-12
+    values = FAMILIES[family].write(loaded.config.model) | {"model_type": family}
+    assert read_config(values, "config.json").model == loaded.config.model
 
 
 @pytest.mark.parametrize("parameters", [{"rope_type": "dynamic", "factor": 4.0}, LONGROPE], ids=["dynamic", "longrope"])
 def test_rotations_by_length_do_not_depend_on_the_batch(tmp_path: Path, parameters: dict[str, Any]) -> None:
-    """A packed text is computed as alone, with gradients."""
-    described = {"rope_theta": 500.0} | parameters
-    save_tiny(tmp_path, "gte", "GteModel", torch.float64, rope_parameters=described, max_position_embeddings=10)
+    """A text has the same hidden states alone and packed with longer ones."""
+    rope_parameters = {"rope_theta": 500.0} | parameters
+    save_tiny(tmp_path, "gte", "GteModel", torch.float64, rope_parameters=rope_parameters, max_position_embeddings=10)
     model = heedful.load(tmp_path, dtype=torch.float64).model
     batch = random_batch("gte", (3, 30, 12))
-    together = batch.unpack(model(batch))
-    for number, rows in enumerate(batch.unpack(batch.tokens)):
-        alone = model(heedful.Packed.of([rows.tolist()], types=[batch.unpack(batch.types)[number].tolist()]))
-        assert (alone - together[number]).abs().max() < 1e-12
+    together, ids, types = (batch.unpack(rows) for rows in (model(batch), batch.tokens, batch.types))
+    for hidden_states, row_ids, row_types in zip(together, ids, types, strict=True):
+        alone = model(heedful.Packed.of([row_ids.tolist()], types=[row_types.tolist()]))
+        assert (alone - hidden_states).abs().max() < 1e-12
     with pytest.raises(HeedfulError, match=r"\((dynamic_ntk|longrope)\) are for encoders; this stack is causal"):
         replace(model.config.encoder, causal=True)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_ntk_stretch_is_its_formula(key: str) -> None:
-    """Angles per position are 1 / ((s b)^(2i/d) s^(2/d)), as the published code of GTE has it."""
+    """With factor s and base b, pair i of d dimensions turns by 1 / ((s b)^(2i/d) s^(2/d)) radians per position.
+
+    The published code of GTE computes it so.
+    """
     values = GTE_HUB | {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     values |= {"intermediate_size": 48, "type_vocab_size": 1, "architectures": ["NewModel"], "rope_theta": 20_000}
     model = read_config(values | {"rope_scaling": {key: "ntk", "factor": 8.0}}, "config.json").model
     assert model.encoder is not None and isinstance(relation := model.encoder.relation, Rotary)
     assert isinstance(relation.scaling, LinearScaling)
-    for number in range(4):
-        expected = 1 / ((20_000 * 8.0) ** (2 * number / 8) * 8.0 ** (2 / 8))
-        assert relation.base ** (-2 * number / 8) / relation.scaling.factor == pytest.approx(expected, rel=1e-14)
+    for index in range(4):
+        expected = 1 / ((20_000 * 8.0) ** (2 * index / 8) * 8.0 ** (2 / 8))
+        assert relation.base ** (-2 * index / 8) / relation.scaling.factor == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +312,7 @@ def test_ntk_stretch_is_its_formula(key: str) -> None:
     ],
 )
 def test_other_stretches_are_refused_by_name(changed: dict[str, Any], message: str) -> None:
-    values = (
-        GTE_HUB | dict.fromkeys(SIZE_KEYS, 4) | {"hidden_size": 16, "type_vocab_size": 1, "architectures": ["NewModel"]}
-    )
+    sizes = dict.fromkeys(SIZE_KEYS, 4) | {"hidden_size": 16, "type_vocab_size": 1}
+    values = GTE_HUB | sizes | {"architectures": ["NewModel"]}
     with pytest.raises(HeedfulError, match=message):
         read_config(values | changed, "config.json")

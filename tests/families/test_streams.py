@@ -1,4 +1,4 @@
-"""Two streams (Yang et al. 2019): rows that look on a sequence, at parity with transformers; no target sees itself."""
+"""XLNet's two streams of attention (Yang et al. 2019), compared with transformers; no target sees its own token."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from tests.support.tiny_models import Float64Mode, save_tiny
 
 
 def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict[str, torch.Tensor]]]:
-    """A random order of prediction in each sequence, its last ones as targets: ours, and theirs one by one."""
+    """Draw a random order of prediction for each sequence, of which the `last` positions are targets.
+
+    Return one pack, in which the rows of a sequence's targets follow those of its tokens, and the arguments of
+    transformers' model for each sequence.
+    """
     generator = torch.Generator().manual_seed(7)
-    tokens, positions, types, sees, bounds, theirs = [], [], [], [], [0], []
+    tokens, positions, types, visibility, bounds, hf_arguments = [], [], [], [], [0], []
     for length in lengths:
         ids = torch.randint(5, 98, (length,), generator=generator)
-        kinds = (torch.arange(length) >= length // 2).long()
+        sequence_types = (torch.arange(length) >= length // 2).long()
         order = torch.randperm(length, generator=generator)
         rank = torch.empty(length, dtype=torch.long)
         rank[order] = torch.arange(length)
@@ -26,18 +30,18 @@ def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict
         seen = rank[None, :] < rank[:, None]  # strictly earlier in the order
         mapping = torch.zeros(1, len(targets), length, dtype=torch.float64)
         mapping[0, torch.arange(len(targets)), targets] = 1
-        theirs.append(
+        hf_arguments.append(
             {
                 "input_ids": ids[None],
-                "token_type_ids": kinds[None],
+                "token_type_ids": sequence_types[None],
                 "perm_mask": (~seen).double()[None],
                 "target_mapping": mapping,
             }
         )
         tokens += [ids, ids[targets]]
         positions += [torch.arange(length), targets]
-        types += [kinds, kinds[targets]]
-        sees.append(torch.cat([seen | torch.eye(length, dtype=torch.bool), seen[targets]]))
+        types += [sequence_types, sequence_types[targets]]
+        visibility.append(torch.cat([seen | torch.eye(length, dtype=torch.bool), seen[targets]]))
         bounds.append(bounds[-1] + length + len(targets))
     batch = Packed(
         tokens=torch.cat(tokens),
@@ -45,44 +49,44 @@ def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict
         types=torch.cat(types),
         bounds=tuple(bounds),
         key_lengths=lengths,
-        visibility=tuple(sees),
+        visibility=tuple(visibility),
     )
-    return batch, theirs
+    return batch, hf_arguments
 
 
 def test_two_streams_are_those_of_transformers(tmp_path: Path) -> None:
-    lengths = (11, 4, 17)  # odd ones too
-    theirs = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
-    batch, their_inputs = permuted(lengths)
+    lengths = (11, 4, 17)
+    reference = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    batch, hf_arguments = permuted(lengths)
     with torch.no_grad(), Float64Mode(torch.float64):
-        actual = batch.unpack(ours(batch))
-        for rows, length, each in zip(actual, lengths, their_inputs, strict=True):
-            assert (rows[length:] - theirs(**each).logits[0]).abs().max() < 1e-12
+        actual = batch.unpack(loaded(batch))
+        for logits, length, arguments in zip(actual, lengths, hf_arguments, strict=True):
+            assert (logits[length:] - reference(**arguments).logits[0]).abs().max() < 1e-12
 
 
 def test_without_targets_the_streams_are_one(tmp_path: Path) -> None:
     save_tiny(tmp_path, "xlnet", "XLNetModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     ids = [[5, 6, 7, 8, 9], [10, 11, 12]]
     plain = Packed.of(ids)
-    spread = Packed(
+    with_key_lengths = Packed(
         tokens=plain.tokens, positions=plain.positions, types=plain.types, bounds=plain.bounds, key_lengths=(5, 3)
     )
     with torch.no_grad():
-        assert (ours.model(plain) - ours.model(spread)).abs().max() < 1e-12
+        assert (loaded.model(plain) - loaded.model(with_key_lengths)).abs().max() < 1e-12
 
 
 def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> None:
-    """Another token at a target changes no row that predicts it, and nothing that came before it."""
+    """The token that is last in the order changes no output but that of its own position in the content stream."""
     save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch, _ = permuted((9,))
-    target = int(batch.positions[-1])  # the last of the order: nobody else may see it
-    changed = batch.tokens.clone()
-    changed[target] = (changed[target] + 1) % 90 + 5
-    other = Packed(
-        tokens=changed,
+    target = int(batch.positions[-1])  # last in the order: no other row may see it
+    changed_tokens = batch.tokens.clone()
+    changed_tokens[target] = (changed_tokens[target] + 1) % 90 + 5
+    changed = Packed(
+        tokens=changed_tokens,
         positions=batch.positions,
         types=batch.types,
         bounds=batch.bounds,
@@ -90,7 +94,7 @@ def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> No
         visibility=batch.visibility,
     )
     with torch.no_grad():
-        differs = (ours(batch) - ours(other)).abs().amax(-1) > 0
+        differs = (loaded(batch) - loaded(changed)).abs().amax(-1) > 0
     assert differs.nonzero().flatten().tolist() == [target]
 
 

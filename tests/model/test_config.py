@@ -1,4 +1,4 @@
-"""Configurations that cannot be built are refused, by the name of the field."""
+"""Invalid configurations are refused, and the error names the field."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def test_a_stack_names_the_field(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [0, 3, 4])
-def test_groups_of_heads_are_of_one_size(kv_heads: int) -> None:
+def test_kv_heads_must_divide_heads(kv_heads: int) -> None:
     with pytest.raises(heedful.HeedfulError, match=f"^kv_heads is {kv_heads}; expected a number that divides heads, 2"):
         StackConfig(**STACK, kv_heads=kv_heads)
 
 
 @pytest.mark.parametrize("relation", [TransformerXl(), Disentangled()])
 @pytest.mark.parametrize("changed", [{"kv_heads": 1}, {"qk_norm": True}])
-def test_relations_that_have_a_key_for_every_head(relation: Any, changed: dict[str, Any]) -> None:
+def test_some_relations_refuse_grouped_and_normalised_heads(relation: Any, changed: dict[str, Any]) -> None:
     with pytest.raises(heedful.HeedfulError, match=f'not supported with relation "{relation.kind}": leave them out'):
         StackConfig(**STACK, relation=relation, **changed)
 
 
-def test_a_similar_stack_has_groups_as_large_where_they_divide_its_heads() -> None:
+def test_kv_heads_of_another_number_of_heads_have_the_same_group_size() -> None:
     stack = StackConfig(**STACK | {"heads": 9}, kv_heads=3)
     assert [stack.kv_heads_of(heads) for heads in (12, 3, 8)] == [4, 1, None]
     assert StackConfig(**STACK).kv_heads_of(6) is None
 
 
-def test_global_layers_are_given_in_one_way() -> None:
+def test_global_every_and_global_layers_exclude_each_other() -> None:
     with pytest.raises(heedful.HeedfulError, match="global_every and global_layers both say which layers see"):
         StackConfig(**STACK, window=2, global_every=2, global_layers=(0,))
 
@@ -74,7 +74,7 @@ def test_buckets_hold_distances(relation: Buckets, causal: bool, message: str) -
 
 
 @pytest.mark.parametrize(("count", "reach", "causal"), [(4, 2, False), (2, 2, True), (32, 9, False), (32, 17, True)])
-def test_the_fewest_buckets_tell_distances_apart(count: int, reach: int, causal: bool) -> None:
+def test_the_smallest_allowed_buckets_are_all_used_in_order(count: int, reach: int, causal: bool) -> None:
     assert StackConfig(**STACK, relation=Buckets(count=count, reach=reach), causal=causal).causal == causal
     buckets = distance_buckets(torch.arange(-reach, reach + 1), count, reach, causal).tolist()
     assert set(buckets) <= set(range(count)) and buckets[0] == (count if causal else count // 2) - 1
@@ -101,7 +101,7 @@ def test_positions_have_a_width_that_fits(kind: Any, arguments: dict[str, Any], 
     assert EmbeddingConfig(vocabulary=30, width=8, positions=kind(width=8)).positions is not None
 
 
-def test_a_native_config_names_the_path() -> None:
+def test_errors_of_a_heedful_config_name_the_path() -> None:
     values: dict[str, Any] = {"model_type": "heedful", **deepcopy(FAMILIES["heedful"].sizes["transformer-base"])}
     values["model"]["encoder"] = {**values["model"]["encoder"], "heads": 0}
     with pytest.raises(heedful.HeedfulError, match=r"config\.json: model.*heads is 0"):

@@ -1,4 +1,4 @@
-"""Heads: poolings, tied decoders, and what they refuse."""
+"""Heads: poolings, formulas, tied decoders, dropout, and refused configurations."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ BATCH = Packed.of([[1, 2, 3], [4], [5, 6, 7, 8, 9], [2, 2]])
 
 
 def build(head: c.Head) -> tuple[Transformer, nn.Module]:
+    """Return a tiny model, and a head for it with random weights, in float64."""
     torch.manual_seed(0)
     model = Transformer(MODEL)
     built = make_head(head, model)
@@ -35,8 +36,8 @@ def build(head: c.Head) -> tuple[Transformer, nn.Module]:
     return model.double().eval(), built.double().eval()
 
 
-def plain(rows: list[list[float]], how: str) -> list[float]:
-    """One sequence's pooling, in plain Python."""
+def pool_in_python(rows: list[list[float]], pooling: str) -> list[float]:
+    """Pool the rows of one sequence."""
     columns = list(zip(*rows, strict=True))
     return {
         "mean": [sum(column) / len(rows) for column in columns],
@@ -44,38 +45,41 @@ def plain(rows: list[list[float]], how: str) -> list[float]:
         "last": rows[-1],
         "max": [max(column) for column in columns],
         "mean_sqrt_length": [sum(column) / sqrt(len(rows)) for column in columns],
-    }[how]
+    }[pooling]
 
 
-@pytest.mark.parametrize("how", ["mean", "first", "max", "mean_sqrt_length", "last"])
-def test_poolings_are_plain_loops(how: c.Pooling) -> None:
+@pytest.mark.parametrize("pooling", ["mean", "first", "max", "mean_sqrt_length", "last"])
+def test_poolings_equal_plain_python(pooling: c.Pooling) -> None:
     rows = torch.randn(11, 8, dtype=torch.float64)
-    expected = [plain(part.tolist(), how) for part in BATCH.unpack(rows)]
-    torch.testing.assert_close(pool(rows, BATCH, how), torch.tensor(expected, dtype=torch.float64), atol=1e-14, rtol=0)
-    assert pool(rows[:0], Packed.of([]), how).shape == (0, 8)
+    expected = [pool_in_python(sequence_rows.tolist(), pooling) for sequence_rows in BATCH.unpack(rows)]
+    torch.testing.assert_close(
+        pool(rows, BATCH, pooling), torch.tensor(expected, dtype=torch.float64), atol=1e-14, rtol=0
+    )
+    assert pool(rows[:0], Packed.of([]), pooling).shape == (0, 8)
 
 
-@pytest.mark.parametrize("how", ["mean", "mean_sqrt_length"])
-def test_poolings_of_long_sequences_in_bfloat16_are_rounded_once(how: c.Pooling) -> None:
+@pytest.mark.parametrize("pooling", ["mean", "mean_sqrt_length"])
+def test_poolings_of_long_sequences_in_bfloat16_are_rounded_once(pooling: c.Pooling) -> None:
     rows = (torch.rand(2000, 4, generator=torch.Generator().manual_seed(1)) + 0.5).bfloat16()
     batch = Packed.of([[1] * 1331, [1] * 669])
-    exact = pool(rows.double(), batch, how)
-    assert torch.equal(pool(rows, batch, how), exact.bfloat16())
+    exact = pool(rows.double(), batch, pooling)
+    assert torch.equal(pool(rows, batch, pooling), exact.bfloat16())
 
 
-def test_sentence_embeddings_stand_side_by_side_at_unit_length() -> None:
+def test_sentence_embeddings_are_concatenated_and_then_normalised() -> None:
     rows = torch.randn(11, 8, dtype=torch.float64)
     model, _ = build(c.Pooled())
-    kinds: tuple[c.Pooling, ...] = ("max", "first")
-    parts = torch.cat([pool(rows, BATCH, kind) for kind in kinds], -1)
-    assert torch.equal(make_head(c.SentenceEmbedding(pooling=kinds), model)(rows, BATCH), parts)
-    unit = make_head(c.SentenceEmbedding(pooling=kinds, normalise=True), model)(rows, BATCH)
-    torch.testing.assert_close(unit, parts / parts.square().sum(-1, keepdim=True).sqrt(), atol=1e-14, rtol=0)
+    poolings: tuple[c.Pooling, ...] = ("max", "first")
+    concatenated = torch.cat([pool(rows, BATCH, pooling) for pooling in poolings], -1)
+    assert torch.equal(make_head(c.SentenceEmbedding(pooling=poolings), model)(rows, BATCH), concatenated)
+    unit = make_head(c.SentenceEmbedding(pooling=poolings, normalise=True), model)(rows, BATCH)
+    expected = concatenated / concatenated.square().sum(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(unit, expected, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("pooling", get_args(c.Pooling))
 def test_an_empty_sequence_has_a_vector_of_zeros(pooling: c.Pooling) -> None:
-    """An empty sequence has the vector 0, as in a bag of words; it has no gradient and changes no other sequence."""
+    """An empty sequence has no gradient and changes no other sequence."""
     _, head = build(c.SentenceEmbedding(pooling=(pooling,), normalise=True))
     rows = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
     logits = head(rows, Packed.of([[1], [], [2]]))
@@ -95,7 +99,7 @@ def linear(x: Tensor, layer: nn.Module) -> Tensor:
     return x @ layer.weight.T + (0 if layer.bias is None else layer.bias)
 
 
-def test_masked_tokens_are_their_formula() -> None:
+def test_the_masked_lm_head_equals_its_formula() -> None:
     model, head = build(c.MaskedTokens(activation="gelu"))
     rows = torch.randn(11, 8, dtype=torch.float64)
     inner = F.gelu(linear(rows, head.get_submodule("dense")))
@@ -106,7 +110,7 @@ def test_masked_tokens_are_their_formula() -> None:
     torch.testing.assert_close(head(rows, BATCH), expected, atol=1e-12, rtol=0)
 
 
-def test_heads_of_first_rows_are_their_formulas() -> None:
+def test_heads_that_pool_the_first_row_equal_their_formulas() -> None:
     rows = torch.randn(11, 8, dtype=torch.float64)
     first = rows[[0, 3, 4, 9]]
     _, pooled = build(c.Pooled())
@@ -135,19 +139,18 @@ def test_heads_of_first_rows_are_their_formulas() -> None:
     ],
     ids=lambda head_: head_.kind if isinstance(head_, c.Head) else "",
 )
-def test_a_head_reads_the_rows_that_it_says(head: c.Head, rows: list[int] | None) -> None:
+def test_scores_from_the_pooled_rows_equal_those_from_all_rows(head: c.Head, rows: list[int] | None) -> None:
     loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=head)).double().eval()
     assert loaded.head is not None
-    wanted, alone = pooled_row(loaded.head, BATCH)
-    assert rows == (None if wanted is None else wanted.tolist())
-    assert alone.bounds == (BATCH.bounds if rows is None else (0, 1, 2, 3, 4))
-    whole = loaded.head(loaded.model(BATCH), BATCH)
-    torch.testing.assert_close(loaded(BATCH), whole, atol=1e-12, rtol=1e-12)
+    pooled_rows, pooled_batch = pooled_row(loaded.head, BATCH)
+    assert rows == (None if pooled_rows is None else pooled_rows.tolist())
+    assert pooled_batch.bounds == (BATCH.bounds if rows is None else (0, 1, 2, 3, 4))
+    from_all_rows = loaded.head(loaded.model(BATCH), BATCH)
+    torch.testing.assert_close(loaded(BATCH), from_all_rows, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("pooling", ["first", "last"])
-def test_an_empty_sequence_is_scored_like_any_other(pooling: c.Pooling) -> None:
-    """By what the head says of nothing: here its bias."""
+def test_the_scores_of_an_empty_sequence_are_the_bias(pooling: c.Pooling) -> None:
     head = c.Classes(labels=("x", "y"), pooling=pooling, dense=False, activation=None)
     loaded = ModelBundle(BundleConfig(family="heedful", model=MODEL, head=head)).double().eval()
     assert loaded.head is not None
@@ -161,7 +164,7 @@ def test_a_head_of_an_empty_batch() -> None:
     assert loaded(Packed.of([])).shape == (0, 2)
 
 
-def test_heads_of_rows() -> None:
+def test_heads_that_score_each_row() -> None:
     rows = torch.randn(11, 8, dtype=torch.float64)
     for config, scores in ((c.TokenClasses(labels=("a", "b", "c")), 3), (c.SpanScores(), 2)):
         _, head = build(config)
@@ -183,7 +186,7 @@ def test_a_tied_decoder_shares_storage_and_counts_once(head: c.Head, tied: bool)
     assert decoder.bias.shape == (30,)
 
 
-def test_dropout_of_classes_is_where_it_should_be() -> None:
+def test_the_classes_head_has_dropout_before_both_layers() -> None:
     _, head = build(c.Classes(labels=("a",), dropout_first=0.25, dropout=0.5))
     rows = torch.randn(11, 8, dtype=torch.float64)
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Initialisation: distributions, seeds, and what stays zero."""
+"""Initialisation: distributions, seeds, and the tensors that are 0 or 1."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ WIDTH = 64
 
 
 def build(scheme: Scheme, seed: int = 0, kv_heads: int | None = None) -> nn.Module:
+    """Return a model with a tied head, initialised after all its parameters were set to 7."""
     config = ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=500, width=WIDTH, padding=3, norm="layer", positions=Learned(count=40, padding=1), types=2
@@ -40,11 +41,12 @@ def build(scheme: Scheme, seed: int = 0, kv_heads: int | None = None) -> nn.Modu
 
 
 @pytest.mark.parametrize("scheme", [TruncatedNormal(std=0.05), Normal(std=0.05)], ids=lambda scheme: scheme.kind)
-def test_normal_laws(scheme: TruncatedNormal | Normal) -> None:
+def test_normal_distributions(scheme: TruncatedNormal | Normal) -> None:
     weight = build(scheme).get_parameter("model.encoder.blocks.0.mlp.up.weight")
     count, std = weight.numel(), 0.05
-    expected = std * (0.8796256610342398 if isinstance(scheme, TruncatedNormal) else 1.0)
-    assert abs(weight.mean()) < 5 * expected / count**0.5
+    truncated_std = 0.8796256610342398  # of a standard normal distribution, truncated at 2
+    expected = std * (truncated_std if isinstance(scheme, TruncatedNormal) else 1.0)
+    assert abs(weight.mean()) < 5 * expected / count**0.5, "within 5 standard errors"
     assert abs(weight.std() / expected - 1) < 5 / (2 * count) ** 0.5
     assert (weight.abs().max() <= 2 * std) == isinstance(scheme, TruncatedNormal)
     assert weight.abs().max() > 1.9 * std
@@ -62,7 +64,7 @@ def test_xavier() -> None:
     for matrix in shared.split((64, 16, 16)):
         assert abs(matrix.var() / (2 / (64 + len(matrix))) - 1) < 0.1
     tokens = module.get_parameter("model.embedding.tokens.weight")
-    assert abs(tokens.std() * WIDTH**0.5 - 1) < 0.05, "a tied embedding is drawn as an embedding"
+    assert abs(tokens.std() * WIDTH**0.5 - 1) < 0.05, "a tied tensor is initialised as an embedding"
 
 
 @pytest.mark.parametrize("scheme", [TruncatedNormal(), Normal(), Xavier()], ids=lambda scheme: scheme.kind)
@@ -80,7 +82,6 @@ def test_padding_rows_and_biases_are_zero_and_norms_one(scheme: Scheme) -> None:
 
 
 def test_the_seed_decides() -> None:
-    first, again, other_seed = (dict(build(Normal(), seed).named_parameters()) for seed in (5, 5, 6))
-    torch.manual_seed(99)  # the global generator has no say
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    first, same_seed, other_seed = (dict(build(Normal(), seed).named_parameters()) for seed in (5, 5, 6))
+    assert all(torch.equal(first[name], same_seed[name]) for name in first)
     assert not torch.equal(first["model.embedding.tokens.weight"], other_seed["model.embedding.tokens.weight"])

@@ -1,4 +1,4 @@
-"""Decoding by recorded steps, on a CPU: the tokens are equal, and nothing is copied between host and GPU."""
+"""Greedy decoding by recorded steps, tested on a CPU: equal tokens, and no copies between host and GPU in a step."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def loaded(folder: Path, family: str) -> heedful.ModelBundle:
 
 
 def inputs(family: str) -> dict[str, Packed]:
+    """Return the inputs of `generate`; an encoder-decoder model reads the prompts as source."""
     if family != "t5":
         return {"prompts": Packed.of(PROMPTS)}
     return {"prompts": Packed.of([[0]] * len(PROMPTS)), "source": Packed.of(PROMPTS)}
 
 
-def first_step(bundle: heedful.ModelBundle, batches: dict[str, Packed], steps: int) -> RecordedSteps:
-    """The steps after the first one."""
+def steps_after_prompts(bundle: heedful.ModelBundle, batches: dict[str, Packed], steps: int) -> RecordedSteps:
+    """Decode the first token after each prompt, and return the recorded steps for the next ones."""
     assert bundle.head is not None
     cache = init_cache(bundle.model, batches["prompts"], batches.get("source"))
     log_p = next_log_probabilities(bundle.model, bundle.head, batches["prompts"], cache)
@@ -43,24 +44,27 @@ def first_step(bundle: heedful.ModelBundle, batches: dict[str, Packed], steps: i
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_choose_the_tokens_of_decoding(family: str, tmp_path: Path) -> None:
-    bundle, most = loaded(tmp_path, family), 20
+    bundle, max_new_tokens = loaded(tmp_path, family), 20
     assert bundle.head is not None and can_record_steps(bundle.model)
-    right = generate(bundle.model, bundle.head, method=Greedy(), max_new_tokens=most, stop=[], **inputs(family))
-    steps = first_step(bundle, inputs(family), most - 1)
-    tokens = [steps.tokens.tolist()]
-    for _ in range(most - 1):
+    expected = generate(
+        bundle.model, bundle.head, method=Greedy(), max_new_tokens=max_new_tokens, stop=[], **inputs(family)
+    )
+    steps = steps_after_prompts(bundle, inputs(family), max_new_tokens - 1)
+    tokens_of_steps = [steps.tokens.tolist()]
+    for _ in range(max_new_tokens - 1):
         with torch.inference_mode():
-            numbers = steps.run().tolist()
-        tokens.append([int(number) for number in numbers[0]])
-        assert all(number < 0 for number in numbers[1])
-    assert [list(column) for column in zip(*tokens, strict=True)] == [texts[0].tokens for texts in right]
+            tokens, log_probabilities = steps.run().tolist()
+        tokens_of_steps.append([int(token) for token in tokens])
+        assert all(log_p < 0 for log_p in log_probabilities)
+    texts = [list(tokens) for tokens in zip(*tokens_of_steps, strict=True)]
+    assert texts == [outputs[0].tokens for outputs in expected]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_copies_nothing_between_host_and_device(family: str, tmp_path: Path) -> None:
     bundle = loaded(tmp_path, family)
     bundle.to("meta", torch.bfloat16)  # in place of CUDA: another device than the host
-    steps = first_step(bundle, {name: batch.to("meta") for name, batch in inputs(family).items()}, 50)
+    steps = steps_after_prompts(bundle, {name: batch.to("meta") for name, batch in inputs(family).items()}, 50)
     with torch.inference_mode():
         steps.run()
         with Crossings() as crossings:
@@ -70,30 +74,32 @@ def test_a_step_copies_nothing_between_host_and_device(family: str, tmp_path: Pa
 
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_recorded_decoding_is_decoding(
+def test_recorded_decoding_generates_the_same_texts(
     family: str, stop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs that are recorded early, end early, and are left when sequences end."""
-    bundle, most = loaded(tmp_path, family), 24
-    head, records = bundle.head, list[int]()
+    """A step is recorded after 2 tokens, after each 7 steps, and when half of the sequences are finished."""
+    bundle, max_new_tokens = loaded(tmp_path, family), 24
+    head, recorded_sequences = bundle.head, list[int]()
     assert head is not None
 
-    def write(stopping: list[int]) -> list[tuple[list[int], bool, float]]:
-        texts = generate(bundle.model, head, method=Greedy(), max_new_tokens=most, stop=stopping, **inputs(family))
+    def generated(stopping: list[int]) -> list[tuple[list[int], bool, float]]:
+        texts = generate(
+            bundle.model, head, method=Greedy(), max_new_tokens=max_new_tokens, stop=stopping, **inputs(family)
+        )
         return [(text.tokens, text.complete, pytest.approx(text.log_probability, abs=1e-9)) for (text,) in texts]
 
     def record(steps: RecordedSteps) -> None:
-        records.append(len(steps.tokens))
+        recorded_sequences.append(len(steps.tokens))
         steps._graph = SimpleNamespace(replay=lambda: steps._result.copy_(steps.run()))  # type: ignore[assignment]
 
-    free = write([])
-    stopping = [free[0][0][5], free[2][0][9], free[3][0][15]] if stop else []
-    right = write(stopping)
+    tokens = [text_tokens for text_tokens, *_ in generated([])]
+    stopping = [tokens[0][5], tokens[2][9], tokens[3][15]] if stop else []
+    expected = generated(stopping)
     monkeypatch.setattr(RecordedSteps, "record", record)
     monkeypatch.setattr(decode, "worth_recording", lambda device, steps, generated: generated >= 2)
     monkeypatch.setattr(recorded_decoding, "MAX_STEPS", 7)
-    assert write(stopping) == right
-    assert len(records) >= (1 if stop else 3) and records[0] <= len(PROMPTS)
+    assert generated(stopping) == expected
+    assert len(recorded_sequences) >= (1 if stop else 3) and recorded_sequences[0] <= len(PROMPTS)
 
 
 def test_when_a_step_is_recorded(tmp_path: Path) -> None:
@@ -108,8 +114,10 @@ def test_candidates_by_a_sort_are_the_same() -> None:
     rows = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)).round(decimals=1).double()
     rows[1, 7], rows[2] = torch.nan, 0.5
     for count in (1, 6, 40):
-        by_sort, usual = ([repr(row) for row in find(rows, count)] for find in (sorted_candidates, top_candidates))
-        assert by_sort == usual
+        by_sort, by_top_k = (
+            [repr(candidates) for candidates in find(rows, count)] for find in (sorted_candidates, top_candidates)
+        )
+        assert by_sort == by_top_k
 
 
 def test_the_cache_grows_rarely(tmp_path: Path) -> None:

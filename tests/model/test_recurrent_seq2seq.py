@@ -1,4 +1,4 @@
-"""The recurrent encoder and decoder against plain loops; packed, alone, token by token; beam search by trial."""
+"""The recurrent encoder and decoder, compared with plain loops, in batches, alone and token by token; beam search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.classic_models import recurrent_step, run_recurrent
 SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [], [17, 18]]
 TARGET = [[1, 5, 6], [1, 3, 4, 5, 6, 7, 8], [1], [1, 9], [1, 2]]
 GRU, LSTM = {"cell": "gru", "width": 8}, {"cell": "lstm", "width": 8, "layers": 2}
-WRITERS: dict[str, RecurrentSeq2Seq] = {
+MODELS: dict[str, RecurrentSeq2Seq] = {
     "plain": RecurrentSeq2Seq(**LSTM, look=None),
     "cosine": RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="cosine")),
     "additive": RecurrentSeq2Seq(**LSTM),
@@ -36,11 +36,11 @@ WRITERS: dict[str, RecurrentSeq2Seq] = {
     "local-p": RecurrentSeq2Seq(**GRU, look=LocalP(score="additive", radius=2)),
     "local-p, not fed": RecurrentSeq2Seq(**GRU, look=LocalP(score="general", radius=2), feed=False),
 }
-NAMES = pytest.mark.parametrize("name", WRITERS)
+NAMES = pytest.mark.parametrize("name", MODELS)
 
 
 def make_bundle(writer: RecurrentSeq2Seq, vocabulary: int = 20, **more: Any) -> ModelBundle:
-    """A tiny one in float64."""
+    """Return a tiny model in float64."""
     words = EmbeddingConfig(vocabulary=vocabulary, width=6, scale=2.0)
     config = BundleConfig(
         family="heedful-classic", model=ClassicConfig(embedding=words, reader=writer), head=NextToken()
@@ -48,42 +48,46 @@ def make_bundle(writer: RecurrentSeq2Seq, vocabulary: int = 20, **more: Any) -> 
     return create(config, seed=3, **more).double().eval()
 
 
-def looked(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
-    """The weights of a state at step t over the rows, by the formulas."""
+def attention_by_loops(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
+    """Return the attention weights of a decoder state h at step t over the source's rows, by the papers' formulas."""
     score, config, (n, width) = look.score, look.config, rows.shape
     match config.score:
         case "cosine":
-            cosines = [h @ k / (h.norm() * k.norm()) for k in rows]
+            scores = [h @ k / (h.norm() * k.norm()) for k in rows]
         case "dot" | "scaled_dot":
-            cosines = [h @ k / (width**0.5 if config.score == "scaled_dot" else 1) for k in rows]
+            scores = [h @ k / (width**0.5 if config.score == "scaled_dot" else 1) for k in rows]
         case "general":
-            cosines = [h @ score.weight.weight @ k for k in rows]
+            scores = [h @ score.weight.weight @ k for k in rows]
         case "additive":
             w, u, v = (getattr(score, part).weight for part in ("query", "key", "out"))
-            cosines = [(v @ (w @ h + u @ k).tanh())[0] for k in rows]
+            scores = [(v @ (w @ h + u @ k).tanh())[0] for k in rows]
         case _:
-            cosines = list(score.weight.weight @ h)[:n]
-    at = torch.stack(cosines)
+            scores = list(score.weight.weight @ h)[:n]
+    logits = torch.stack(scores)
     match config:
         case HardAttention():
-            return torch.eye(n).double()[at.argmax()]
+            return torch.eye(n).double()[logits.argmax()]
         case LocalM(radius=radius):
             centre, near = float(t), [s for s in range(n) if abs(s - t) <= radius]
         case LocalP(radius=radius):
-            p = n * (look.place.out.weight @ (look.place.inner.weight @ h).tanh()).sigmoid()
+            p = n * (look.local.out.weight @ (look.local.inner.weight @ h).tanh()).sigmoid()
             centre, near = float(p), [s for s in range(n) if abs(s - float(p)) <= radius]
         case _:
-            return at.softmax(-1)
+            return logits.softmax(-1)
     weights = torch.zeros(n).double()
     if near:
-        weights[near] = at[near].softmax(-1)
+        weights[near] = logits[near].softmax(-1)
     if isinstance(config, LocalP):
         weights = weights * torch.tensor([-((s - centre) ** 2) / (2 * (radius / 2) ** 2) for s in range(n)]).exp()
     return weights
 
 
-def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """Rows of the target and what each looked at, one token after another (Luong et al. 2015, equations 5 to 10)."""
+def rows_by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Decode a target token by token (Luong et al. 2015, equations 5 to 10).
+
+    Returns:
+        The output rows, and the attention weights of each row.
+    """
     body: Any = loaded.model
     half, layers, width = body.recurrent.width // 2, body.recurrent.layers, body.recurrent.width
     words = body.embedding.tokens.weight * 2.0
@@ -94,74 +98,73 @@ def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple
     start = (body.bridge.weight @ ends + body.bridge.bias).view(-1, layers, width)
     h = [start[0, layer].tanh() for layer in range(layers)]
     c = [start[1, layer] if len(start) > 1 else start[0, layer] for layer in range(layers)]
-    fed, outputs, seen = torch.zeros(6).double(), [], []
+    fed, outputs, all_weights = torch.zeros(6).double(), [], []
     for t, token in enumerate(target):
         x = torch.cat([words[token], fed]) if body.feeds_output else words[token]
         for layer in range(layers):
             h[layer], c[layer] = recurrent_step(body.writing, x, h[layer], c[layer], f"l{layer}")
             x = h[layer]
         if body.look is not None:
-            weights = looked(body.look, x, rows, t) if source else torch.zeros(0).double()
-            seen.append(weights)
+            weights = attention_by_loops(body.look, x, rows, t) if source else torch.zeros(0).double()
+            all_weights.append(weights)
             x = torch.cat([weights @ rows, x])
         fed = (body.mix.weight @ x + body.mix.bias).tanh()
         outputs.append(fed)
-    return torch.stack(outputs), seen
+    return torch.stack(outputs), all_weights
 
 
 @NAMES
 @torch.no_grad()
-def test_each_is_its_formulas_packed_and_alone(name: str) -> None:
-    loaded, trace = make_bundle(WRITERS[name]), Trace(what=("weights",) if WRITERS[name].look else ())
-    together = Packed.of(TARGET).unpack(loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=trace))
-    for number, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
-        rows, seen = by_loops(loaded, source, target)
-        assert torch.allclose(together[number], rows, atol=1e-12), number
-        assert torch.allclose(loaded.model(Packed.of([source]), Packed.of([target])), rows, atol=1e-12)
-        if seen:
-            weights = trace.attention["cross", 0, number].weights
-            assert weights is not None and torch.allclose(weights[0], torch.stack(seen), atol=1e-12)
-            some = Trace(rows=[0, 2], sequences=[number])
-            loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=some)
-            alignment = some.attention["cross", 0, number].weights
-            assert alignment is not None and torch.equal(
-                alignment, weights[:, [row for row in (0, 2) if row < len(target)]]
-            )
+def test_rows_and_weights_equal_the_formulas_in_a_batch_and_alone(name: str) -> None:
+    loaded, trace = make_bundle(MODELS[name]), Trace(what=("weights",) if MODELS[name].look else ())
+    batch_rows = Packed.of(TARGET).unpack(loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=trace))
+    for sequence, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
+        expected, expected_weights = rows_by_loops(loaded, source, target)
+        assert torch.allclose(batch_rows[sequence], expected, atol=1e-12), sequence
+        assert torch.allclose(loaded.model(Packed.of([source]), Packed.of([target])), expected, atol=1e-12)
+        if expected_weights:
+            weights = trace.attention["cross", 0, sequence].weights
+            assert weights is not None and torch.allclose(weights[0], torch.stack(expected_weights), atol=1e-12)
+            trace_of_rows = Trace(rows=[0, 2], sequences=[sequence])
+            loaded.model(Packed.of(SOURCE), Packed.of(TARGET), trace=trace_of_rows)
+            weights_of_rows = trace_of_rows.attention["cross", 0, sequence].weights
+            existing_rows = [row for row in (0, 2) if row < len(target)]
+            assert weights_of_rows is not None and torch.equal(weights_of_rows, weights[:, existing_rows])
     assert loaded.model(Packed.of([]), Packed.of([])).shape == (0, 6)
 
 
 @NAMES
 @torch.no_grad()
-def test_token_by_token_is_all_at_once(name: str) -> None:
-    """Each step's distribution is that of the whole text, told the tokens before it; some texts end sooner."""
-    loaded, seen = make_bundle(WRITERS[name]), 0
+def test_decoding_token_by_token_equals_decoding_whole_texts(name: str) -> None:
+    """Both have the same distributions, also after several tokens in one step and after a reordering of the cache."""
+    loaded, compared = make_bundle(MODELS[name]), 0
     assert loaded.head is not None
     texts = [[1] for _ in SOURCE]
-    reads = {"prompts": Packed.of(texts), "source": Packed.of(SOURCE)}
-    how = Sampling(temperature=2.0)
-    for at in stream(
-        loaded.model, loaded.head, method=how, max_new_tokens=6, stop=[2, 3, 4], distribution=True, seed=5, **reads
+    inputs = {"prompts": Packed.of(texts), "source": Packed.of(SOURCE)}
+    method = Sampling(temperature=2.0)
+    for step in stream(
+        loaded.model, loaded.head, method=method, max_new_tokens=6, stop=[2, 3, 4], distribution=True, seed=5, **inputs
     ):
-        assert at.distribution is not None
-        for row, number in enumerate(at.sequences):
-            whole = loaded(Packed.of([SOURCE[number]]), Packed.of([texts[number]]))[-1].log_softmax(-1)
-            assert torch.allclose(at.distribution[row], whole, atol=1e-12)
-            texts[number].append(at.tokens[row])
-            seen += 1
-    assert len(SOURCE) < seen
+        assert step.distribution is not None
+        for row, sequence in enumerate(step.sequences):
+            whole = loaded(Packed.of([SOURCE[sequence]]), Packed.of([texts[sequence]]))[-1].log_softmax(-1)
+            assert torch.allclose(step.distribution[row], whole, atol=1e-12)
+            texts[sequence].append(step.tokens[row])
+            compared += 1
+    assert len(SOURCE) < compared
     prompts = [[1, 5, 6], [1], [1, 2], [1, 7, 8], [1]]  # several tokens at once, and then one
     cache = loaded.model.init_cache(Packed.of(SOURCE))
     loaded.model.decode_step(Packed.of(prompts), cache)
     cache.reorder([2, 0, 0, 4])
     last = loaded.model.decode_step(Packed.of([[9]] * 4), cache)
-    for row, number in zip(last, [2, 0, 0, 4], strict=True):
-        whole = loaded.model(Packed.of([SOURCE[number]]), Packed.of([[*prompts[number], 9]]))
+    for row, sequence in zip(last, [2, 0, 0, 4], strict=True):
+        whole = loaded.model(Packed.of([SOURCE[sequence]]), Packed.of([[*prompts[sequence], 9]]))
         assert torch.allclose(row, whole[-1], atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["additive", "hard", "local-p, not fed"])
-def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> None:
-    loaded = make_bundle(WRITERS[name])
+def test_the_gradient_of_a_batch_is_the_sum_over_its_texts(name: str) -> None:
+    loaded = make_bundle(MODELS[name])
 
     def gradient(source: list[list[int]], target: list[list[int]]) -> list[Tensor]:
         loaded.zero_grad()
@@ -171,32 +174,33 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_texts(name: str) -> No
             for parameter in loaded.parameters()
         ]
 
-    alone = [gradient([s], [t]) for s, t in zip(SOURCE, TARGET, strict=True)]
-    for packed, *single in zip(gradient(SOURCE, TARGET), *alone, strict=True):
-        assert torch.allclose(packed, sum(single, torch.zeros_like(packed)), atol=1e-12)
-    assert all(float(gradient_.abs().sum()) > 0 for gradient_ in gradient(SOURCE, TARGET))  # also through what is hard
+    text_gradients = [gradient([s], [t]) for s, t in zip(SOURCE, TARGET, strict=True)]
+    for of_batch, *of_texts in zip(gradient(SOURCE, TARGET), *text_gradients, strict=True):
+        assert torch.allclose(of_batch, sum(of_texts, torch.zeros_like(of_batch)), atol=1e-12)
+    # hard attention passes a gradient too
+    assert all(float(of_parameter.abs().sum()) > 0 for of_parameter in gradient(SOURCE, TARGET))
 
 
 @torch.no_grad()
 def test_a_window_as_wide_as_the_text_is_global_attention() -> None:
-    """A wide window equals global attention; sampling in training takes one position, the same for the same seed."""
+    """In training, sampled hard attention depends on the seed; in eval mode, it does not."""
     everywhere = make_bundle(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="additive")))
     near = make_bundle(RecurrentSeq2Seq(**GRU, look=LocalM(score="additive", radius=9)))
     assert near.named_tensors().keys() == everywhere.named_tensors().keys()
-    read = (Packed.of(SOURCE), Packed.of(TARGET))
-    assert torch.allclose(everywhere(*read), near(*read), atol=1e-12)
-    drawing = make_bundle(RecurrentSeq2Seq(**GRU, look=HardAttention(score="dot", how="drawn")))
+    batches = (Packed.of(SOURCE), Packed.of(TARGET))
+    assert torch.allclose(everywhere(*batches), near(*batches), atol=1e-12)
+    sampling = make_bundle(RecurrentSeq2Seq(**GRU, look=HardAttention(score="dot", how="drawn")))
     outputs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        outputs.append(drawing.train()(*read))
+        outputs.append(sampling.train()(*batches))
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
-    assert torch.equal(drawing.eval()(*read), drawing(*read))
+    assert torch.equal(sampling.eval()(*batches), sampling(*batches))
 
 
 @pytest.mark.parametrize("how", ["highest", "drawn"])
 def test_hard_attention_learns_straight_through(how: Any) -> None:
-    """To write six tokens backwards, of which nets that look at nothing write half in as many steps."""
+    """It learns to reverse six tokens; models without attention get half of the tokens right after as many steps."""
     torch.manual_seed(0)
     words = EmbeddingConfig(vocabulary=14, width=16, scale=4.0)
     nets = RecurrentSeq2Seq(width=32, look=HardAttention(score="general", how=how), feed=False)
@@ -222,33 +226,31 @@ def test_hard_attention_learns_straight_through(how: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("penalty", ["none", "power"])
-def test_beams_that_miss_nothing_find_the_best_of_all(penalty: Any) -> None:
-    """Every text of up to three of four tokens, scored by teacher forcing."""
-    loaded, most, stop = make_bundle(WRITERS["additive"], vocabulary=5), 3, 0
+def test_a_wide_beam_search_finds_the_best_of_all_texts(penalty: Any) -> None:
+    """All texts of up to three tokens from a vocabulary of five are scored by teacher forcing."""
+    loaded, max_new_tokens, stop = make_bundle(MODELS["additive"], vocabulary=5), 3, 0
     assert loaded.head is not None
     sources = [[1, 2, 3], [4]]
     how = BeamSearch(num_beams=64, num_return_sequences=1, normalization=penalty, early_stopping=True)
     texts = [
-        [*begun, end] for n in range(most) for begun in product(range(1, 5), repeat=n) for end in range(5)
-        if end == stop or n == most - 1
+        [*begun, end] for n in range(max_new_tokens) for begun in product(range(1, 5), repeat=n) for end in range(5)
+        if end == stop or n == max_new_tokens - 1
     ]  # fmt: skip
-    reads = {"prompts": Packed.of([[1], [1]]), "source": Packed.of(sources)}
-    outputs = generate(loaded.model, loaded.head, method=how, max_new_tokens=most, stop=[stop], **reads)
+    inputs = {"prompts": Packed.of([[1], [1]]), "source": Packed.of(sources)}
+    outputs = generate(loaded.model, loaded.head, method=how, max_new_tokens=max_new_tokens, stop=[stop], **inputs)
+    targets = Packed.of(texts)
+    decoder_inputs = Packed.of([[1, *text[:-1]] for text in texts])
     for source, (best,) in zip(sources, outputs, strict=True):
-        scores = loaded(Packed.of([source] * len(texts)), Packed.of([[1, *text[:-1]] for text in texts])).log_softmax(
-            -1
-        )
-        log_probabilities = Packed.of(texts).unpack(scores.gather(-1, Packed.of(texts).tokens[:, None])[:, 0])
-        totals = [
-            float(log_p.sum()) / how.divisor(len(text)) for log_p, text in zip(log_probabilities, texts, strict=True)
-        ]
-        right = texts[max(range(len(texts)), key=totals.__getitem__)]
-        assert best.tokens == [token for token in right if token != stop]
-        assert best.score == pytest.approx(max(totals), abs=1e-12)
+        log_p = loaded(Packed.of([source] * len(texts)), decoder_inputs).log_softmax(-1)
+        token_log_p = targets.unpack(log_p.gather(-1, targets.tokens[:, None])[:, 0])
+        scores = [float(values.sum()) / how.divisor(len(text)) for values, text in zip(token_log_p, texts, strict=True)]
+        expected = texts[max(range(len(texts)), key=scores.__getitem__)]
+        assert best.tokens == [token for token in expected if token != stop]
+        assert best.score == pytest.approx(max(scores), abs=1e-12)
 
 
-def test_cells_are_torchs_own_and_half_precision_runs() -> None:
-    """The size of the published attention model's decoder; bfloat16 products leave the nets in float32."""
+def test_the_model_computes_in_float32_under_autocast() -> None:
+    """Its cells are those of PyTorch, and gradients flow."""
     loaded = make_bundle(RecurrentSeq2Seq(**LSTM)).float()
     body: Any = loaded.model
     assert isinstance(body.writing, nn.LSTM) and body.writing.input_size == 12
@@ -259,7 +261,7 @@ def test_cells_are_torchs_own_and_half_precision_runs() -> None:
     assert torch.allclose(rows, body(Packed.of(SOURCE), Packed.of(TARGET)))
 
 
-def test_dropout_stands_between_the_layers_of_both_nets_and_biases_begin_at_0() -> None:
+def test_both_networks_have_dropout_between_layers_and_biases_of_0() -> None:
     loaded = make_bundle(RecurrentSeq2Seq(width=8, layers=2, dropout=0.5))
     body: Any = loaded.model
     assert body.reading.cells.dropout == body.writing.dropout == 0.5
@@ -267,7 +269,7 @@ def test_dropout_stands_between_the_layers_of_both_nets_and_biases_begin_at_0() 
     assert len(biases) > 10 and not any(bias.any() for bias in biases)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_configurations_traces_and_heads_are_refused() -> None:
     for wrong, message in (
         ({"width": 7}, "width is 7; expected an even number"),
         ({"layers": 0}, "layers is 0; expected a number from 1"),
@@ -281,7 +283,7 @@ def test_what_is_refused() -> None:
         make_bundle(RecurrentSeq2Seq(**GRU, look=GlobalAttention(score="location", longest=3))).model(
             Packed.of(SOURCE), Packed.of(TARGET)
         )
-    loaded, read = make_bundle(WRITERS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
+    loaded, batches = make_bundle(MODELS["additive"]), (Packed.of(SOURCE), Packed.of(TARGET))
     for trace, message in (
         (Trace(what=["q", "weights", "states"]), "trace: this model has no q, states; it has weights alone"),
         (Trace(layers=[0, 1]), r"trace: layers \[1\] do not exist; give numbers from 0 to 0"),
@@ -289,10 +291,10 @@ def test_what_is_refused() -> None:
         (Trace(sequences=[5]), r"trace: sequences \[5\] do not exist; give numbers from 0 to 4"),
     ):
         with pytest.raises(HeedfulError, match=message):
-            loaded.model(*read, trace=trace)
-    loaded = make_bundle(WRITERS["plain"])
+            loaded.model(*batches, trace=trace)
+    loaded = make_bundle(MODELS["plain"])
     with pytest.raises(HeedfulError, match="trace: this model has no weights"):
-        loaded.model(*read, trace=Trace())
+        loaded.model(*batches, trace=Trace())
     with pytest.raises(HeedfulError, match="generates text"):
         with_head(loaded, "sequence_classification", labels=("a", "b"))
     with pytest.raises(HeedfulError, match="this model needs a target"):

@@ -1,4 +1,4 @@
-"""The stack: against torch.nn.Transformer, against published counts, and what it refuses."""
+"""The Transformer, compared with torch.nn.Transformer; parameter counts, batches, norms, windows, dropout, errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TARGET = Packed.of([[2, 3], [4, 5, 6, 7], [8]])
 
 
 def build(config: ModelConfig, seed: int = 0) -> Transformer:
-    """Every weight drawn, biases and norms too: zeros and ones hide errors."""
+    """Return a model in float64 with random weights. Biases and norms are random too: 0 and 1 would hide errors."""
     torch.manual_seed(seed)
     model = Transformer(config).double()
     for name, parameter in model.named_parameters():
@@ -45,33 +45,33 @@ def build(config: ModelConfig, seed: int = 0) -> Transformer:
     return model
 
 
-def parts(batch: Packed) -> list[Packed]:
-    """Each sequence as a batch of its own."""
+def single_batches(batch: Packed) -> list[Packed]:
+    """Return each sequence as a batch of its own."""
     return [Packed.of([tokens.tolist()]) for tokens in batch.unpack(batch.tokens)]
 
 
-# -- an independent truth -----------------------------------------------------------------------------------
+# -- comparison with PyTorch's Transformer --------------------------------------------------------------------
 
 
 def copy_from_torch(model: Transformer, reference: nn.Transformer) -> None:
-    """Their weights in our places; each of theirs is used once."""
+    """Copy all weights of PyTorch's model to ours."""
     parameters = dict(reference.named_parameters())
     renamed: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
-        for number in range(2):
-            their, our = f"{side}.layers.{number}", f"{side}.blocks.{number}"
+        for layer in range(2):
+            their, our = f"{side}.layers.{layer}", f"{side}.blocks.{layer}"
             norms = ["attention_norm", *["cross_norm"] * (side == "decoder"), "mlp_norm"]
             for kind in ("weight", "bias"):
                 renamed[f"{our}.attention.qkv.{kind}"] = parameters.pop(f"{their}.self_attn.in_proj_{kind}")
                 renamed[f"{our}.attention.out.{kind}"] = parameters.pop(f"{their}.self_attn.out_proj.{kind}")
                 if side == "decoder":
-                    whole = parameters.pop(f"{their}.multihead_attn.in_proj_{kind}")
-                    renamed[f"{our}.cross.q.{kind}"], renamed[f"{our}.cross.kv.{kind}"] = whole[:16], whole[16:]
+                    qkv = parameters.pop(f"{their}.multihead_attn.in_proj_{kind}")
+                    renamed[f"{our}.cross.q.{kind}"], renamed[f"{our}.cross.kv.{kind}"] = qkv[:16], qkv[16:]
                     renamed[f"{our}.cross.out.{kind}"] = parameters.pop(f"{their}.multihead_attn.out_proj.{kind}")
                 renamed[f"{our}.mlp.up.{kind}"] = parameters.pop(f"{their}.linear1.{kind}")
                 renamed[f"{our}.mlp.down.{kind}"] = parameters.pop(f"{their}.linear2.{kind}")
-                for place, norm in enumerate(norms, start=1):
-                    renamed[f"{our}.{norm}.{kind}"] = parameters.pop(f"{their}.norm{place}.{kind}")
+                for index, norm in enumerate(norms, start=1):
+                    renamed[f"{our}.{norm}.{kind}"] = parameters.pop(f"{their}.norm{index}.{kind}")
         for kind in ("weight", "bias"):
             renamed[f"{side}.norm.{kind}"] = parameters.pop(f"{side}.norm.{kind}")
     assert not parameters
@@ -83,29 +83,31 @@ def copy_from_torch(model: Transformer, reference: nn.Transformer) -> None:
 
 
 @pytest.mark.parametrize("norm_at", ["post", "pre"])
-def test_encoder_and_decoder_are_those_of_torch(norm_at: Any) -> None:
-    first = norm_at == "pre"
-    layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True, norm_first=first)
+def test_encoder_and_decoder_equal_those_of_torch(norm_at: Any) -> None:
+    norm_first = norm_at == "pre"
+    layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True, norm_first=norm_first)
     encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=False)
     reference = nn.Transformer(
-        16, 4, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=first, custom_encoder=encoder
+        16, 4, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=norm_first, custom_encoder=encoder
     ).double()
     torch.manual_seed(0)
     for parameter in reference.parameters():
         nn.init.normal_(parameter, std=0.3)
-    more = {"norm_at": norm_at, "final_norm": True}
-    model = build(replace(BOTH, encoder=replace(STACK, **more), decoder=replace(DECODER, **more)))
+    norms = {"norm_at": norm_at, "final_norm": True}
+    model = build(replace(BOTH, encoder=replace(STACK, **norms), decoder=replace(DECODER, **norms)))
     copy_from_torch(model, reference)
 
     rows = model(SOURCE, TARGET)
     tokens = model.embedding.tokens
-    for source, target, expected_rows in zip(parts(SOURCE), parts(TARGET), TARGET.unpack(rows), strict=True):
+    for source, target, target_rows in zip(
+        single_batches(SOURCE), single_batches(TARGET), TARGET.unpack(rows), strict=True
+    ):
         causal = nn.Transformer.generate_square_subsequent_mask(len(target.tokens), dtype=torch.float64)
         expected = reference(tokens(source.tokens)[None], tokens(target.tokens)[None], tgt_mask=causal)[0]
-        torch.testing.assert_close(expected_rows, expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(target_rows, expected, atol=1e-12, rtol=0)
 
 
-# -- counts -------------------------------------------------------------------------------------------------
+# -- parameter counts -----------------------------------------------------------------------------------------
 
 
 def count(model: ModelConfig, head: NextToken | None = None) -> int:
@@ -147,14 +149,14 @@ def test_count_of_the_multi30k_transformer() -> None:
     ("norm", "bias", "expected_count"), [("layer", True, 32), ("layer", False, 16), ("rms", True, 16)]
 )
 def test_only_the_final_norm_changes_the_count(norm: Any, bias: bool, expected_count: int) -> None:
-    def counted(**more: Any) -> int:
-        return count(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, norm=norm, norm_bias=bias, **more)))
+    def count_with(**settings: Any) -> int:
+        return count(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, norm=norm, norm_bias=bias, **settings)))
 
-    assert counted(norm_at="pre") == counted(norm_at="post")
-    assert counted(norm_at="pre", final_norm=True) == counted(norm_at="pre") + expected_count
+    assert count_with(norm_at="pre") == count_with(norm_at="post")
+    assert count_with(norm_at="pre", final_norm=True) == count_with(norm_at="pre") + expected_count
 
 
-# -- packed equals alone --------------------------------------------------------------------------------------
+# -- a batch equals its sequences alone -----------------------------------------------------------------------
 
 RICH = replace(
     BOTH,
@@ -164,28 +166,25 @@ RICH = replace(
 
 
 @pytest.mark.parametrize("config", [BOTH, RICH, replace(BOTH, encoder=None, decoder=replace(STACK, causal=True))])
-def test_packed_equals_alone_forward_and_gradient(config: ModelConfig) -> None:
+def test_a_batch_and_its_gradient_equal_those_of_its_sequences_alone(config: ModelConfig) -> None:
     model = build(config)
     parameters = dict(model.named_parameters())
     torch.manual_seed(1)
     batches = (SOURCE, TARGET) if config.encoder else (SOURCE,)
     rows = model(*batches)
     output_gradient = torch.randn_like(rows)
-    packed = torch.autograd.grad(rows, list(parameters.values()), output_gradient)
-    alone = [torch.zeros_like(gradient) for gradient in packed]
-    for own, expected, gradient in zip(
-        zip(*map(parts, batches), strict=True),
-        batches[-1].unpack(rows),
-        batches[-1].unpack(output_gradient),
-        strict=True,
-    ):
-        single = model(*own)
-        torch.testing.assert_close(single, expected, atol=1e-12, rtol=0)
-        grads = torch.autograd.grad(single, list(parameters.values()), gradient, allow_unused=True)
-        alone = [total if grad is None else total + grad for total, grad in zip(alone, grads, strict=True)]
-    for name, actual, expected_gradient in zip(parameters, packed, alone, strict=True):
+    batch_gradients = torch.autograd.grad(rows, list(parameters.values()), output_gradient)
+    sums = [torch.zeros_like(gradient) for gradient in batch_gradients]
+    sequences = zip(*map(single_batches, batches), strict=True)  # (source, target) or (source,)
+    sequence_rows, sequence_gradients = batches[-1].unpack(rows), batches[-1].unpack(output_gradient)
+    for inputs, expected, gradient in zip(sequences, sequence_rows, sequence_gradients, strict=True):
+        outputs = model(*inputs)
+        torch.testing.assert_close(outputs, expected, atol=1e-12, rtol=0)
+        grads = torch.autograd.grad(outputs, list(parameters.values()), gradient, allow_unused=True)
+        sums = [total if grad is None else total + grad for total, grad in zip(sums, grads, strict=True)]
+    for name, of_batch, of_sequences in zip(parameters, batch_gradients, sums, strict=True):
         torch.testing.assert_close(
-            actual, expected_gradient, atol=1e-11, rtol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+            of_batch, of_sequences, atol=1e-11, rtol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -198,7 +197,7 @@ def test_an_empty_sequence_and_an_empty_batch() -> None:
     assert model(Packed.of([]), Packed.of([])).shape == (0, 16)
 
 
-def test_a_decoder_does_not_see_the_future() -> None:
+def test_a_decoder_attends_to_no_later_token() -> None:
     model = build(BOTH)
     changed = replace(TARGET, tokens=TARGET.tokens.clone())
     changed.tokens[4] = 29  # the third of the second sequence
@@ -206,19 +205,19 @@ def test_a_decoder_does_not_see_the_future() -> None:
     assert torch.equal(before[[0, 1, 2, 3, 6]], after[[0, 1, 2, 3, 6]])
     assert (before[[4, 5]] != after[[4, 5]]).any(-1).all()
     sources = replace(SOURCE, tokens=SOURCE.tokens.clone())
-    sources.tokens[4] = 29  # the last of the first source: every row of the first target may look at it
+    sources.tokens[4] = 29  # the last of the first source: all rows of the first target attend to it
     after = model(sources, TARGET)
     assert (before[:2] != after[:2]).any(-1).all() and torch.equal(before[2:], after[2:])
 
 
-@pytest.mark.parametrize("place", [None, Learned(count=9), Sinusoidal()])
-def test_order_counts_only_where_there_are_positions(place: Learned | Sinusoidal | None) -> None:
-    model = build(ModelConfig(embedding=replace(EMBEDDING, positions=place), encoder=STACK))
+@pytest.mark.parametrize("positions", [None, Learned(count=9), Sinusoidal()])
+def test_the_order_of_tokens_matters_only_with_positions(positions: Learned | Sinusoidal | None) -> None:
+    model = build(ModelConfig(embedding=replace(EMBEDDING, positions=positions), encoder=STACK))
     order = torch.tensor([3, 0, 4, 1, 2])
     tokens = torch.tensor([5, 9, 2, 2, 7])
     rows = model(Packed.of([tokens.tolist()]))[order]
     difference = (model(Packed.of([tokens[order].tolist()])) - rows).abs().max()
-    assert difference < 1e-12 if place is None else difference > 1e-3
+    assert difference < 1e-12 if positions is None else difference > 1e-3
 
 
 # -- norms and windows ----------------------------------------------------------------------------------------
@@ -227,7 +226,7 @@ def test_order_counts_only_where_there_are_positions(place: Learned | Sinusoidal
 @pytest.mark.parametrize("norm_at", ["post", "pre"])
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_where_the_norms_are(norm_at: Any, final_norm: bool) -> None:
-    """Sublayers that give zero leave the norms alone: none before, one after each sublayer, or the final one."""
+    """If all sublayers return 0, only norms remain: two with post-norm, none with pre-norm, and the final one."""
     model = build(
         ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, layers=1, norm_at=norm_at, final_norm=final_norm))
     )
@@ -255,30 +254,30 @@ def test_where_the_norms_are(norm_at: Any, final_norm: bool) -> None:
         ({"window": 2, "global_layers": ()}, [2] * 5),
     ],
 )
-def test_windows_and_global_layers_alternate(
+def test_the_window_of_each_layer(
     more: dict[str, Any], expected: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    windows = []
     forward = Block.forward
 
-    def watch(self: Block, x: Tensor, sight: Any, placed: Any) -> Tensor:
-        seen.append(placed.window)
-        return forward(self, x, sight, placed)
+    def record_window(self: Block, x: Tensor, context: Any, layer: Any) -> Tensor:
+        windows.append(layer.window)
+        return forward(self, x, context, layer)
 
-    monkeypatch.setattr(Block, "forward", watch)
+    monkeypatch.setattr(Block, "forward", record_window)
     build(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, layers=5, **more)))(SOURCE)
-    assert seen == expected
+    assert windows == expected
 
 
-def test_a_window_reaches_as_far_as_it_says() -> None:
+def test_a_changed_token_changes_only_rows_within_the_window() -> None:
     model = build(ModelConfig(embedding=EMBEDDING, encoder=replace(STACK, layers=1, window=2)))
     rows, changed = model(Packed.of([list(range(9))])), list(range(9))
     changed[4] = 20
-    touched = (model(Packed.of([changed])) != rows).any(-1)
-    assert touched.tolist() == [False, False, True, True, True, True, True, False, False]
+    is_changed = (model(Packed.of([changed])) != rows).any(-1)
+    assert is_changed.tolist() == [False, False, True, True, True, True, True, False, False]
 
 
-# -- rows that are asked for ------------------------------------------------------------------------------------
+# -- output rows ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,11 +294,11 @@ def test_a_window_reaches_as_far_as_it_says() -> None:
     ids=["post", "pre", "rotary", "buckets", "shaw", "shared", "causal"],
 )
 @pytest.mark.parametrize("recompute", [False, True])
-def test_rows_that_are_asked_for_are_those_of_all(config: ModelConfig, recompute: bool) -> None:
-    model, wanted = build(config), torch.tensor([8, 0, 3, 4])  # in any order, of some sequences
+def test_output_rows_and_their_gradient_equal_those_of_all_rows(config: ModelConfig, recompute: bool) -> None:
+    model, output_rows = build(config), torch.tensor([8, 0, 3, 4])  # in any order, of some sequences
     model.execution = ExecutionOptions(gradient_checkpointing=recompute)
     outcomes = []
-    for rows in (model(SOURCE)[wanted], model(SOURCE, output_rows=wanted)):
+    for rows in (model(SOURCE)[output_rows], model(SOURCE, output_rows=output_rows)):
         model.zero_grad()
         (rows**3).sum().backward()
         outcomes.append([rows, *(parameter.grad for parameter in model.parameters())])
@@ -307,34 +306,34 @@ def test_rows_that_are_asked_for_are_those_of_all(config: ModelConfig, recompute
         torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
 
 
-def test_a_decoder_beside_an_encoder_gives_the_rows_that_are_asked_for() -> None:
-    model, wanted = build(BOTH), torch.tensor([6, 1])
-    assert torch.equal(model(SOURCE, TARGET, output_rows=wanted), model(SOURCE, TARGET)[wanted])
+def test_output_rows_of_a_decoder_beside_an_encoder() -> None:
+    model, output_rows = build(BOTH), torch.tensor([6, 1])
+    assert torch.equal(model(SOURCE, TARGET, output_rows=output_rows), model(SOURCE, TARGET)[output_rows])
 
 
-def test_no_others_leave_the_last_block() -> None:
-    """Nor with rows that only fill up, which are not wanted."""
+def test_the_last_block_computes_only_output_rows_after_attention() -> None:
+    """This holds with a padding sequence too, of which no row is an output row."""
     model = build(replace(BOTH, decoder=None)).eval()
     model.execution = ExecutionOptions(pad_to_bucket=True)
-    seen: list[int] = []
+    row_counts: list[int] = []
     for block in model.encoder.blocks if model.encoder else ():
-        block.mlp.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+        block.mlp.register_forward_pre_hook(lambda module, inputs: row_counts.append(len(inputs[0])))
     with torch.no_grad():
         rows = model(Packed.of([[1] * 100, [2] * 33]), output_rows=torch.tensor([0, 100]))
-    assert rows.shape == (2, 16) and seen == [136, 2]
+    assert rows.shape == (2, 16) and row_counts == [136, 2]
 
 
-def test_the_number_of_rows_is_rounded_up_where_that_is_asked_for() -> None:
-    """On a GPU too, here the meta device; by default only where each new number of rows takes time."""
+def test_the_number_of_rows_is_rounded_up_only_with_pad_to_bucket() -> None:
+    """The meta device represents a GPU, on which the default is not to round."""
     model = build(replace(BOTH, decoder=None)).eval().to("meta", torch.bfloat16)
     batch = Packed.of([[1] * 100, [2] * 33]).to("meta")
-    for asked, rows in ((None, 133), (False, 133), (True, 136)):
-        model.execution = ExecutionOptions(pad_to_bucket=asked)
-        seen: list[int] = []
-        assert model.encoder is not None
-        hook = model.encoder.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(len(inputs[0])))
-        assert model(batch).shape == (133, 16) and seen == [rows]
-        hook.remove()
+    counts: list[int] = []
+    assert model.encoder is not None
+    model.encoder.register_forward_pre_hook(lambda module, inputs: counts.append(len(inputs[0])))
+    for pad_to_bucket in (None, False, True):
+        model.execution = ExecutionOptions(pad_to_bucket=pad_to_bucket)
+        assert model(batch).shape == (133, 16)
+    assert counts == [133, 133, 136]
 
 
 # -- refusals -------------------------------------------------------------------------------------------------
@@ -384,7 +383,7 @@ def test_configs_that_do_not_fit_together_are_refused(more: dict[str, Any], text
 RATES = {"dropout": 0.1, "attention_out_dropout": 0.2, "attention_dropout": 0.3, "inner_dropout": 0.4}
 
 
-def test_dropout_is_drawn_in_training_alone() -> None:
+def test_dropout_is_applied_only_in_training() -> None:
     model = build(replace(BOTH, encoder=replace(STACK, **RATES), decoder=replace(DECODER, **RATES)))
     assert torch.equal(model.eval()(SOURCE, TARGET), build(BOTH)(SOURCE, TARGET))
     model.train()
@@ -396,26 +395,28 @@ def test_where_dropout_is(out: float | None, monkeypatch: pytest.MonkeyPatch) ->
     rates = RATES | {"attention_out_dropout": out, "layers": 1}
     embedding = replace(EMBEDDING, dropout=0.5)
     model = build(ModelConfig(embedding=embedding, encoder=replace(STACK, **rates), decoder=replace(DECODER, **rates)))
-    seen: list[float] = []
+    probabilities: list[float] = []
     factors = heedful.nn.dropout._factors
 
-    def watch(x: Tensor, below: int) -> Tensor:
-        seen.append(round(below / STEPS, 3))
+    def record_probability(x: Tensor, below: int) -> Tensor:
+        probabilities.append(round(below / STEPS, 3))
         return factors(x, below)
 
-    monkeypatch.setattr(heedful.nn.dropout, "_factors", watch)
+    monkeypatch.setattr(heedful.nn.dropout, "_factors", record_probability)
     model(SOURCE, TARGET)
-    attention, mlp = [0.3, 0.1 if out is None else out], [0.4, 0.1]  # the weights, then the sum's new part
-    assert seen == [0.5, *attention, *mlp, 0.5, *attention, *attention, *mlp]
+    attention = [0.3, 0.1 if out is None else out]  # of attention weights, and after attention
+    mlp = [0.4, 0.1]  # inside the MLP, and after it
+    encoder, decoder = [0.5, *attention, *mlp], [0.5, *attention, *attention, *mlp]
+    assert probabilities == encoder + decoder
 
 
 @pytest.mark.parametrize("rows", [1, 3, 31, 33, 130])
-def test_rows_that_fill_up_change_nothing(rows: int) -> None:
-    model = build(replace(BOTH, decoder=None)) if BOTH.encoder else build(BOTH)
-    batch = Packed.of([[number % 7 for number in range(rows)]])
+def test_a_padding_sequence_changes_no_row(rows: int) -> None:
+    model = build(replace(BOTH, decoder=None))
+    batch = Packed.of([[index % 7 for index in range(rows)]])
     with torch.no_grad():
-        plain = model.double()(batch)
-        filled = model(batch.pad_to_bucket())[:rows]
-    torch.testing.assert_close(filled, plain, atol=1e-12, rtol=0)
+        expected = model(batch)
+        padded = model(batch.pad_to_bucket())[:rows]
+    torch.testing.assert_close(padded, expected, atol=1e-12, rtol=0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model.float()(batch).shape[0] == rows

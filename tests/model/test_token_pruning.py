@@ -1,4 +1,4 @@
-"""Token pruning: against a loop over sequences and heads in float64, and what it refuses."""
+"""Token pruning, compared with a loop over heads and tokens in float64; the models and values that it refuses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STACKS: dict[str, dict[str, Any]] = {
 
 
 def build(seed: int = 0, head: Head = HEAD, **stack: Any) -> ModelBundle:
-    """A model whose weights are all random, in float64."""
+    """Return a model in float64 with random weights; biases and norms are random too."""
     torch.manual_seed(seed)
     config = replace(CONFIG, encoder=replace(STACK, **stack))
     bundle = ModelBundle(BundleConfig(family="heedful", model=config, head=head)).double().eval()
@@ -61,8 +61,9 @@ def build(seed: int = 0, head: Head = HEAD, **stack: Any) -> ModelBundle:
 
 
 def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    draw = torch.Generator().manual_seed(len(lengths))
-    return [torch.randint(1, 50, (length,), generator=draw).tolist() for length in lengths]
+    """Return random tokens of sequences with these lengths."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    return [torch.randint(1, 50, (length,), generator=generator).tolist() for length in lengths]
 
 
 def scores(bundle: ModelBundle, batch: Packed) -> Tensor:
@@ -72,8 +73,8 @@ def scores(bundle: ModelBundle, batch: Packed) -> Tensor:
     return outputs
 
 
-def looped(bundle: ModelBundle, tokens: list[int], pruning: TokenPruning) -> Tensor:
-    """The scores of one sequence, whose tokens are ranked head by head and token by token."""
+def scores_by_loops(bundle: ModelBundle, tokens: list[int], pruning: TokenPruning) -> Tensor:
+    """Return the scores of one sequence; the importance of its tokens is summed head by head and token by token."""
     batch, encoder = Packed.of([tokens]), bundle.model.encoder
     assert encoder is not None
     options = ExecutionOptions()
@@ -90,12 +91,12 @@ def looped(bundle: ModelBundle, tokens: list[int], pruning: TokenPruning) -> Ten
     ranked = sorted(range(1, len(tokens)), key=lambda row: -importance[row])
     count = max(MIN_TOKENS, -(-len(tokens) * int(100 * pruning.keep_rate) // 100))
     rows = sorted([0, *ranked[: count - 1]])
-    some = Packed(
+    remaining = Packed(
         tokens=batch.tokens[rows], positions=batch.positions[rows], types=batch.types[rows], bounds=(0, len(rows))
     )
-    states = encoder(x[rows], some, options, first_layer=pruning.layer)
+    states = encoder(x[rows], remaining, options, first_layer=pruning.layer)
     assert bundle.head is not None
-    outputs: Tensor = bundle.head(states, some)
+    outputs: Tensor = bundle.head(states, remaining)
     return outputs
 
 
@@ -103,22 +104,22 @@ def looped(bundle: ModelBundle, tokens: list[int], pruning: TokenPruning) -> Ten
 @pytest.mark.parametrize(
     "pruning", [PRUNING, TokenPruning(layer=1, keep_rate=0.3), TokenPruning(layer=3, keep_rate=0.75)]
 )
-def test_it_computes_what_a_loop_over_tokens_does(stack: dict[str, Any], pruning: TokenPruning) -> None:
+def test_scores_equal_those_of_a_loop_over_tokens(stack: dict[str, Any], pruning: TokenPruning) -> None:
     bundle = build(**stack)
     batch = Packed.of(sequences())
-    whole = scores(bundle, batch)
+    unpruned = scores(bundle, batch)
     with torch.no_grad():
-        expected = torch.cat([looped(bundle, tokens, pruning) for tokens in sequences()])
+        expected = torch.cat([scores_by_loops(bundle, tokens, pruning) for tokens in sequences()])
     bundle.prune_tokens(pruning)
     outputs = scores(bundle, batch)
     torch.testing.assert_close(outputs, expected, atol=1e-10, rtol=0)
     is_long = torch.tensor([length > MIN_TOKENS for length in LENGTHS])
-    changes = (outputs - whole).abs().amax(1)
+    changes = (outputs - unpruned).abs().amax(1)
     assert (changes[is_long] > 1e-4).all() and (changes[~is_long] < 1e-10).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_all_tokens_give_the_same_bits(dtype: torch.dtype) -> None:
+def test_a_keep_rate_of_1_changes_no_bit(dtype: torch.dtype) -> None:
     bundle, batch = build().to(dtype), Packed.of(sequences())
     expected = scores(bundle, batch)
     bundle.prune_tokens(TokenPruning(layer=2, keep_rate=1.0))
@@ -128,14 +129,14 @@ def test_all_tokens_give_the_same_bits(dtype: torch.dtype) -> None:
 def test_a_sequence_does_not_depend_on_the_others() -> None:
     bundle = build()
     bundle.prune_tokens(PRUNING)
-    together = scores(bundle, Packed.of(sequences()))
+    batch_scores = scores(bundle, Packed.of(sequences()))
     alone = torch.cat([scores(bundle, Packed.of([tokens])) for tokens in sequences()])
-    torch.testing.assert_close(together, alone, atol=1e-10, rtol=0)
-    backwards = scores(bundle, Packed.of(sequences()[::-1])).flip(0)
-    torch.testing.assert_close(together, backwards, atol=1e-10, rtol=0)
+    torch.testing.assert_close(batch_scores, alone, atol=1e-10, rtol=0)
+    reversed_scores = scores(bundle, Packed.of(sequences()[::-1])).flip(0)
+    torch.testing.assert_close(batch_scores, reversed_scores, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("lengths", [(40, 24), (40, 20, 4, 3), (64, 64, 2)])  # with no padding, and with some
+@pytest.mark.parametrize("lengths", [(40, 24), (40, 20, 4, 3), (64, 64, 2)])  # 64 rows need no padding, 67 and 130 do
 def test_padding_to_a_bucket_changes_nothing(lengths: tuple[int, ...]) -> None:
     bundle, batch = build(), Packed.of(sequences(lengths))
     bundle.prune_tokens(PRUNING)
@@ -151,7 +152,7 @@ def test_equally_important_tokens_remain_in_their_order() -> None:
     nn.init.zeros_(block.attention.qkv.bias)  # type: ignore[union-attr,arg-type]
     (tokens,) = sequences((40,))
     with torch.no_grad():
-        expected = looped(bundle, tokens, PRUNING)
+        expected = scores_by_loops(bundle, tokens, PRUNING)
     bundle.prune_tokens(PRUNING)
     torch.testing.assert_close(scores(bundle, Packed.of([tokens])), expected, atol=1e-10, rtol=0)
 
@@ -178,16 +179,16 @@ def test_training_computes_all_tokens() -> None:
 def test_states_of_pruned_tokens_are_refused() -> None:
     bundle, batch = build(), Packed.of(sequences())
     bundle.prune_tokens(PRUNING)
-    for more in ({}, {"trace": Trace(), "output_rows": batch.first_rows()}):
+    for arguments in ({}, {"trace": Trace(), "output_rows": batch.first_rows()}):
         with pytest.raises(ModelError, match="this model prunes tokens, so that it has no last hidden states of all"):
-            bundle.hidden_states(batch, **more)  # type: ignore[arg-type]
+            bundle.hidden_states(batch, **arguments)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="hidden states of pruned tokens are needed: only the first token"):
         bundle.hidden_states(batch, output_rows=torch.arange(40))
     rows = torch.tensor([0, 3, 7])
     assert rows_after(rows, torch.tensor([7, 0])).tolist() == [2, 0]
-    for wrong in (1, 8):
+    for pruned_row in (1, 8):
         with pytest.raises(ModelError, match="pruned tokens"):
-            rows_after(rows, torch.tensor([0, wrong]))
+            rows_after(rows, torch.tensor([0, pruned_row]))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,9 @@ def test_values_out_of_range_are_refused(layer: int, keep_rate: float, message: 
         (replace(CONFIG, encoder=replace(STACK, layers=1)), HEAD, "it has one layer"),
     ],
 )
-def test_other_models_are_refused_by_name(model: ModelConfig, head: Head | None, reason: str) -> None:
+def test_models_that_cannot_be_pruned_are_refused_with_a_reason(
+    model: ModelConfig, head: Head | None, reason: str
+) -> None:
     bundle = ModelBundle(BundleConfig(family="heedful", model=model, head=head), source="model")
     with pytest.raises(ModelError, match=f"model: tokens cannot be pruned: .*{reason}"):
         bundle.prune_tokens(PRUNING)

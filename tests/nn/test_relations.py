@@ -159,10 +159,10 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
                 for j in range(start, stop):
                     distance = i - j if reach is None else max(-reach, min(reach, i - j))
                     wave = sinusoid(torch.tensor([distance]), 8, "halves")[0]
-                    position = relation.place(wave).unflatten(0, (HEADS, WIDTH))[h]
+                    position = relation.position(wave).unflatten(0, (HEADS, WIDTH))[h]
                     segment = relation.same_type[int(batch.types[i] != batch.types[j]), h]
                     content_term = (q[i, h] + relation.content_bias[h]) @ k[j, h]
-                    position_term = (q[i, h] + relation.place_bias[h]) @ position
+                    position_term = (q[i, h] + relation.position_bias[h]) @ position
                     segment_term = (q[i, h] + relation.type_bias[h]) @ segment
                     logits.append(0.3 * (content_term + position_term + segment_term))
                 row = torch.stack(logits)

@@ -34,18 +34,16 @@ def test_packed_samples_have_their_sequences_end_to_end(groups_of_texts: list[li
     assert packed.bounds == expected.bounds
     for name in ("tokens", "positions", "types"):
         packed_values, expected_values = getattr(packed, name), getattr(expected, name)
-        assert packed_values.dtype == expected_values.dtype == torch.long and torch.equal(
-            packed_values, expected_values
-        ), name
+        assert packed_values.dtype == expected_values.dtype == torch.long, name
+        assert torch.equal(packed_values, expected_values), name
 
 
 def test_samples_are_compact() -> None:
     labelled = Sample.of([[1, 2], [3]], [[0, 1], [0]], target="t", weight=0.5)
     assert (labelled.tokens.dtype, labelled.types.dtype) == (np.int32, np.uint8)
     assert (labelled.bounds, labelled.target, labelled.weight) == ((0, 2, 3), "t", 0.5)
-    assert (
-        labelled != Sample.of([[1, 2], [3]], [[0, 1], [0]]) and labelled == labelled
-    )  # samples are compared by identity, since arrays cannot be
+    equal_values = Sample.of([[1, 2], [3]], [[0, 1], [0]], target="t", weight=0.5)
+    assert labelled == labelled and labelled != equal_values  # the identity is compared, since arrays cannot be
     with pytest.raises(OverflowError):
         Sample.of([[2**31]], [[0]])
 
@@ -61,9 +59,8 @@ def test_a_weighted_loss_has_the_sum_and_the_total_weight(pairs: list[tuple[floa
     total = weighted_loss(losses.double(), batch_with_weights(weights))
     assert float(total.sum) == pytest.approx(sum(loss * weight for loss, weight in pairs), abs=1e-9)
     assert total.count == pytest.approx(sum(weight for _, weight in pairs), abs=1e-12)
-    assert (
-        weighted_loss(losses.double().flip(0), batch_with_weights(weights.flip(0))).count == total.count
-    )  # the order does not matter
+    reversed_total = weighted_loss(losses.double().flip(0), batch_with_weights(weights.flip(0)))
+    assert reversed_total.count == total.count
 
 
 def test_a_loss_keeps_its_graph() -> None:
@@ -86,10 +83,8 @@ def test_weights_of_samples_and_upcast() -> None:
 
 def test_all_tensors_of_a_batch_move() -> None:
     batch = Batch(packed=Packed.of([[1, 2]]), targets=torch.ones(1), weights=torch.ones(1), groups=(1,))
-    for original in (
-        batch,
-        Batch(packed=batch.packed, targets=batch.targets, weights=batch.weights, rows=torch.zeros(1)),
-    ):
+    with_rows = Batch(packed=batch.packed, targets=batch.targets, weights=batch.weights, rows=torch.zeros(1))
+    for original in (batch, with_rows):
         moved = original.to("meta")
         tensors = (moved.packed.tokens, moved.targets, moved.weights, *([] if moved.rows is None else [moved.rows]))
         assert all(tensor.is_meta for tensor in tensors)

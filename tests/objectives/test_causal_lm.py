@@ -45,10 +45,10 @@ def test_each_token_predicts_the_next_one_of_its_sequence(groups: list[list[list
 
 def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "gpt2", "GPT2LMHeadModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     ids, _ = random_sequences("gpt2")
     batch = CAUSAL.batch([make_sample(*ids[:3]), make_sample(*ids[3:])], [0, 0])
-    loss = CAUSAL.loss(ours, batch)
+    loss = CAUSAL.loss(loaded, batch)
     loss.sum.backward()
     with Float64Mode(torch.float64):
         inputs = [torch.tensor([sequence]) for sequence in ids if len(sequence) > 1]
@@ -56,7 +56,7 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path) -> None:
     count = sum(map(len, ids)) - len(ids)
     assert isinstance(total, torch.Tensor) and loss.count == count
     assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12
-    assert_same_gradients(reference, total / count, ours, count, tolerance=1e-12)
+    assert_same_gradients(reference, total / count, loaded, count, tolerance=1e-12)
 
 
 def test_a_batch_without_targets_has_a_loss_of_0(tmp_path: Path) -> None:

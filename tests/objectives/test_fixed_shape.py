@@ -1,4 +1,4 @@
-"""Packs of a fixed shape: equal numbers of tokens, sequences and targets, with padding that counts nowhere."""
+"""Packs of a fixed shape: equal numbers of tokens, sequences and targets, with padding that does not count."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_every_pack_has_the_same_shape(lengths: tuple[int, ...]) -> None:
     padded = SHAPE.pad_sample(make_sample(*lengths), 64)
     assert len(padded) == 64 and len(padded.bounds) == 7 and padded.filler == 64 - sum(lengths)
     assert all(start < stop for start, stop in zip(padded.bounds, padded.bounds[1:], strict=False))
-    assert padded.target.tolist() == [number % 2 for number in range(len(lengths))] + [-1] * (6 - len(lengths))
-    text = sum(lengths) - 2 * len(lengths)
+    labels = [index % 2 for index in range(len(lengths))]
+    assert padded.target.tolist() == labels + [-1] * (6 - len(lengths))
+    num_text_tokens = sum(lengths) - 2 * len(lengths)  # without the special tokens at both ends
     for count in (2, 9):
         batch = MaskedLM(tokenizer=tokenizer(), target_count=count).batch([padded], [3])
         assert batch.rows is not None and len(batch.rows) == len(batch.targets) == len(batch.weights) == count
-        assert float(batch.weights.sum()) == min(count, max(1, round(0.15 * text))), (
-            "short packs have another share of targets"
-        )
+        expected_weight = min(count, max(1, round(0.15 * num_text_tokens)))
+        assert float(batch.weights.sum()) == expected_weight, "short packs have another share of targets"
         chosen = batch.rows[batch.weights > 0].numpy()
         assert (chosen < sum(lengths)).all() and len(set(chosen.tolist())) == len(chosen)
 
@@ -72,20 +72,18 @@ def test_sequences_of_padding_are_not_longer_than_the_limit(sequences: int, leng
 
 def test_padding_does_not_change_the_loss(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     plain, padded = make_sample(8, 9), SHAPE.pad_sample(make_sample(8, 9), 39)
-    objective = MaskedLMWithPairs(
-        tokenizer=tokenizer(), mask_prob=0.99, target_count=20
-    )  # with which all text tokens are targets
+    # with this mask_prob, all text tokens are targets
+    objective = MaskedLMWithPairs(tokenizer=tokenizer(), mask_prob=0.99, target_count=20)
     losses = []
     for sample in (plain, padded):
         batch = objective.batch([sample], [5])
         packed = batch.packed
-        packed.tokens[: len(plain)] = torch.from_numpy(
-            plain.tokens.astype(np.int64)
-        )  # unmasked, since masks depend on the length
-        losses.append(objective.loss(ours, batch))
+        # remove the masks, which depend on the length
+        packed.tokens[: len(plain)] = torch.from_numpy(plain.tokens.astype(np.int64))
+        losses.append(objective.loss(loaded, batch))
     assert losses[0].count == losses[1].count == 13.0
     assert float(losses[0].sum.detach()) == pytest.approx(float(losses[1].sum.detach()), rel=1e-12)
-    metrics = objective.measure(ours, objective.batch([padded], [5]))
+    metrics = objective.measure(loaded, objective.batch([padded], [5]))
     assert metrics["nsp_accuracy"][1] == 2 and metrics["mlm_accuracy"][1] == 13

@@ -1,4 +1,4 @@
-"""Matrix products of a training step: those of linear layers and the head are as many as a formula says."""
+"""Floating-point operations of a training step, recorded: those of linear layers and the head equal a formula."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACK_TOKENS, BATCH_SIZE = 1024, 4
 LINEAR = {"mm", "addmm"}  # ops of linear layers
 ATTENTION = {"bmm", "baddbmm"}  # ops of attention, whose products are batched over sequences and heads
 # ends of words in the names of other ops that compute products
-PRODUCT = ("mm", "matmul", "linear", "attention", "dot", "einsum", "convolution", "addr", "mv")
+PRODUCT_SUFFIXES = ("mm", "matmul", "linear", "attention", "dot", "einsum", "convolution", "addr", "mv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ProductRecorder(TorchDispatchMode):
             self.products.append(Product(name, (a.shape[-2], a.shape[-1], b.shape[-1]), times))
         elif name.startswith("_scaled_dot_product"):
             self.products.append(Product(name, (0, 0, 0)))
-        elif any(part.endswith(PRODUCT) for part in name.split("_")):
+        elif any(word.endswith(PRODUCT_SUFFIXES) for word in name.split("_")):
             self.unknown[name] += 1
         return func(*args, **(kwargs or {}))
 

@@ -63,11 +63,13 @@ def test_mask_share_is_15_percent_split_80_10_10(words: Tokenizer, mask_unit: An
         unchanged += int((new_ids == old_ids).sum())
         replaced += int(((new_ids != old_ids) & (new_ids != words.special.mask)).sum())
     assert total >= 0.99 * 200 * round(0.15 * num_maskable)
-    spread = 2 if mask_unit == "spans" else 1  # all tokens of a span are treated alike, so the variance is larger
-    tolerance = 5 * np.sqrt(0.8 * 0.2 * total) * spread
+    # all tokens of a span are treated alike, so that the standard deviation is larger
+    standard_deviation = np.sqrt(0.8 * 0.2 * total) * (2 if mask_unit == "spans" else 1)
+    tolerance = 5 * standard_deviation
     assert abs(masked - 0.8 * total) < tolerance
-    same = 0.1 * total / words.size  # expected number of tokens that are replaced by themselves
-    assert abs(replaced - 0.1 * total + same) < tolerance and abs(unchanged - 0.1 * total - same) < tolerance
+    replaced_by_itself = 0.1 * total / words.size  # the expected number of tokens
+    assert abs(replaced - (0.1 * total - replaced_by_itself)) < tolerance
+    assert abs(unchanged - (0.1 * total + replaced_by_itself)) < tolerance
 
 
 def test_random_replacements_cover_the_vocabulary(words: Tokenizer) -> None:
@@ -83,7 +85,7 @@ def test_random_replacements_cover_the_vocabulary(words: Tokenizer) -> None:
 def test_whole_words_are_masked_together(words: Tokenizer) -> None:
     sample, objective = make_sample(words, TEXTS), MaskedLM(tokenizer=words, mask_unit="words")
     names = [words.name(int(id)) for id in sample.tokens]
-    kinds = []
+    masked_pairs = []  # for each part of a word that is a target: whether the part before it and it are [MASK]
     for key in range(50):
         batch = objective.batch([sample], [key])
         assert batch.rows is not None
@@ -93,8 +95,8 @@ def test_whole_words_are_masked_together(words: Tokenizer) -> None:
                 assert (position in chosen) == (position - 1 in chosen), (position, name)
                 if position in chosen:
                     is_masked = batch.packed.tokens[[position - 1, position]] == words.special.mask
-                    kinds.append(tuple(is_masked.tolist()))
-    assert {(True, True), (True, False), (False, True)} <= set(kinds)  # tokens of a word are masked independently
+                    masked_pairs.append(tuple(is_masked.tolist()))
+    assert {(True, True), (True, False), (False, True)} <= set(masked_pairs)  # each token of a word is drawn by itself
 
 
 def test_spans_have_whole_words_that_are_treated_alike(words: Tokenizer) -> None:
@@ -107,14 +109,14 @@ def test_spans_have_whole_words_that_are_treated_alike(words: Tokenizer) -> None
     longest = num_inside = num_cut = 0
     for key in range(50):
         positions, actions, _ = objective._draw(sample, key)
-        kinds = dict(zip(positions.tolist(), actions.tolist(), strict=True))
-        for position, kind in kinds.items():
+        action_at = dict(zip(positions.tolist(), actions.tolist(), strict=True))
+        for position, action in action_at.items():
             if names[position].startswith("##"):
-                assert kinds.get(position - 1) == kind, (key, position, names[position])
+                assert action_at.get(position - 1) == action, (key, position, names[position])
                 num_inside += 1
-        ends = [position for position in kinds if position + 1 not in kinds and names[position + 1].startswith("##")]
-        assert len(ends) <= 1
-        num_cut += len(ends)
+        cut_words = [n for n in action_at if n + 1 not in action_at and names[n + 1].startswith("##")]
+        assert len(cut_words) <= 1
+        num_cut += len(cut_words)
         runs = np.split(positions, 1 + np.flatnonzero(np.diff(positions) > 1))
         longest = max(longest, *(len(run) for run in runs))
         for run in runs:
@@ -165,7 +167,7 @@ def test_invalid_settings_are_refused() -> None:
         MaskedLM(tokenizer=word_tokenizer, mask_unit="words")
 
 
-# -- parity -----------------------------------------------------------------------------------------------------------
+# -- comparison with transformers -------------------------------------------------------------------------------------
 
 
 def make_pairs() -> list[Sample]:
@@ -187,40 +189,41 @@ def test_both_terms_equal_those_of_transformers(
     tmp_path: Path, family: str, architecture: str, label_name: str
 ) -> None:
     reference = save_tiny(tmp_path, family, architecture, torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     objective = MaskedLMWithPairs(tokenizer=tokenizer(), name="nsp")
     batch = objective.batch(make_pairs(), [1, 2])
-    loss = objective.loss(ours, batch)
+    loss = objective.loss(loaded, batch)
     loss.sum.backward()
     width = max(batch.packed.lengths)
     ids, types, mask, labels = (torch.zeros(3, width, dtype=torch.long) for _ in range(4))
     labels -= 100
     all_labels = torch.full((batch.packed.bounds[-1],), -100)
     all_labels[batch.rows] = batch.targets
-    for number, (start, stop) in enumerate(pairwise(batch.packed.bounds)):
-        ids[number, : stop - start] = batch.packed.tokens[start:stop]
-        types[number, : stop - start] = batch.packed.types[start:stop]
-        mask[number, : stop - start] = 1
-        labels[number, : stop - start] = all_labels[start:stop]
+    for index, (start, stop) in enumerate(pairwise(batch.packed.bounds)):
+        ids[index, : stop - start] = batch.packed.tokens[start:stop]
+        types[index, : stop - start] = batch.packed.types[start:stop]
+        mask[index, : stop - start] = 1
+        labels[index, : stop - start] = all_labels[start:stop]
     with Float64Mode(torch.float64):
         expected = reference(
             input_ids=ids, token_type_ids=types, attention_mask=mask, labels=labels, **{label_name: batch.labels}
         ).loss
     assert abs(float(loss.sum.detach()) / loss.count / float(expected.detach()) - 1) < 1e-12
-    assert_same_gradients(reference, expected, ours, loss.count, tolerance=1e-11)
+    assert_same_gradients(reference, expected, loaded, loss.count, tolerance=1e-11)
 
 
 def test_terms_are_means_over_the_whole_step(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertForPreTraining", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     objective, samples = MaskedLMWithPairs(tokenizer=tokenizer()), make_pairs()
-    full_loss = objective.loss(ours, objective.batch(samples, [1, 2]))
-    parts = [objective.batch([sample], [key]) for sample, key in zip(samples, (1, 2), strict=True)]
-    scales = term_scales([sum(column) for column in zip(*(part.counts for part in parts), strict=True)])
-    losses = [objective.loss(ours, replace(part, scales=scales)) for part in parts]
+    full_loss = objective.loss(loaded, objective.batch(samples, [1, 2]))
+    micro_batches = [objective.batch([sample], [key]) for sample, key in zip(samples, (1, 2), strict=True)]
+    counts_by_term = zip(*(micro_batch.counts for micro_batch in micro_batches), strict=True)
+    scales = term_scales([sum(counts) for counts in counts_by_term])
+    losses = [objective.loss(loaded, replace(micro_batch, scales=scales)) for micro_batch in micro_batches]
     total = sum(float(loss.sum.detach()) for loss in losses) / sum(loss.count for loss in losses)
     assert total == pytest.approx(float(full_loss.sum.detach()) / full_loss.count, rel=1e-12)
-    metrics = objective.measure(ours, objective.batch(samples, [1, 2]))
+    metrics = objective.measure(loaded, objective.batch(samples, [1, 2]))
     assert set(metrics) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
     assert metrics["nsp_accuracy"][1] == 3
 

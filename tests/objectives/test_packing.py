@@ -145,10 +145,8 @@ def test_a_pack_has_whole_sequences_with_their_labels(corpus: Corpus, tokenizer:
 
 
 def test_the_error_names_the_tokens_reserved_for_padding(corpus: Corpus, tokenizer: Tokenizer) -> None:
-    template, ranges = (
-        SpecialTokenTemplate.of(tokenizer, pair=False),
-        segment_windows(corpus, np.arange(NUM_DOCUMENTS), 28),
-    )
+    template = SpecialTokenTemplate.of(tokenizer, pair=False)
+    ranges = segment_windows(corpus, np.arange(NUM_DOCUMENTS), 28)
     longest = int((ranges[:, 0, 1] - ranges[:, 0, 0]).max()) + template.width
     shape = FixedShape(sequences=4, pad=0)
     message = rf"a sequence has {longest} tokens, .* raise pack_length from {longest} to {longest + 4}"
@@ -166,10 +164,8 @@ def test_packs_of_every_epoch_end_with_an_index_error(corpus: Corpus, tokenizer:
 
 
 def test_a_sequence_inside_a_document_uses_the_continued_template(corpus: Corpus, tokenizer: Tokenizer) -> None:
-    template, ranges = (
-        SpecialTokenTemplate.of(tokenizer, pair=False),
-        segment_windows(corpus, np.arange(NUM_DOCUMENTS), 30),
-    )
+    template = SpecialTokenTemplate.of(tokenizer, pair=False)
+    ranges = segment_windows(corpus, np.arange(NUM_DOCUMENTS), 30)
     labels, document_of = np.arange(len(ranges)), token_documents(corpus)
     packs = PackedSequences(corpus, template, ranges, 100, seed=3, labels=labels, continued=template.without_end)
     num_ends = 0
@@ -183,9 +179,8 @@ def test_a_sequence_inside_a_document_uses_the_continued_template(corpus: Corpus
             expected = [tokenizer.special.bos_or_cls, *corpus.tokens(first, last), *end_token]
             assert sample.tokens[start:stop].tolist() == expected
             num_ends += ends
-    assert num_ends == NUM_DOCUMENTS < len(ranges) and packs.tokens == sum(
-        len(packs[number]) for number in range(len(packs))
-    )
+    assert num_ends == NUM_DOCUMENTS < len(ranges)
+    assert packs.tokens == sum(len(packs[number]) for number in range(len(packs)))
 
 
 # -- windows ------------------------------------------------------------------------------------------------------
@@ -218,16 +213,12 @@ def test_the_validation_split_depends_only_on_the_texts(tmp_path: Path, tokenize
     masks = {share: held_out(first, share) for share in (0.01, 0.1, 0.5)}
     for share, mask in masks.items():
         assert abs(mask.sum() - share * 1500) < 4 * (share * (1 - share) * 1500) ** 0.5
-    assert (
-        not (masks[0.01] & ~masks[0.1]).any() and not (masks[0.1] & ~masks[0.5]).any()
-    )  # a larger split contains a smaller one
+    # a larger split contains a smaller one
+    assert not (masks[0.01] & ~masks[0.1]).any()
+    assert not (masks[0.1] & ~masks[0.5]).any()
     reordered = make_corpus(tmp_path / "b", [*documents[700:], *documents[:700], *documents[:100]], tokenizer)
-    mask = held_out(reordered, 0.1)
-    assert mask.tolist() == [
-        *masks[0.1][700:],
-        *masks[0.1][:700],
-        *masks[0.1][:100],
-    ]  # equal texts are in the same split
+    # equal texts are in the same split
+    assert held_out(reordered, 0.1).tolist() == [*masks[0.1][700:], *masks[0.1][:700], *masks[0.1][:100]]
 
 
 def test_both_splits_have_a_document_if_there_are_two_different_ones(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -339,10 +330,8 @@ def test_short_documents_have_the_given_probability(tmp_path: Path, tokenizer: T
                 assert max(inner) - min(inner) <= longest, "a document has several target lengths"
                 count += len(document_lengths)
         # a target length of almost the whole room still fills it, so some short documents are not counted
-        assert (
-            abs(np.mean(is_short) - short_seq_prob)
-            <= 0.25 * short_seq_prob + 4 * (short_seq_prob * (1 - short_seq_prob) / 400) ** 0.5
-        )
+        standard_error = (short_seq_prob * (1 - short_seq_prob) / 400) ** 0.5
+        assert abs(np.mean(is_short) - short_seq_prob) <= 0.25 * short_seq_prob + 4 * standard_error
     assert count > 1000
 
 

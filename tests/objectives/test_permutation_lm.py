@@ -40,10 +40,13 @@ def make_sample(*texts: list[int]) -> Sample:
 
 
 def query_positions(batch: Batch) -> list[list[int]]:
-    """Return the positions of the targets of each sequence, which its queries have."""
+    """Return the positions of each sequence's targets: its query rows, which follow its tokens, have them."""
     assert batch.packed.key_lengths is not None
     positions = batch.packed.unpack(batch.packed.positions)
-    return [row[keys:].tolist() for row, keys in zip(positions, batch.packed.key_lengths, strict=True)]
+    return [
+        sequence_positions[length:].tolist()
+        for sequence_positions, length in zip(positions, batch.packed.key_lengths, strict=True)
+    ]
 
 
 @BOTH_KINDS
@@ -62,12 +65,12 @@ def test_targets_and_layout_of_a_batch(
         n = len(ids)
         assert packed.tokens[span][:n].tolist() == ids and packed.positions[span][:n].tolist() == list(range(n))
         assert packed.types[span].tolist() == [int(position > 3) for position in (*range(n), *positions)]
-        assert not {FIRST, END} & {ids[position] for position in positions} and positions == sorted(set(positions))
+        assert not {FIRST, END} & {ids[position] for position in positions}
+        assert positions == sorted(set(positions))
         assert mask.shape == (n + len(positions), n)
-        expected = (n - 2) / 6
-        assert len(positions) == max(min(1, n - 2), round(expected)) or (
-            objective.spans and len(positions) <= expected + 1
-        )
+        sixth = (n - 2) / 6
+        is_rounded_sixth = len(positions) == max(min(1, n - 2), round(sixth))
+        assert is_rounded_sixth or (objective.spans and len(positions) <= sixth + 1)
         targets += [ids[position] for position in positions]
         rows += list(range(span.stop - len(positions), span.stop))
     assert batch.targets.tolist() == targets and batch.rows.tolist() == rows
@@ -84,17 +87,18 @@ def test_targets_attend_to_earlier_targets_of_the_random_order(objective: Permut
         is_target = torch.zeros(n, dtype=torch.bool)
         is_target[positions] = True
         content, query = mask[:n], mask[n:]
-        assert content.diagonal().all() and query[:, ~is_target].all() and content[:, ~is_target].all()
-        assert not content[~is_target][:, is_target].any()  # context mask no target
+        assert content.diagonal().all()  # every token attends to itself,
+        assert query[:, ~is_target].all() and content[:, ~is_target].all()  # and to every token that is no target
+        assert not content[~is_target][:, is_target].any()  # tokens that are no targets attend to no target
         target_mask = query[:, positions]
-        assert not target_mask.diagonal().any()  # no target mask itself
+        assert not target_mask.diagonal().any()  # the query of a target does not attend to the target
         counts = target_mask.sum(1)
-        assert sorted(counts.tolist()) == list(range(len(positions)))  # an order: the k-th of it mask k others
+        assert sorted(counts.tolist()) == list(range(len(positions)))  # the k-th in the order attends to k others
         assert torch.equal(target_mask, counts[None, :] < counts[:, None])
         assert torch.equal(content[positions], query | torch.eye(n, dtype=torch.bool)[positions])
 
 
-def test_spans_have_1_to_5_tokens_in_contexts_six_times_as_long() -> None:
+def test_spans_have_1_to_5_tokens_and_are_a_sixth_of_the_text() -> None:
     ids = [5 + position % 90 for position in range(600)]
     lengths, counts, starts = [], [], []
     for key in range(40):
@@ -106,15 +110,17 @@ def test_spans_have_1_to_5_tokens_in_contexts_six_times_as_long() -> None:
     assert all(abs(count - 100) <= 2 for count in counts)
     assert set(range(1, 6)) <= set(lengths) and abs(float(np.mean(lengths)) - 3) < 0.35  # adjacent spans look like one
     assert len(set(starts)) > 10
-    counts_by_position = np.bincount(
-        [
-            position
-            for key in range(200)
-            for position in query_positions(TOKENS.batch([make_sample([7] * 12)], [key]))[0]
-        ]
-    )
-    assert counts_by_position[0] == 0 and len(counts_by_position) == 13 and counts_by_position[1:].sum() == 400
-    assert (abs(counts_by_position[1:] - 400 / 12) < 5 * (400 / 12) ** 0.5).all()
+
+
+def test_single_tokens_are_targets_at_all_positions_equally_often() -> None:
+    positions: list[int] = []
+    for key in range(200):
+        (drawn,) = query_positions(TOKENS.batch([make_sample([7] * 12)], [key]))
+        assert len(drawn) == 2  # a sixth of 12
+        positions += drawn
+    counts = np.bincount(positions, minlength=14)
+    assert counts[0] == counts[13] == 0  # the special tokens
+    assert (abs(counts[1:13] - 400 / 12) < 5 * (400 / 12) ** 0.5).all()
 
 
 @BOTH_KINDS
@@ -161,11 +167,11 @@ def test_predictions_depend_only_on_visible_tokens(objective: PermutationLM) -> 
 @BOTH_KINDS
 def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective: PermutationLM) -> None:
     reference = save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     batch = objective.batch(
         [make_sample(list(range(5, 28)), [7]), make_sample(list(range(40, 60)), [8, 9, 10])], [3, 4]
     )
-    loss = objective.loss(ours, batch)
+    loss = objective.loss(loaded, batch)
     loss.sum.backward()
     total, packed = torch.zeros((), dtype=torch.float64), batch.packed
     assert packed.visibility is not None and packed.key_lengths is not None
@@ -176,7 +182,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective:
             mapping = torch.zeros(1, len(positions), n, dtype=torch.float64)
             mapping[0, torch.arange(len(positions)), positions] = 1
             is_hidden = ~mask[:n]
-            is_hidden[positions, positions] = True  # in transformers, the content of a row attends to itself
+            is_hidden[positions, positions] = True  # in transformers, tokens attend to themselves without being told
             out = reference(
                 input_ids=packed.tokens[span][None, :n],
                 token_type_ids=packed.types[span][None, :n],
@@ -187,7 +193,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path, objective:
             total = total + out.loss * len(positions)
     assert loss.count == len(batch.targets) > 5
     assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12
-    assert_same_gradients(reference, total / loss.count, ours, loss.count, tolerance=1e-12)
+    assert_same_gradients(reference, total / loss.count, loaded, loss.count, tolerance=1e-12)
 
 
 def test_batches_without_targets() -> None:

@@ -94,11 +94,8 @@ def test_all_positions_are_equally_likely() -> None:
 
 def test_a_batch_depends_only_on_the_keys() -> None:
     first, second = make_sample(list(range(5, 50))), make_sample(list(range(20, 60)), [5, 6, 7])
-    single, other_key, both = (
-        OBJECTIVE.batch([first], [7]),
-        OBJECTIVE.batch([first], [8]),
-        OBJECTIVE.batch([second, first], [1, 7]),
-    )
+    single, other_key = OBJECTIVE.batch([first], [7]), OBJECTIVE.batch([first], [8])
+    both = OBJECTIVE.batch([second, first], [1, 7])
     count = len(single.targets)
     assert single.rows is not None and other_key.rows is not None and both.rows is not None
     assert single.draws is not None and both.draws is not None
@@ -136,35 +133,32 @@ def test_a_sampled_token_that_equals_the_original_is_not_replaced() -> None:
 def make_pair(folder: Path, tied: bool) -> tuple[ModelBundle, ModelBundle, Any, Any]:
     """Return discriminator and generator of Heedful, and those of transformers with the same weights."""
     save_tiny(folder / "large", "electra", "ElectraForPreTraining", torch.float64)
-    ours = heedful.load(folder / "large", dtype=torch.float64)
+    loaded = heedful.load(folder / "large", dtype=torch.float64)
     if tied:
-        generator = tied_generator(ours, generator_size=0.5)
+        generator = tied_generator(loaded, generator_size=0.5)
         randomise(generator)
     else:
         small = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
         save_tiny(folder / "small", "electra", "ElectraForMaskedLM", torch.float64, **small)
         generator = heedful.load(folder / "small", dtype=torch.float64)
-    heedful.save(ours, folder / "discriminator")
+    heedful.save(loaded, folder / "discriminator")
     heedful.save(generator, folder / "generator")
-    references = [
-        use_eager_attention(kind.from_pretrained(folder / name, dtype=torch.float64)).eval()
-        for kind, name in (
-            (transformers.ElectraForPreTraining, "discriminator"),
-            (transformers.ElectraForMaskedLM, "generator"),
-        )
-    ]
+    their_model = transformers.ElectraForPreTraining.from_pretrained(folder / "discriminator", dtype=torch.float64)
+    their_generator = transformers.ElectraForMaskedLM.from_pretrained(folder / "generator", dtype=torch.float64)
+    use_eager_attention(their_model).eval()
+    use_eager_attention(their_generator).eval()
     if tied:
-        references[1].electra.embeddings = references[0].electra.embeddings
-        references[1].generator_lm_head.weight = references[0].electra.embeddings.word_embeddings.weight
-    return ours, generator, *references
+        their_generator.electra.embeddings = their_model.electra.embeddings
+        their_generator.generator_lm_head.weight = their_model.electra.embeddings.word_embeddings.weight
+    return loaded, generator, their_model, their_generator
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bool) -> None:
-    ours, generator, their_model, their_generator = make_pair(tmp_path, tied)
+    loaded, generator, their_model, their_generator = make_pair(tmp_path, tied)
     objective = ReplacedTokenDetection(tokenizer=tokenizer(), generator=generator)
     batch = objective.batch([make_sample(list(range(5, 28)), [7, 8, 9]), make_sample(list(range(40, 70)))], [3, 4])
-    loss = objective.loss(ours, batch)
+    loss = objective.loss(loaded, batch)
     loss.sum.backward()
     assert batch.rows is not None and batch.draws is not None and generator.head is not None
     with torch.no_grad():
@@ -194,14 +188,14 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, tied: bo
                 sums[1] = sums[1] + judged * (span.stop - span.start)
         return sums[0] / len(batch.rows), sums[1] / len(labels)
 
-    terms = objective.terms(ours, batch)
+    terms = objective.terms(loaded, batch)
     for term, expected_loss in zip(terms, mean_losses(), strict=True):
         assert abs(float(term.losses.detach().mean()) / float(expected_loss.detach()) - 1) < 1e-12
-    for our_part, their_part in ((ours, their_model), (generator, their_generator)):
+    for our_module, their_module in ((loaded, their_model), (generator, their_generator)):
         generator_loss, discriminator_loss = mean_losses()
         total = generator_loss + 50 * discriminator_loss
         assert abs(float(loss.sum.detach()) / loss.count / float(total.detach()) - 1) < 1e-12
-        assert_same_gradients(their_part, total, our_part, loss.count, tolerance=1e-12)
+        assert_same_gradients(their_module, total, our_module, loss.count, tolerance=1e-12)
 
 
 def test_terms_have_counts_and_correct_predictions() -> None:
@@ -223,11 +217,10 @@ def test_a_tied_generator_shares_the_embedding_and_is_smaller() -> None:
     own, small = loaded.named_tensors(), generator.named_tensors()
     encoder = generator.config.model.encoder
     shared = {name for name in small if name in own and small[name] is own[name]}
-    kinds = ("tokens.weight", "positions.weight", "types.weight", "norm.weight", "norm.bias")
-    assert shared == {f"embedding.{kind}" for kind in kinds}
-    assert {id(tensor) for tensor in own.values()} & {id(tensor) for tensor in small.values()} == {
-        id(own[name]) for name in shared
-    }
+    parameters = ("tokens.weight", "positions.weight", "types.weight", "norm.weight", "norm.bias")
+    assert shared == {f"embedding.{name}" for name in parameters}
+    shared_ids = {id(tensor) for tensor in own.values()} & {id(tensor) for tensor in small.values()}
+    assert shared_ids == {id(own[name]) for name in shared}
     assert encoder is not None and generator.config.head == MaskedTokens()
     assert (encoder.width, encoder.heads, encoder.inner_width, encoder.layers) == (8, 1, 16, 2)
     assert small["embedding.project.weight"].shape == (8, 24)

@@ -77,15 +77,14 @@ def test_pairs_are_neighbours_in_a_window_and_in_one_sequence() -> None:
 def test_random_choices_depend_only_on_the_keys() -> None:
     objective, keys = make_objective(frequent=0.05), [11, 12, 13, 14]
     batch = objective.batch(SAMPLES, keys)
-    parts = [objective.batch([sample], [key]) for sample, key in zip(SAMPLES, keys, strict=True)]
-    assert torch.equal(batch.targets, torch.cat([part.targets for part in parts]))
-    assert torch.equal(
-        batch.rows, torch.cat([part.rows + start for part, start in zip(parts, [0, 8, 9, 9], strict=True)])
-    )
+    single = [objective.batch([sample], [key]) for sample, key in zip(SAMPLES, keys, strict=True)]
+    assert torch.equal(batch.targets, torch.cat([alone.targets for alone in single]))
+    starts = [0, 8, 9, 9]  # the first rows of the samples in the batch
+    assert torch.equal(batch.rows, torch.cat([alone.rows + start for alone, start in zip(single, starts, strict=True)]))
     repeated = make_objective(frequent=0.05).batch(SAMPLES, keys)
-    assert torch.equal(batch.targets, repeated.targets) and not torch.equal(
-        objective.batch(SAMPLES[:1], [15]).targets, parts[0].targets
-    )
+    assert torch.equal(batch.targets, repeated.targets)
+    with_another_key = objective.batch(SAMPLES[:1], [15])
+    assert not torch.equal(with_another_key.targets, single[0].targets)
     empty = objective.loss(make_classic_encoder(BagPooling()), objective.batch([make_sample([])], [1]))
     assert empty.count == 0 and empty.sum.item() == 0
 

@@ -184,10 +184,10 @@ def test_a_batch_depends_only_on_the_keys() -> None:
 
 def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", torch.float64)
-    ours = heedful.load(tmp_path, dtype=torch.float64)
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
     samples = [make_sample(list(range(5, 30)), [7]), make_sample(list(range(30, 60)), [40, 41])]
     batch = SPANS.batch(samples, [3, 4])
-    loss = SPANS.loss(ours, batch)
+    loss = SPANS.loss(loaded, batch)
     loss.sum.backward()
     with Float64Mode(torch.float64):
         losses = [
@@ -198,7 +198,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     total = torch.stack(losses).sum()
     assert loss.count == len(batch.targets) and len(losses) == 3
     assert abs(float(loss.sum.detach()) / float(total.detach()) - 1) < 1e-12
-    assert_same_gradients(reference, total / loss.count, ours, loss.count, tolerance=1e-12)
+    assert_same_gradients(reference, total / loss.count, loaded, loss.count, tolerance=1e-12)
 
 
 def test_batches_without_targets(tmp_path: Path) -> None:

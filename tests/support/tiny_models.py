@@ -306,6 +306,11 @@ def random_batch(family: str, lengths: tuple[int, ...] = LENGTHS) -> Packed:
     return Packed.of(*random_sequences(family, lengths))
 
 
+def scaled_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest absolute difference, divided by the largest absolute expected value where that is above 1."""
+    return float((actual - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+
+
 def hf_inputs(family: str, ids: list[int], types: list[int]) -> dict[str, torch.Tensor]:
     """Return the inputs of transformers for one sequence."""
     inputs = {"input_ids": torch.tensor([ids])}

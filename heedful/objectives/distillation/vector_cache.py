@@ -85,7 +85,7 @@ class VectorCache:
             stop = min(start + CHUNK_WINDOWS, len(self))
             if not path.exists():
                 vectors = self._encode_windows(self.windows[start:stop, 0], is_text_id)
-                with atomic_path(path) as part, part.open("wb") as file:
+                with atomic_path(path) as temporary, temporary.open("wb") as file:
                     np.save(file, vectors)
             if on_progress is not None:
                 on_progress(stop, len(self))
@@ -146,8 +146,8 @@ class VectorCache:
                     "or use another run folder"
                 )
             return
-        with atomic_path(path) as part:
-            part.write_text(json.dumps(self._metadata, indent=2) + "\n", encoding="utf-8")
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(self._metadata, indent=2) + "\n", encoding="utf-8")
 
 
 def nearest_texts(

@@ -100,17 +100,10 @@ def test_soft_label_losses_are_kl_times_the_squared_temperature() -> None:
 
     spans = ((0, 3), (3, 7))
     student_span, teacher_span = random_normal(7, 2), random_normal(7, 2, seed=1)  # start and end scores
-    expected = TEMPERATURE**2 * np.array(
-        [
-            np.mean(
-                [
-                    divergence(teacher_span[start:stop, k].numpy(), student_span[start:stop, k].numpy(), TEMPERATURE)
-                    for k in (0, 1)
-                ]
-            )
-            for start, stop in spans
-        ]
-    )
+    expected = []
+    for start, stop in spans:
+        of_text = [scores[start:stop].T.numpy() for scores in (teacher_span, student_span)]  # [2, tokens] each
+        expected.append(TEMPERATURE**2 * divergence(*of_text, TEMPERATURE).mean())
     assert np.allclose(kd_kl_spans(student_span, teacher_span, (0, 3, 7), TEMPERATURE), expected, atol=1e-5)
 
     losses = kd_kl_choices(student[:, 0], teacher[:, 0], [3, 4], TEMPERATURE)
@@ -333,7 +326,7 @@ def test_a_student_copies_layers_and_head_of_its_teacher(model_dir: Callable[[st
 
 
 def test_cached_outputs_equal_those_of_the_teacher(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    """Float16 outputs have a relative error below 2^-10. A missing part of the cache is computed again."""
+    """Float16 outputs have a relative error below 2^-10. A missing file of the cache is computed again."""
     teacher = load(model_dir("single"))
     losses = replace(ALL_LOSSES, states=(ALL_LOSSES.states[0],), label=1.0)
     student = student_from_layers(teacher, LayersStudent(layers=2))
@@ -355,11 +348,11 @@ def test_cached_outputs_equal_those_of_the_teacher(model_dir: Callable[[str], Pa
             for cached, expected in zip(cached_outputs[name], live_tensors, strict=True):
                 assert torch.allclose(cached, expected, rtol=2**-10 if half else 1e-6, atol=1e-5), name
     half_folder = tmp_path / "True"
-    (part,) = half_folder.glob("part-*")
-    content = part.read_bytes()
-    part.unlink()
+    (file,) = half_folder.glob("part-*")
+    content = file.read_bytes()
+    file.unlink()
     cache_teacher_outputs(half_folder, caching_teacher, samples, CacheFormat(half=True), {"weights": "x"})
-    assert part.read_bytes() == content
+    assert file.read_bytes() == content
     with pytest.raises(HeedfulError, match=r"outputs of another teacher, .*: weights changed"):
         cache_teacher_outputs(half_folder, caching_teacher, samples, CacheFormat(half=True), {"weights": "y"})
 
@@ -444,7 +437,9 @@ def test_copied_layers_keep_global_and_local_attention() -> None:
     stack = StackConfig(width=8, layers=22, heads=2, head_width=4, inner_width=8, window=4, global_every=3)
     for count in range(1, 23):
         layers = _matching_layers(stack, evenly_spread(22, count))
-        assert [layer % 3 == 0 for layer in layers] == [n % 3 == 0 for n in range(count)] and len({*layers}) == count
+        is_global = [layer % 3 == 0 for layer in layers]
+        assert is_global == [position % 3 == 0 for position in range(count)]
+        assert len(set(layers)) == count
     assert _matching_layers(stack, evenly_spread(22, 6)) == (0, 4, 8, 12, 17, 20)
     assert _matching_layers(replace(stack, window=None), evenly_spread(22, 6)) == evenly_spread(22, 6)
 
