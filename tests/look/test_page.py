@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import socket
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from PIL import Image
 from tokenizers import models, pre_tokenizers
 
 import heedful
@@ -73,9 +76,9 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
-    loaded = heedful.load(make_model_dir(tmp_path_factory.mktemp("single"), "single"))
+def page_with_report(folder: Path) -> PageAPI:
+    """A page of two pairs of texts in a tiny model, of a word in three texts, and of a report on heads."""
+    loaded = heedful.load(make_model_dir(folder, "single"))
     second = Inspection(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
     report = {
         "patterns": {"next": "the token that follows", "broad": "a bag of words"},
@@ -87,6 +90,11 @@ def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
         "summary": "told", "measure": "", "price": None,
     }  # fmt: skip
     return PageAPI([Inspection(loaded, PAIR), second], extra=[Inspection(loaded, PAIR[0])], word="mat", report=report)
+
+
+@pytest.fixture(scope="module")
+def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
+    return page_with_report(tmp_path_factory.mktemp("single"))
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +178,64 @@ def test_every_figure_is_saved_as_svg_and_png(chrome: Browser, local: LocalServe
                 assert any(name[:6] in text for text in texts), (view, name)
             count += 1
     assert count >= len(VIEWS) - 1 and chrome.complaints() == []
+
+
+SAVING = """
+const root = arguments[0].closest(".heedful");
+root.classList.toggle("saving", arguments[1]);
+const box = arguments[0].closest(".save").parentElement.getBoundingClientRect();
+return { x: box.left + scrollX, y: box.top + scrollY, width: box.width, height: box.height, scale: 1 };
+"""
+MARGIN = 14  # pixels around a saved picture, as in save.js
+BLOCK = 8  # pixels; pictures are compared by the mean colours of blocks
+
+
+def screenshot(chrome: Browser, clip: dict[str, float]) -> np.ndarray:
+    """Return a part of the open page as [height, width, 3] numbers from 0 to 255."""
+    options = {"clip": clip, "captureBeyondViewport": True}
+    data = chrome.driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), dtype=float)
+
+
+def mean_difference(one: np.ndarray, two: np.ndarray) -> float:
+    """Return the mean difference of the colours of two pictures, from 0 to 255, in blocks of their common size."""
+    rows, columns = (min(a, b) // BLOCK for a, b in zip(one.shape[:2], two.shape[:2], strict=True))
+    blocks = [
+        picture[: rows * BLOCK, : columns * BLOCK].reshape(rows, BLOCK, columns, BLOCK, 3).mean((1, 3))
+        for picture in (one, two)
+    ]
+    return float(abs(blocks[0] - blocks[1]).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_saved_drawings_look_like_the_page(chrome: Browser, local: LocalServer, tmp_path: Path, dark: bool) -> None:
+    """Each SVG, opened by itself in a browser, differs less from its figure than an empty picture does."""
+    chrome.dark(dark)
+    set_window(chrome, 1280)
+    page_tab = chrome.driver.current_window_handle
+    compared = 0
+    for view in VIEWS:
+        chrome.open(f"{local.url}#view={view}&layer=1&head=2")
+        for number in range(chrome.js("return document.querySelectorAll('.body .save').length")):
+            button = chrome.js(f"return document.querySelectorAll('.body .save')[{number}].querySelector('button')")
+            file = tmp_path / f"{view}-{number}.svg"
+            file.write_bytes(bytes(chrome.driver.execute_async_script(SAVE, button)))
+            clip = chrome.js(SAVING, button, True)
+            expected = screenshot(chrome, clip)
+            chrome.js(SAVING, button, False)
+            chrome.driver.switch_to.new_window("tab")
+            chrome.driver.get(file.as_uri())
+            saved = screenshot(chrome, clip | {"x": MARGIN, "y": MARGIN})
+            chrome.driver.close()
+            chrome.driver.switch_to.window(page_tab)
+            background = np.broadcast_to(np.median(expected, (0, 1)), expected.shape)
+            difference, empty = mean_difference(expected, saved), mean_difference(expected, background)
+            assert difference < min(4, 0.5 * empty), (view, number, difference, empty)
+            compared += 1
+    chrome.dark(False)
+    chrome.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert compared > len(VIEWS)
 
 
 def test_the_head_view_is_a_drawing_up_to_3000_lines(chrome: Browser, local: LocalServer) -> None:

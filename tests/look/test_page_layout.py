@@ -32,10 +32,10 @@ from heedful.model.classic_config import (
 from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.tokenizer.words import word_tokenizer
 from tests.look.test_inspection import TEXT, WORDS, ending
-from tests.look.test_page import CONTRAST, inspections_of_every_kind
+from tests.look.test_page import CONTRAST, inspections_of_every_kind, page_with_report
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import READERS, make_classic
-from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window
+from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window, unreached_controls
 from tests.support.tiny_models import TINY, save_tiny
 
 SENTENCE = "The cat sat on the mat in Paris and slept there."
@@ -48,6 +48,13 @@ TEXTS = {
     "chinese": "猫坐在垫子上，因为它累了。東京は日本の首都です。안녕하세요",
 }
 WIDTHS = (390, 1280, 1920)
+OWN_PAGES = (
+    "about:",
+    "data:",
+    "chrome:",
+    "chrome-untrusted:",
+    "blob:",
+)  # beginnings of addresses that reach no network
 REVIEW = "the film was not good . the end . "
 REVIEWS = {"short": REVIEW, "long": REVIEW * 30, "one word": "film"}
 SOURCE_ATTENTION: dict[str, SourceAttentionConfigs] = {
@@ -118,6 +125,7 @@ def keep_picture(chrome: Browser, name: str) -> None:
 def check_layout(chrome: Browser, url: str, name: str, widths: Sequence[int] = WIDTHS) -> dict[str, list[str]]:
     """Return the problems of each view that has some, by width and view."""
     problems = {}
+    chrome.requests()
     set_window(chrome, widths[0])
     chrome.open(url)
     for width in widths:
@@ -129,6 +137,9 @@ def check_layout(chrome: Browser, url: str, name: str, widths: Sequence[int] = W
             keep_picture(chrome, f"{width}-{name}-{view}")
             if view_problems := [*layout_problems(chrome), *chrome.complaints()]:
                 problems[f"{width} {view}"] = view_problems
+    page = url.partition("#")[0]
+    if foreign := [address for address in chrome.requests() if not address.startswith((page, *OWN_PAGES))]:
+        problems["requests"] = foreign
     return problems
 
 
@@ -147,11 +158,27 @@ def test_layout(chrome: Browser, model: heedful.ModelBundle, text: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", ["numbers=true", "relative=true&heads=0,1,2,3", "lecture=true", "words=true&tall=true"]
+)
+def test_layout_of_other_states(chrome: Browser, model: heedful.ModelBundle, options: str) -> None:
+    """Numbers in the neuron view, relative colours, lecture mode, whole words."""
+    with serve_in_background(api_of(model, TEXTS["13"])) as server:
+        assert check_layout(chrome, f"{server.url}#{options}&layer=1&head=2", options) == {}
+
+
+def pages_of_every_kind(folder: Path) -> dict[str, PageAPI]:
+    """Pages of tiny models of each head, classic kind and shape, and one with a report on heads."""
+    pages = {kind: PageAPI(inspections) for kind, inspections in inspections_of_every_kind(folder).items()}
+    return pages | {"report": page_with_report(folder / "report")}
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_layout_of_every_kind_of_model(chrome: Browser, tmp_path: Path) -> None:
     problems = {}
-    for kind, inspections in inspections_of_every_kind(tmp_path).items():
-        with serve_in_background(PageAPI(inspections)) as server:
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
             if kind_problems := check_layout(chrome, server.url, kind):
                 problems[kind] = kind_problems
     assert problems == {}
@@ -203,11 +230,45 @@ def test_axe_and_contrast(chrome: Browser, model: heedful.ModelBundle, text: str
 
 
 @pytest.mark.slow
-def test_no_control_loses_the_focus(chrome: Browser, model: heedful.ModelBundle) -> None:
+@pytest.mark.timeout(1200)
+def test_axe_and_contrast_of_every_kind_of_model(chrome: Browser, tmp_path: Path) -> None:
+    """In both themes, for the views that only some models have."""
+    set_window(chrome, 1280)
+    problems = {}
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
+            for view in each_view(chrome, server.url):
+                for dark in (False, True):
+                    chrome.dark(dark)
+                    chrome.settle()
+                    if violations := [*axe_violations(chrome), *chrome.js(CONTRAST)]:
+                        problems[kind, view, dark] = violations
+                chrome.dark(False)
+    assert problems == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_no_control_loses_the_focus(chrome: Browser, tmp_path: Path) -> None:
     set_window(chrome, 1280)
     lost = {}
-    with serve_in_background(api_of(model, TEXTS["13"])) as server:
-        for view in each_view(chrome, server.url):
-            if lost_elements := lost_focus(chrome):
-                lost[view] = lost_elements
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
+            for view in each_view(chrome, server.url):
+                if lost_elements := lost_focus(chrome):
+                    lost[kind, view] = lost_elements
     assert lost == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_keyboard_alone_reaches_every_control(chrome: Browser, tmp_path: Path, width: int) -> None:
+    set_window(chrome, width)
+    unreached = {}
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
+            for view in each_view(chrome, server.url):
+                if controls := unreached_controls(chrome):
+                    unreached[kind, view] = controls
+    assert unreached == {}
