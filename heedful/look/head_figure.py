@@ -199,8 +199,8 @@ def _caption(inspection: Inspection, part: str, layer: int, heads: Sequence[int]
 
 
 def _opacity(weight: float) -> float:
-    """Return the opacity of the line of a weight, from 0 to 1."""
-    return min(1.0, 0.06 + 0.94 * weight)
+    """Return the opacity of the line of a weight, from 0 to 1, as `strength` of draw.js."""
+    return min(1.0, weight**0.5)
 
 
 def _is_dashed(index: int) -> bool:

@@ -32,7 +32,7 @@ def test_each_weight_is_a_line_of_its_strength(small: Inspection) -> None:
     (lines,) = axes.collections
     weights = small.weights("encoder", 1, [2, 3])
     drawn = sorted(float(colour[3]) for colour in lines.get_edgecolor())
-    expected = sorted(min(1.0, 0.06 + 0.94 * float(weight)) for weight in weights[weights >= 0.03])
+    expected = sorted(min(1.0, float(weight) ** 0.5) for weight in weights[weights >= 0.03])
     torch.testing.assert_close(torch.tensor(drawn), torch.tensor(expected), atol=1e-4, rtol=0)
     names = [token["text"] for token in small.sides["source"]]
     assert [text.get_text() for text in axes.texts] == [*names, *names]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import socket
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from PIL import Image
 from tokenizers import models, pre_tokenizers
 
 import heedful
@@ -34,7 +37,7 @@ from tests.look.test_inspection import TEXT, WORDS, ending
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import make_classic
 from tests.support.model_folders import make_model_dir
-from tests.support.page_checks import set_window
+from tests.support.page_checks import layout_problems, set_window
 from tests.support.tiny_models import save_tiny
 
 PAIR = ("The cat sat on the mat.", "A dog ran to the mat in Paris.")
@@ -73,9 +76,9 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
-    loaded = heedful.load(make_model_dir(tmp_path_factory.mktemp("single"), "single"))
+def page_with_report(folder: Path) -> PageAPI:
+    """A page of two pairs of texts in a tiny model, of a word in three texts, and of a report on heads."""
+    loaded = heedful.load(make_model_dir(folder, "single"))
     second = Inspection(loaded, (PAIR[0].replace("cat", "dog"), PAIR[1]))
     report = {
         "patterns": {"next": "the token that follows", "broad": "a bag of words"},
@@ -87,6 +90,11 @@ def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
         "summary": "told", "measure": "", "price": None,
     }  # fmt: skip
     return PageAPI([Inspection(loaded, PAIR), second], extra=[Inspection(loaded, PAIR[0])], word="mat", report=report)
+
+
+@pytest.fixture(scope="module")
+def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
+    return page_with_report(tmp_path_factory.mktemp("single"))
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +178,64 @@ def test_every_figure_is_saved_as_svg_and_png(chrome: Browser, local: LocalServe
                 assert any(name[:6] in text for text in texts), (view, name)
             count += 1
     assert count >= len(VIEWS) - 1 and chrome.complaints() == []
+
+
+SAVING = """
+const root = arguments[0].closest(".heedful");
+root.classList.toggle("saving", arguments[1]);
+const box = arguments[0].closest(".save").parentElement.getBoundingClientRect();
+return { x: box.left + scrollX, y: box.top + scrollY, width: box.width, height: box.height, scale: 1 };
+"""
+MARGIN = 14  # pixels around a saved picture, as in save.js
+BLOCK = 8  # pixels; pictures are compared by the mean colours of blocks
+
+
+def screenshot(chrome: Browser, clip: dict[str, float]) -> np.ndarray:
+    """Return a part of the open page as [height, width, 3] numbers from 0 to 255."""
+    options = {"clip": clip, "captureBeyondViewport": True}
+    data = chrome.driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), dtype=float)
+
+
+def mean_difference(one: np.ndarray, two: np.ndarray) -> float:
+    """Return the mean difference of the colours of two pictures, from 0 to 255, in blocks of their common size."""
+    rows, columns = (min(a, b) // BLOCK for a, b in zip(one.shape[:2], two.shape[:2], strict=True))
+    blocks = [
+        picture[: rows * BLOCK, : columns * BLOCK].reshape(rows, BLOCK, columns, BLOCK, 3).mean((1, 3))
+        for picture in (one, two)
+    ]
+    return float(abs(blocks[0] - blocks[1]).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_saved_drawings_look_like_the_page(chrome: Browser, local: LocalServer, tmp_path: Path, dark: bool) -> None:
+    """Each SVG, opened by itself in a browser, differs less from its figure than an empty picture does."""
+    chrome.dark(dark)
+    set_window(chrome, 1280)
+    page_tab = chrome.driver.current_window_handle
+    compared = 0
+    for view in VIEWS:
+        chrome.open(f"{local.url}#view={view}&layer=1&head=2")
+        for number in range(chrome.js("return document.querySelectorAll('.body .save').length")):
+            button = chrome.js(f"return document.querySelectorAll('.body .save')[{number}].querySelector('button')")
+            file = tmp_path / f"{view}-{number}.svg"
+            file.write_bytes(bytes(chrome.driver.execute_async_script(SAVE, button)))
+            clip = chrome.js(SAVING, button, True)
+            expected = screenshot(chrome, clip)
+            chrome.js(SAVING, button, False)
+            chrome.driver.switch_to.new_window("tab")
+            chrome.driver.get(file.as_uri())
+            saved = screenshot(chrome, clip | {"x": MARGIN, "y": MARGIN})
+            chrome.driver.close()
+            chrome.driver.switch_to.window(page_tab)
+            background = np.broadcast_to(np.median(expected, (0, 1)), expected.shape)
+            difference, empty = mean_difference(expected, saved), mean_difference(expected, background)
+            assert difference < min(4, 0.5 * empty), (view, number, difference, empty)
+            compared += 1
+    chrome.dark(False)
+    chrome.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert compared > len(VIEWS)
 
 
 def test_the_head_view_is_a_drawing_up_to_3000_lines(chrome: Browser, local: LocalServer) -> None:
@@ -296,7 +362,7 @@ return Math.min(...[...Array(8).keys()].map((head) => {
 def test_keys_of_a_chosen_token_are_shaded_behind_their_names(
     chrome: Browser, local: LocalServer, asks: PageAPI
 ) -> None:
-    """One column for each head, by weight to the power of 0.6; names can be read on a weight of 1 in both themes."""
+    """One column for each head, by the square root of the weight; names can be read on a weight of 1 in both themes."""
     chrome.open(f"{local.url}#view=head&layer=1&heads=0,2")
     chrome.focus('.tokens .token[data-place="3"]')
     chrome.keys("\ue007")
@@ -304,7 +370,7 @@ def test_keys_of_a_chosen_token_are_shaded_behind_their_names(
     expected = np.stack([weights(asks, 1, head)[3] for head in (0, 2)], 1)
     assert tuple(shades["size"]) == expected.shape and shades["apart"] < 1
     most = chrome.js("return Number(getComputedStyle(document.querySelector('.shares')).getPropertyValue('--shade'))")
-    assert np.abs(np.reshape(shades["alpha"], expected.shape) / 255 - most * expected**0.6).max() < 0.01
+    assert np.abs(np.reshape(shades["alpha"], expected.shape) / 255 - most * expected**0.5).max() < 0.01
     for dark in (False, True):
         chrome.dark(dark)
         assert chrome.js(LEAST_CONTRAST) >= 4.5, dark
@@ -324,7 +390,7 @@ return [...document.querySelectorAll(".valued")].map((column) => {
 
 def test_sums_scores_and_weights_of_the_neuron_view_are_colours_too(chrome: Browser, local: LocalServer) -> None:
     """Positive numbers are orange, negative ones blue, large weights dark; lines join the rows, a frame marks one."""
-    chrome.open(f"{local.url}#view=neuron&layer=1&head=2&row=3")
+    chrome.open(f"{local.url}#view=neuron&layer=1&head=2&row=3&numbers=true")
     sums, scores, shares = chrome.js(COLUMNS)
     for column in (sums, scores):
         numbers = np.array(column["numbers"])
@@ -339,6 +405,155 @@ def test_sums_scores_and_weights_of_the_neuron_view_are_colours_too(chrome: Brow
     top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
     assert chrome.js(top, ".columns-of > .cursor") == pytest.approx(chrome.js(top, ".names .cell:nth-child(3)"), abs=1)
     assert f"weight {shares['numbers'][2]:.1f} %" in chrome.text(".told")
+
+
+PATTERN = """
+const digits = [...document.querySelectorAll(".figures .cell, .weight .number")].filter((e) => e.checkVisibility());
+const width = (e) => e.getBoundingClientRect().width;
+const widths = (where) => [...document.querySelectorAll(where)].map(width);
+return { digits: digits.length, fields: widths("canvas[aria-label]"), strips: widths(".valued canvas") };
+"""
+GAPS = """
+const gaps = [];
+const columns = [...document.querySelectorAll(".figures")];
+for (const column of columns) {
+  const strip = column.querySelector("canvas").getBoundingClientRect();
+  const line = column.nextElementSibling.querySelector(".links").getBoundingClientRect();
+  for (const cell of column.querySelectorAll(".cell")) {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    const text = range.getBoundingClientRect();
+    gaps.push([text.left - strip.right, line.left - text.right]);
+  }
+}
+return gaps;
+"""
+
+
+def test_the_neuron_view_opens_on_the_pattern_and_numbers_are_a_switch(chrome: Browser, local: LocalServer) -> None:
+    """Products are the widest picture; numbers, if shown, touch neither the lines nor the colours beside them."""
+    set_window(chrome, 1280)
+    chrome.open(f"{local.url}#view=neuron&layer=1&head=2&row=3")
+    pattern = chrome.js(PATTERN)
+    assert pattern["digits"] == 0 and min(pattern["strips"]) >= 24
+    query, keys, products = pattern["fields"]
+    assert products > 1.5 * query and products > 1.5 * keys
+    assert re.match(r"on attends to .+ \d+\.\d %, .+ \d+\.\d %, .+ \d+\.\d %\. Point at a row", chrome.text(".told"))
+    chrome.focus('.neuron-view input[type="checkbox"]')
+    chrome.keys(" ")
+    assert "numbers=true" in chrome.js("return location.hash") and chrome.js(PATTERN)["digits"] > 0
+    assert chrome.js("return document.activeElement.type") == "checkbox"
+    left, right = np.array(chrome.js(GAPS)).T
+    assert left.min() >= 6 and right.min() >= 8
+    chrome.keys(" ")
+    assert chrome.js(PATTERN)["digits"] == 0
+    chrome.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+BARS = """
+const colour = (name) => {
+  const probe = document.querySelector(".heedful").appendChild(document.createElement("i"));
+  probe.style.color = `var(${name})`;
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+};
+const number = (track) => parseFloat(track.nextElementSibling.textContent.replace("−", "-"));
+const rows = [...document.querySelectorAll(".step-card .bars .track")]
+  .map((track) => [getComputedStyle(track.firstChild).backgroundColor, number(track)]);
+return { rows, colours: ["--warm-2", "--cold-2", "--heat-2"].map(colour) };
+"""
+
+
+def test_bars_of_scores_have_the_colours_of_signs_and_weights_their_own(chrome: Browser, local: LocalServer) -> None:
+    """In both themes: orange is positive, blue is negative, and a weight is neither."""
+    for dark in (False, True):
+        chrome.dark(dark)
+        chrome.open(f"{local.url}#view=steps&layer=1&head=2&row=3&step=4")
+        assert chrome.text(".step-card h3") == "Scores"
+        shown = chrome.js(BARS)
+        warm, cold, weight = shown["colours"]
+        assert {number < 0 for _, number in shown["rows"]} == {True, False}
+        assert all(colour == (cold if number < 0 else warm) for colour, number in shown["rows"])
+        chrome.focus('.stage[aria-pressed="true"]')
+        chrome.keys("\ue015")
+        assert chrome.text(".step-card h3") == "Softmax"
+        assert {colour for colour, _ in chrome.js(BARS)["rows"]} == {weight} and len({warm, cold, weight}) == 3
+    chrome.dark(False)
+
+
+SCALE = """
+const [weights, done] = arguments;
+import("./draw.js").then((draw) => {
+  const root = document.querySelector(".heedful");
+  const paint = (names, values, how) => {
+    const canvas = document.createElement("canvas");
+    draw.paint(canvas, values, 1, values.length, { ...how, lut: draw.colours(root, names) });
+    const data = canvas.getContext("2d").getImageData(0, 0, values.length, 1).data;
+    return values.map((_, i) => [...data.slice(4 * i, 4 * i + 3)]);
+  };
+  const signs = [...Array(201).keys()].map((i) => (i - 100) / 100);
+  const strengths = weights.map((weight) => draw.strength(weight));
+  done([paint(draw.HEAT, weights, {}), paint(draw.SIGNED, signs, { signed: 1 }), strengths]);
+});
+"""
+LINES = """
+const opacities = [...document.querySelectorAll(".lines path")].map((e) => Number(e.getAttribute("opacity")));
+return opacities.sort((a, b) => a - b);
+"""
+
+
+def lightness(colours: list[list[int]]) -> np.ndarray:
+    """Return CIE L* of sRGB colours."""
+    values = np.array(colours) / 255
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ np.array([0.2126, 0.7152, 0.0722])
+    lightness: np.ndarray = 116 * np.cbrt(luminance) - 16
+    return lightness
+
+
+def test_small_weights_can_be_seen_and_do_not_look_decisive(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:
+    """One scale in every view: its colours by lightness, its lines by opacity; no colour of a weight means a sign."""
+    shares = [0.0, 0.03, 0.05, 0.09, 0.5, 1.0]
+    for dark in (False, True):
+        chrome.dark(dark)
+        chrome.open(f"{local.url}#view=head&layer=1&head=2")
+        heat, signed, strengths = chrome.driver.execute_async_script(SCALE, shares)
+        np.testing.assert_allclose(strengths, np.sqrt(shares))
+        nothing, three, five, nine, half, full = lightness(heat)
+        contrast = abs(full - nothing)
+        assert abs(three - nothing) > 8 and abs(five - nothing) > 12, dark
+        assert abs(nine - nothing) < 0.35 * contrast and abs(half - nine) > 0.3 * contrast, dark
+        colourful = [np.array(colour) for colour in heat[3:]]
+        signs = np.array([colour for number, colour in enumerate(signed) if abs(number - 100) > 30])
+        assert min(np.linalg.norm(signs - colour, axis=1).min() for colour in colourful) > 30, dark
+    chrome.dark(False)
+    drawn = weights(asks, 1, 2)
+    chrome.open(f"{local.url}#view=head&layer=1&head=2")
+    opacities = chrome.until(lambda: chrome.js(LINES))
+    strong = np.sort(drawn[drawn >= 0.03])
+    assert abs(len(opacities) - len(strong)) <= 1
+    assert opacities[-1] == pytest.approx(np.sqrt(strong[-1]), abs=0.01)
+    chrome.focus('.head-view .switch input[type="checkbox"]:not(.bar-of *)')
+    chrome.keys(" ")
+    assert "relative=true" in chrome.js("return location.hash")
+    opacities = chrome.until(lambda: chrome.js(LINES))
+    assert opacities[-1] == 1 and opacities[0] == pytest.approx(np.sqrt(strong[0] / strong[-1]), abs=0.02)
+    assert f" {100 * strong[-1]:.1f} %".replace(".0 %", " %") in chrome.text(".scale-of")
+
+
+def test_a_view_is_drawn_again_for_another_width(chrome: Browser, local: LocalServer) -> None:
+    set_window(chrome, 1280)
+    for view in ("head", "model", "neuron"):
+        set_window(chrome, 1280)
+        chrome.open(f"{local.url}#view={view}&layer=1&head=2")
+        chrome.js("document.querySelector('.body').firstElementChild.dataset.before = 'yes'")
+        set_window(chrome, 390)
+        before = "return document.querySelector('[data-before]') !== null"
+        chrome.until(lambda before=before: not chrome.js(before))
+        chrome.settle()
+        assert layout_problems(chrome) == [], view
+    chrome.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 MODEL_VIEW = """

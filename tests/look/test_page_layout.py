@@ -1,13 +1,14 @@
 """Every view at the widths of a phone, a laptop and a projector, in both themes, with short, long and foreign texts.
 
-HEEDFUL_SHOTS=FOLDER keeps a picture of each page, to be looked at.
+A page is loaded once: at each width every view is drawn anew, from answers that the page remembers.
+HEEDFUL_SHOTS=FOLDER keeps a picture of each view, to be looked at.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,10 @@ from heedful.model.classic_config import (
 from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.tokenizer.words import word_tokenizer
 from tests.look.test_inspection import TEXT, WORDS, ending
-from tests.look.test_page import CONTRAST, inspections_of_every_kind
+from tests.look.test_page import CONTRAST, inspections_of_every_kind, page_with_report
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import READERS, make_classic
-from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window
+from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window, unreached_controls
 from tests.support.tiny_models import TINY, save_tiny
 
 SENTENCE = "The cat sat on the mat in Paris and slept there."
@@ -47,6 +48,13 @@ TEXTS = {
     "chinese": "猫坐在垫子上，因为它累了。東京は日本の首都です。안녕하세요",
 }
 WIDTHS = (390, 1280, 1920)
+OWN_PAGES = (
+    "about:",
+    "data:",
+    "chrome:",
+    "chrome-untrusted:",
+    "blob:",
+)  # beginnings of addresses that reach no network
 REVIEW = "the film was not good . the end . "
 REVIEWS = {"short": REVIEW, "long": REVIEW * 30, "one word": "film"}
 SOURCE_ATTENTION: dict[str, SourceAttentionConfigs] = {
@@ -94,10 +102,15 @@ def family_inspection(folder: Path, family: str) -> Inspection:
     return Inspection(bundle, TEXT)
 
 
+def views_of(chrome: Browser) -> list[str]:
+    """Return the names of the views of the open page."""
+    return list(chrome.js("return [...document.querySelectorAll('.tab')].map((e) => e.dataset.view)"))
+
+
 def each_view(chrome: Browser, url: str) -> Iterator[str]:
-    """Open every view of a page, one after the other."""
+    """Load the page anew for every view."""
     chrome.open(url)
-    for view in chrome.js("return [...document.querySelectorAll('.tab')].map((e) => e.dataset.view)"):
+    for view in views_of(chrome):
         chrome.open(f"{url}#view={view}")
         yield view
 
@@ -109,86 +122,96 @@ def keep_picture(chrome: Browser, name: str) -> None:
         chrome.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
 
 
-def check_layout(chrome: Browser, url: str, name: str) -> dict[str, list[str]]:
-    """Return the problems of each view that has some."""
+def check_layout(chrome: Browser, url: str, name: str, widths: Sequence[int] = WIDTHS) -> dict[str, list[str]]:
+    """Return the problems of each view that has some, by width and view."""
     problems = {}
-    for view in each_view(chrome, url):
-        keep_picture(chrome, f"{name}-{view}")
-        if view_problems := [*layout_problems(chrome), *chrome.complaints()]:
-            problems[view] = view_problems
+    chrome.requests()
+    set_window(chrome, widths[0])
+    chrome.open(url)
+    for width in widths:
+        set_window(chrome, width)
+        for view in views_of(chrome):
+            chrome.click(f'[data-view="{view}"]')
+            chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
+            assert width - 20 <= chrome.js("return document.documentElement.clientWidth") <= width
+            keep_picture(chrome, f"{width}-{name}-{view}")
+            if view_problems := [*layout_problems(chrome), *chrome.complaints()]:
+                problems[f"{width} {view}"] = view_problems
+    page = url.partition("#")[0]
+    if foreign := [address for address in chrome.requests() if not address.startswith((page, *OWN_PAGES))]:
+        problems["requests"] = foreign
     return problems
 
 
 def test_a_phone_shows_every_view(chrome: Browser, model: heedful.ModelBundle) -> None:
-    set_window(chrome, 390)
     with serve_in_background(api_of(model, TEXTS["13"])) as server:
-        assert check_layout(chrome, server.url, "390-13") == {}
+        assert check_layout(chrome, server.url, "13", widths=(390,)) == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("text", TEXTS)
-def test_layout(chrome: Browser, model: heedful.ModelBundle, width: int, text: str) -> None:
-    set_window(chrome, width)
+def test_layout(chrome: Browser, model: heedful.ModelBundle, text: str) -> None:
     chrome.dark(text in ("60", "hebrew"))
     with serve_in_background(api_of(model, TEXTS[text])) as server:
-        assert check_layout(chrome, server.url, f"{width}-{text}") == {}
+        assert check_layout(chrome, server.url, text) == {}
     chrome.dark(False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", ["numbers=true", "relative=true&heads=0,1,2,3", "lecture=true", "words=true&tall=true"]
+)
+def test_layout_of_other_states(chrome: Browser, model: heedful.ModelBundle, options: str) -> None:
+    """Numbers in the neuron view, relative colours, lecture mode, whole words."""
+    with serve_in_background(api_of(model, TEXTS["13"])) as server:
+        assert check_layout(chrome, f"{server.url}#{options}&layer=1&head=2", options) == {}
+
+
+def pages_of_every_kind(folder: Path) -> dict[str, PageAPI]:
+    """Pages of tiny models of each head, classic kind and shape, and one with a report on heads."""
+    pages = {kind: PageAPI(inspections) for kind, inspections in inspections_of_every_kind(folder).items()}
+    return pages | {"report": page_with_report(folder / "report")}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_layout_of_every_kind_of_model(chrome: Browser, tmp_path: Path, width: int) -> None:
-    set_window(chrome, width)
+def test_layout_of_every_kind_of_model(chrome: Browser, tmp_path: Path) -> None:
     problems = {}
-    for kind, inspections in inspections_of_every_kind(tmp_path).items():
-        with serve_in_background(PageAPI(inspections)) as server:
-            if kind_problems := check_layout(chrome, server.url, f"{width}-{kind}"):
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
+            if kind_problems := check_layout(chrome, server.url, kind):
                 problems[kind] = kind_problems
     assert problems == {}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_layout_of_every_classic_model(chrome: Browser, width: int) -> None:
+@pytest.mark.parametrize("kind", [*READERS, *SOURCE_ATTENTION])
+def test_layout_of_every_classic_model(chrome: Browser, kind: str) -> None:
     """Every pooling and every attention to a source, in both themes."""
-    set_window(chrome, width)
-    problems = {}
-    inspections = {
-        f"{kind}-{length}": Inspection(make_classic(kind), text) for kind in READERS for length, text in REVIEWS.items()
-    } | {kind: Inspection(recurrent_seq2seq(look), TEXT) for kind, look in SOURCE_ATTENTION.items()}
-    for number, (kind, inspection) in enumerate(inspections.items()):
-        chrome.dark(number % 2 == 1)
+    if kind in SOURCE_ATTENTION:
+        inspections = {kind: Inspection(recurrent_seq2seq(SOURCE_ATTENTION[kind]), TEXT)}
+    else:
+        inspections = {f"{kind}-{length}": Inspection(make_classic(kind), text) for length, text in REVIEWS.items()}
+    for number, (name, inspection) in enumerate(inspections.items()):
+        chrome.dark((number + len(kind)) % 2 == 1)
         with serve_in_background(PageAPI([inspection])) as server:
-            if kind_problems := check_layout(chrome, server.url, f"{width}-{kind}"):
-                problems[kind] = kind_problems
+            assert check_layout(chrome, server.url, name) == {}, name
     chrome.dark(False)
-    assert problems == {}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_layout_of_every_family(chrome: Browser, tmp_path: Path, width: int) -> None:
-    set_window(chrome, width)
-    problems = {}
-    for number, family in enumerate(TINY):
-        chrome.dark(number % 2 == 1)
-        with serve_in_background(PageAPI([family_inspection(tmp_path, family)])) as server:
-            if family_problems := check_layout(chrome, server.url, f"{width}-{family}"):
-                problems[family] = family_problems
+@pytest.mark.parametrize("family", TINY)
+def test_layout_of_every_family(chrome: Browser, tmp_path: Path, family: str) -> None:
+    chrome.dark(list(TINY).index(family) % 2 == 1)
+    with serve_in_background(PageAPI([family_inspection(tmp_path, family)])) as server:
+        assert check_layout(chrome, server.url, family) == {}
     chrome.dark(False)
-    assert problems == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", WIDTHS)
-def test_layout_of_a_file(chrome: Browser, model: heedful.ModelBundle, tmp_path: Path, width: int) -> None:
-    set_window(chrome, width)
+def test_layout_of_a_file(chrome: Browser, model: heedful.ModelBundle, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(render_html(api_of(model, TEXTS["13"])), encoding="utf-8")
-    assert check_layout(chrome, f"file://{tmp_path}/page.html", f"{width}-file") == {}
+    assert check_layout(chrome, f"file://{tmp_path}/page.html", "file") == {}
 
 
 @pytest.mark.slow
@@ -207,11 +230,45 @@ def test_axe_and_contrast(chrome: Browser, model: heedful.ModelBundle, text: str
 
 
 @pytest.mark.slow
-def test_no_control_loses_the_focus(chrome: Browser, model: heedful.ModelBundle) -> None:
+@pytest.mark.timeout(1200)
+def test_axe_and_contrast_of_every_kind_of_model(chrome: Browser, tmp_path: Path) -> None:
+    """In both themes, for the views that only some models have."""
+    set_window(chrome, 1280)
+    problems = {}
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
+            for view in each_view(chrome, server.url):
+                for dark in (False, True):
+                    chrome.dark(dark)
+                    chrome.settle()
+                    if violations := [*axe_violations(chrome), *chrome.js(CONTRAST)]:
+                        problems[kind, view, dark] = violations
+                chrome.dark(False)
+    assert problems == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_no_control_loses_the_focus(chrome: Browser, tmp_path: Path) -> None:
     set_window(chrome, 1280)
     lost = {}
-    with serve_in_background(api_of(model, TEXTS["13"])) as server:
-        for view in each_view(chrome, server.url):
-            if lost_elements := lost_focus(chrome):
-                lost[view] = lost_elements
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
+            for view in each_view(chrome, server.url):
+                if lost_elements := lost_focus(chrome):
+                    lost[kind, view] = lost_elements
     assert lost == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_keyboard_alone_reaches_every_control(chrome: Browser, tmp_path: Path, width: int) -> None:
+    set_window(chrome, width)
+    unreached = {}
+    for kind, api in pages_of_every_kind(tmp_path).items():
+        with serve_in_background(api) as server:
+            for view in each_view(chrome, server.url):
+                if controls := unreached_controls(chrome):
+                    unreached[kind, view] = controls
+    assert unreached == {}

@@ -58,3 +58,33 @@ function useControl(where, kind) {
   } else if (element.type !== "text") element.click();
   return true;
 }
+
+const nameOf = (e) => `${e.tagName.toLowerCase()}.${e.getAttribute("class") ?? ""} "${(e.getAttribute("aria-label") ?? e.textContent ?? "").trim().slice(0, 40)}"`;
+
+/** Record every element that gets the focus from now on. */
+function watchFocus() {
+  window.focused = new Set();
+  document.addEventListener("focusin", (event) => window.focused.add(event.target));
+}
+
+const ROVING = ".tokens, .chips, .thumbs, .stages, .gates, .named";
+
+/** The groups in which arrow keys move the focus: number of members of each. */
+function rovingGroups() {
+  return [...document.querySelectorAll(ROVING)].map((group) => group.querySelectorAll("button:enabled").length);
+}
+
+/** Focus the member of a roving group that the Tab key reaches; false if there is none. */
+function focusGroup(number) {
+  const group = document.querySelectorAll(ROVING)[number];
+  const first = [...(group?.querySelectorAll("button:enabled") ?? [])].find((e) => e.tabIndex === 0);
+  first?.focus();
+  return first !== undefined;
+}
+
+/** Controls that had no focus since `watchFocus`. */
+function unreached() {
+  const controls = document.querySelectorAll("button, select, input, textarea, canvas[role=img], [tabindex='0']");
+  const usable = [...controls].filter((e) => e.checkVisibility() && !e.disabled && e.getAttribute("role") !== "tab");
+  return [...new Set(usable.filter((e) => !window.focused.has(e)).map(nameOf))];
+}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.browser import Browser
 
+TAB, HOME, ARROW_RIGHT = "\ue004", "\ue011", "\ue014"  # keys of WebDriver
 AXE = "HEEDFUL_AXE"  # environment variable: path of axe.min.js, from `npm install axe-core`
 SCRIPT = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 FOCUSABLE = ".controls select, .controls input, .body button, .body select, .body input, .body canvas[tabindex], .tab"
@@ -39,6 +40,19 @@ def lost_focus(chrome: Browser) -> list[str]:
         if chrome.js("return document.activeElement === document.body"):
             kinds.append(kind)
     return kinds
+
+
+def unreached_controls(chrome: Browser) -> list[str]:
+    """Press arrow keys in each group of controls, then Tab until the end; return controls that never had the focus."""
+    chrome.js(SCRIPT + "watchFocus()")
+    for number, members in enumerate(chrome.js(SCRIPT + "return rovingGroups()")):
+        if chrome.js(SCRIPT + "return focusGroup(arguments[0])", number):
+            chrome.keys(HOME, *[ARROW_RIGHT] * (members - 1))
+    chrome.js("document.activeElement.blur(); document.querySelector('h1').setAttribute('tabindex', -1)")
+    chrome.focus("h1")
+    tabbable = int(chrome.js("return [...document.querySelectorAll('*')].filter((e) => e.tabIndex >= 0).length"))
+    chrome.keys(*[TAB] * tabbable)
+    return list(chrome.js(SCRIPT + "return unreached()"))
 
 
 @cache

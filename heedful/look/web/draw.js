@@ -25,7 +25,7 @@ export function colours(where, names) {
   return table;
 }
 
-export const GAIN = 0.6; // gamma of the colours: below 1, so that small weights can be seen
+const GAIN = 0.5; // exponent of a weight in its strength: below 1, so that small weights can be seen
 const MANY_KEYS = 64; // keys above which colours are relative to the largest weight by default
 const TICKS = [0, 0.05, 0.2, 0.5, 1]; // numbers beside the colours
 const EVEN_TICKS = [0, 0.25, 0.5, 0.75, 1]; // numbers beside the colours if the gain is 1
@@ -34,13 +34,23 @@ export const HEAT = ["--heat-0", "--heat-1", "--heat-2", "--heat-3"];
 export const SIGNED = ["--cold-2", "--cold-1", "--heat-0", "--warm-1", "--warm-2"];
 
 /**
+ * How strongly a weight is shown everywhere, from 0 to 1: its place among the colours, the opacity of its line or shade.
+ * @param {number} weight
+ * @param {number} [most] weight of the strength 1
+ * @param {number} [gain] exponent
+ */
+export function strength(weight, most = 1, gain = GAIN) {
+  return Number.isFinite(weight) ? Math.min(1, Math.pow(Math.max(weight, 0) / most, gain)) : 0;
+}
+
+/**
  * Paint numbers on a canvas, one pixel each.
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} values
  * @param {number} rows
  * @param {number} columns
  * @param {{signed?: number, gain?: number, most?: number, lut: Uint8ClampedArray}} how `signed`: numbers are from -signed to
- *   signed; 0: from 0 to `most`, coloured by their power of `gain`. `lut`: table of colours.
+ *   signed; 0: from 0 to `most`, coloured by their `strength`. `lut`: table of colours.
  */
 export function paint(canvas, values, rows, columns, { signed = 0, gain = GAIN, most = 1, lut }) {
   canvas.width = Math.max(columns, 1);
@@ -49,7 +59,7 @@ export function paint(canvas, values, rows, columns, { signed = 0, gain = GAIN, 
   if (!pen || !rows || !columns) return;
   const image = pen.createImageData(columns, rows);
   for (let i = 0; i < rows * columns; i++) {
-    const share = signed ? (values[i] / signed + 1) / 2 : Math.pow(Math.max(values[i], 0) / most, gain);
+    const share = signed ? (values[i] / signed + 1) / 2 : strength(values[i], most, gain);
     const level = Number.isFinite(share) ? Math.max(0, Math.min(255, Math.round(255 * share))) : 0;
     image.data.set([lut[3 * level], lut[3 * level + 1], lut[3 * level + 2], 255], 4 * i);
   }
@@ -79,13 +89,29 @@ export function colourBar(where, { signed = 0, gain = GAIN, most = 1, unit = sig
   const ticks = make("div", { class: "ticks" });
   const marks = signed ? [-signed, 0, signed] : (gain === 1 ? EVEN_TICKS : TICKS).map((tick) => tick * most);
   for (const mark of marks) {
-    const tick = make("span", {}, unit(mark).replace(/\.0+(?= %)/u, ""));
-    tick.style.left = `${100 * (signed ? (mark / signed + 1) / 2 : Math.pow(mark / most, gain))}%`;
+    const tick = make("span", {}, withoutZeros(unit(mark)));
+    tick.style.left = `${100 * (signed ? (mark / signed + 1) / 2 : strength(mark, most, gain))}%`;
     ticks.append(tick);
   }
   const bar = make("div", { class: "colour-bar" }, make("div", {}, canvas, ticks));
-  if (scale) bar.append(toggle("relative to the largest", scale.relative, scale.change));
+  if (scale) bar.append(scaleSwitch(scale));
   return bar;
+}
+
+/**
+ * A checkbox that makes strengths relative to the largest weight.
+ * @param {{relative: boolean, change: (relative: boolean) => void}} scale
+ */
+export function scaleSwitch({ relative, change }) {
+  return toggle("relative to the largest", relative, change);
+}
+
+/**
+ * A percentage without decimals that are 0.
+ * @param {string} text
+ */
+export function withoutZeros(text) {
+  return text.replace(/\.0+(?= %)/u, "");
 }
 
 /**

@@ -4,7 +4,7 @@
 import { arrows, choice, make, note, percent, plain, svg, toggle } from "./parts.js";
 import { savable } from "./save.js";
 import { merged, rowOf, segmentsOf, unpack, wordsOf } from "./numbers.js";
-import { GAIN } from "./draw.js";
+import { isRelative, withoutZeros, scaleSwitch, strength } from "./draw.js";
 import { headColour, headName, isDashed, namesOf, rowHeight, tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
@@ -213,14 +213,17 @@ function picture(context, heads, weights, sides) {
   arrows(right, ".token");
   const { lecture } = context.state;
   const { clientWidth } = context.root;
-  const most = lecture ? 900 : Math.max(380, Math.min(640, 0.3 * clientWidth));
-  const gap = Math.max(70, Math.min(most, clientWidth - (lecture ? 420 : 260)));
+  const longest = lecture ? 900 : Math.max(380, Math.min(640, 0.3 * clientWidth));
+  const gap = Math.max(70, Math.min(longest, clientWidth - (lecture ? 420 : 260)));
+  const relative = isRelative(context.state.relative, tokensOf(context, context.part.keys).length);
+  const most = relative ? largestWeight(weights, passes) || 1 : 1;
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
     const draw = drawn.length > DRAWN ? painted : stroked;
-    draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step });
-    const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, m);
+    draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step, most });
+    const sums = means(weights, row !== null || chosen.size ? active : [], passes, m);
+    shade(shares, sums, heads, most);
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) status.textContent = strongest(sides, focus, sums, heads.length);
     else if (key !== null) status.textContent = `tokens that attend to ${plain(sides.right[key])}`;
@@ -237,18 +240,32 @@ function picture(context, heads, weights, sides) {
   }
   requestAnimationFrame(redraw);
   const legend = make("div", { class: "legend saved-only" });
-  const scale = make("div", { class: "legend" });
+  const scale = make("div", { class: "legend scale-of" });
   for (const head of heads) {
     const dot = make("i", { class: "dot" });
     dot.style.background = `var(${headColour(head)})`;
     legend.append(make("span", {}, dot, `${headName(context, head)}${dashes(heads, head) ? " (dashed)" : ""}`));
   }
-  for (const [place, weight] of [0.05, 0.2, 0.5, 1].entries()) {
-    const line = svg("svg", { width: 26, height: 8, viewBox: "0 0 26 8" }, svg("path", { d: "M0 5H24", "stroke-width": 1.6, opacity: opacity(weight) }));
+  for (const [place, weight] of [0.05, 0.2, 0.5, 1].map((share) => share * most).filter((weight) => weight >= FAINT).entries()) {
+    const line = svg("svg", { width: 26, height: 8, viewBox: "0 0 26 8" }, svg("path", { d: "M0 5H24", "stroke-width": 1.6, opacity: opacity(weight, most) }));
     line.style.stroke = `var(${headColour(heads[0] ?? 0)})`;
-    scale.append(make("span", {}, place ? "" : "weight ", line, ` ${100 * weight} %`));
+    scale.append(make("span", {}, place ? "" : "weight ", line, ` ${withoutZeros(percent(weight))}`));
   }
+  scale.append(scaleSwitch({ relative, change: (chosen) => context.set({ relative: chosen }) }));
   return savable(make("div", { class: "scrolled" }, status, grid, scale, legend), "attention between tokens");
+}
+
+/**
+ * The largest weight.
+ * @param {Numbers[]} weights of each head
+ * @param {(row: number, key: number) => boolean} passes whether the texts of a pair are selected
+ */
+function largestWeight(weights, passes) {
+  let most = 0;
+  for (const { shape: [n, m], values } of weights) {
+    for (let i = 0; i < n; i++) for (let j = 0; j < m; j++) if (values[i * m + j] > most && passes(i, j)) most = values[i * m + j];
+  }
+  return most;
 }
 
 /**
@@ -275,7 +292,8 @@ function collect(weights, rows, key, passes, m) {
 }
 
 /**
- * @typedef {{gap: number, step: number, height: number}} Size in pixels: between both sides, of a token, of all tokens
+ * @typedef {{gap: number, step: number, height: number, most: number}} Size `gap`, `step`, `height`: pixels between both sides, of a
+ *   token, of all tokens; `most`: weight of an opaque line
  */
 
 /**
@@ -285,12 +303,12 @@ function collect(weights, rows, key, passes, m) {
  * @param {number[]} heads
  * @param {Size} size
  */
-function stroked(between, drawn, heads, { gap, step, height }) {
+function stroked(between, drawn, heads, { gap, step, height, most }) {
   const drawing = svg("svg", { width: gap, height, viewBox: `0 0 ${gap} ${height}` });
   for (const [i, j, h, weight] of drawn) {
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     const line = svg("path", {
-      d: `M0 ${a}C${gap * 0.4} ${a} ${gap * 0.6} ${b} ${gap} ${b}`, fill: "none", "stroke-width": 1.6, opacity: opacity(weight),
+      d: `M0 ${a}C${gap * 0.4} ${a} ${gap * 0.6} ${b} ${gap} ${b}`, fill: "none", "stroke-width": 1.6, opacity: opacity(weight, most),
       ...(dashes(heads, heads[h]) ? { "stroke-dasharray": "5 3" } : {}),
     });
     line.style.stroke = `var(${headColour(heads[h])})`;
@@ -311,9 +329,10 @@ function dashes(heads, head) {
 /**
  * Opacity of the line of a weight, from 0 to 1.
  * @param {number} weight
+ * @param {number} most weight of an opaque line
  */
-function opacity(weight) {
-  return Math.round(100 * Math.min(1, 0.06 + 0.94 * weight)) / 100;
+function opacity(weight, most) {
+  return Math.round(100 * strength(weight, most)) / 100;
 }
 
 /**
@@ -323,7 +342,7 @@ function opacity(weight) {
  * @param {number[]} heads
  * @param {Size} size
  */
-function painted(between, drawn, heads, { gap, step, height }) {
+function painted(between, drawn, heads, { gap, step, height, most }) {
   const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", {}));
   between.replaceChildren(canvas);
   const sharp = Math.min(window.devicePixelRatio || 1, 16_000 / height, 2);
@@ -340,7 +359,7 @@ function painted(between, drawn, heads, { gap, step, height }) {
   for (const [i, j, h, weight] of drawn) {
     pen.strokeStyle = tints[h];
     pen.setLineDash(dashes(heads, heads[h]) ? [5, 3] : []);
-    pen.globalAlpha = opacity(weight);
+    pen.globalAlpha = opacity(weight, most);
     pen.beginPath();
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     pen.moveTo(0, a);
@@ -350,38 +369,45 @@ function painted(between, drawn, heads, { gap, step, height }) {
 }
 
 /**
- * Shade the names of the tokens on the right by the mean attention of some rows, one column for each head.
- * @param {HTMLCanvasElement} canvas
+ * The mean weights of some rows; 0 without rows.
  * @param {Numbers[]} weights of each head
- * @param {number[]} heads
- * @param {number[] | null} rows null: paint nothing
+ * @param {number[]} rows
  * @param {(row: number, key: number) => boolean} passes whether the texts of a pair are selected
  * @param {number} m number of keys
- * @returns {Float64Array} the means, [keys, heads]
+ * @returns {Float64Array} [keys, heads]
  */
-function shade(canvas, weights, heads, rows, passes, m) {
-  const sums = new Float64Array(m * heads.length);
-  canvas.width = heads.length;
-  canvas.height = m;
-  if (!rows) return sums;
+function means(weights, rows, passes, m) {
+  const sums = new Float64Array(m * weights.length);
   for (const [h, matrix] of weights.entries()) {
     for (const i of rows) {
       const line = rowOf(matrix, i);
-      for (let j = 0; j < m; j++) if (passes(i, j)) sums[j * heads.length + h] += line[j] / rows.length;
-    }
-  }
-  const pen = canvas.getContext("2d");
-  if (!pen) return sums;
-  const style = getComputedStyle(canvas);
-  const most = Number(style.getPropertyValue("--shade")); // opacity for a weight of 1, with which a name keeps a contrast of 4.5
-  for (const [h, head] of heads.entries()) {
-    pen.fillStyle = style.getPropertyValue(headColour(head)).trim();
-    for (let j = 0; j < m; j++) {
-      pen.globalAlpha = most * Math.min(1, sums[j * heads.length + h]) ** GAIN;
-      pen.fillRect(h, j, 1, 1);
+      for (let j = 0; j < m; j++) if (passes(i, j)) sums[j * weights.length + h] += line[j] / rows.length;
     }
   }
   return sums;
+}
+
+/**
+ * Shade the names of the tokens on the right by their mean weights, one column for each head.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Float64Array} sums [keys, heads]
+ * @param {number[]} heads
+ * @param {number} most weight of the strongest shade
+ */
+function shade(canvas, sums, heads, most) {
+  canvas.width = heads.length;
+  canvas.height = sums.length / heads.length;
+  const pen = canvas.getContext("2d");
+  if (!pen) return;
+  const style = getComputedStyle(canvas);
+  const opaque = Number(style.getPropertyValue("--shade")); // opacity with which a name keeps a contrast of 4.5
+  for (const [h, head] of heads.entries()) {
+    pen.fillStyle = style.getPropertyValue(headColour(head)).trim();
+    for (let j = 0; j < canvas.height; j++) {
+      pen.globalAlpha = opaque * strength(sums[j * heads.length + h], most);
+      pen.fillRect(h, j, 1, 1);
+    }
+  }
 }
 
 /**

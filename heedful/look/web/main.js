@@ -45,12 +45,15 @@ const LEFT_OUT = /** @type {Record<string, string>} */ ({ // names of answers th
   thumbnails: "thumbnails", prediction: "explanations", positions: "positions", writing: "generation", rollout: "rollout", words: "words", suggested: "words", scatter: "words in a plane", analogy: "analogies",
 });
 const FIELD = 20_000; // maximum characters in the field of the text
+const SIZED = new Set(["head", "model", "neuron"]); // views whose pictures are drawn for the width of the page
+const MIN_RESIZE = 24; // pixels; a scroll bar that appears changes the width by less
+const RESIZE_DELAY = 150; // milliseconds without a change of the width until the view is drawn again
 
 /** @type {View[]} */
 const VIEWS = [
   { key: "head", name: "Head", about: "Which token attends to which", show: headView, uses: "part layer", fits: () => true },
   { key: "model", name: "Model", about: "All layers and heads", show: modelView, uses: "part", fits: () => true },
-  { key: "neuron", name: "Neuron", about: "Queries and keys, number by number", show: neuronView, uses: "part layer head", fits: takesApart },
+  { key: "neuron", name: "Neuron", about: "Queries and keys, taken apart", show: neuronView, uses: "part layer head", fits: takesApart },
   { key: "steps", name: "Step by step", about: "One token through one block", show: stepsView, uses: "part layer head", fits: takesApart },
   { key: "prediction", name: "Prediction", about: "The prediction, and what it rests on", show: predictionView, uses: "", fits: () => true },
   { key: "change", name: "Change", about: "Heads switched off, tokens replaced", show: changeView, uses: "", fits: takesApart },
@@ -68,7 +71,7 @@ const VIEWS = [
  * @returns {State}
  */
 function begin() {
-  return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all", relative: null, tall: false, step: 0, lecture: false };
+  return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all", relative: null, numbers: false, tall: false, step: 0, lecture: false };
 }
 
 /**
@@ -94,6 +97,8 @@ export async function open(root, source, { remember }) {
   const controls = make("div", { class: "controls" });
   const tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
   let turn = 0;
+  let width = 0; // of the page when the view was drawn
+  let timer = 0;
 
   const context = () => {
     state.side = Math.min(state.side, about.looks.length - 1);
@@ -134,6 +139,7 @@ export async function open(root, source, { remember }) {
     const first = about.report ? "heads" : "head";
     const view = fitting.find((candidate) => candidate.key === (state.view || first)) ?? fitting[0];
     state.view = view.key;
+    width = root.clientWidth;
     if (remember) write(state);
     root.classList.toggle("lecture", state.lecture);
     if (headed !== now.look) {
@@ -172,6 +178,12 @@ export async function open(root, source, { remember }) {
   root.replaceChildren(top, make("main", {}, tabs, controls, body), footer(source));
   arrowsOnTabs(tabs);
   shortcuts(remember ? document : root, context);
+  const sized = new ResizeObserver(() => {
+    if (!SIZED.has(state.view) || !root.clientWidth || Math.abs(root.clientWidth - width) < MIN_RESIZE) return;
+    clearTimeout(timer);
+    timer = setTimeout(show, RESIZE_DELAY);
+  });
+  sized.observe(root);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", show);
   root.addEventListener("themed", show);
@@ -392,7 +404,7 @@ function recall(state) {
     else if (key === "heads") state.heads = value === "" ? [] : value.split(",").map(Number).filter(Number.isInteger);
     else if (key === "words") state.words = value === "true";
     else if (key === "relative") state.relative = value === "true";
-    else if (key === "tall" || key === "lecture") state[key] = value === "true";
+    else if (key === "tall" || key === "lecture" || key === "numbers") state[key] = value === "true";
     else if (["side", "layer", "head", "row", "step"].includes(key) && /^\d{1,6}$/u.test(value)) {
       state[/** @type {"side" | "layer" | "head" | "row" | "step"} */ (key)] = Number(value);
     }

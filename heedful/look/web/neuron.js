@@ -1,15 +1,19 @@
 // @ts-check
 // Neuron view: one query against all keys, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
+// It opens on colours; a switch adds the numbers.
 
-import { arrows, make, note, percent, plain, short, shown, svg } from "./parts.js";
+import { arrows, make, note, percent, plain, short, shown, svg, toggle } from "./parts.js";
 import { savable } from "./save.js";
 import { reach, rowOf, softmax, unpack } from "./numbers.js";
-import { colours, HEAT, paint, SIGNED } from "./draw.js";
+import { colourBar, colours, HEAT, isRelative, paint, SIGNED } from "./draw.js";
 import { rowHeight, tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 /** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean, coarse: number}} HeadAttention coarse: relative error of the numbers */
+
+const PRODUCTS = 2; // width of the products, compared with that of queries and of keys
+const NAMED = 3; // tokens with the largest weights that are named
 
 /**
  * The neuron view.
@@ -26,7 +30,7 @@ export async function neuronView(context) {
     q: unpack(sent.q), k: unpack(sent.k), scores: unpack(sent.scores), scale: sent.scale, biased: sent.biased,
     coarse: sent.q.kind === "f2" ? 0.01 : 0.001,
   };
-  const table = make("div", { class: "neurons" });
+  const table = make("div", { class: state.numbers ? "neurons numbered" : "neurons" });
   const queries = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", "aria-hidden": "true" }));
   const list = tokenList(rows, {
     label: "The token that looks",
@@ -50,12 +54,10 @@ export async function neuronView(context) {
     savable(make(
       "div",
       { class: "panel wide" },
+      note("A row is a token that can be attended to. Where query and key agree in sign, q × k is orange and raises the score; where they do not, it is blue and lowers it. The lines lead to the sum, the score and the weight."),
+      make("div", { class: "bar-of" }, toggle("numbers", state.numbers, (numbers) => context.set({ numbers }))),
       table,
-      note(
-        `score = (q · k) × ${short(attention.scale)}${bias}; the weight is the softmax of the scores. Orange is positive, ` +
-          "blue negative; q and k have one scale of colours, and each further column has its own. " +
-          "Where q and k agree in sign, the product is positive and the token gets more attention.",
-      ),
+      note(`score = (q · k) × ${short(attention.scale)}${bias}; the weight is the softmax of the scores. Orange is positive, blue negative; q and k have one scale of colours, and each further column has its own.`),
     ), "queries and keys"),
   );
 }
@@ -74,10 +76,12 @@ function largest({ q, k }) {
  * @param {Context} context
  * @param {number} count number of vectors
  * @param {number} d numbers of a vector
+ * @param {number} [share] width, compared with that of queries and of keys
  */
-function size(canvas, context, count, d) {
-  const room = (context.root.clientWidth - 690) / 3; // beside tokens and figures
-  canvas.style.width = `${Math.max(120, Math.min(320, d * 8, room))}px`;
+function size(canvas, context, count, d, share = 1) {
+  const beside = context.state.numbers ? 720 : 660; // pixels of all other columns
+  const room = (share * (context.root.clientWidth - beside)) / (2 + PRODUCTS);
+  canvas.style.width = `${Math.max(120, Math.min(320 * share, d * 8 * share, room))}px`;
   canvas.style.height = `calc(var(--row) * ${count})`;
 }
 
@@ -101,7 +105,10 @@ function against(context, table, attention, keys, row) {
   const line = rowOf(scores, row);
   const weights = softmax(line);
   const limit = largest(attention);
-  const status = make("p", { class: "told", role: "status" }, `${d} dimensions; point at one.`);
+  const names = tokensOf(context, context.part.rows).map((token) => token.text);
+  const best = [...weights.entries()].sort((one, other) => other[1] - one[1]).slice(0, NAMED);
+  const summary = `${plain(names[row])} attends to ${best.map(([j, weight]) => `${plain(keys[j])} ${percent(weight)}`).join(", ")}.`;
+  const status = make("p", { class: "told", role: "status" }, `${summary} Point at a row, or at one of the ${d} dimensions.`);
   const lut = colours(context.root, SIGNED);
   const frame = make("div", { class: "cursor", hidden: true }); // around the row that is pointed at
   /** @type {HTMLElement[]} */
@@ -118,10 +125,10 @@ function against(context, table, attention, keys, row) {
       mark.style.cssText = `left: ${(100 * (i ?? 0)) / d}%; width: ${100 / d}%; height: 100%;`;
     }
   };
-  const field = (/** @type {string} */ name, /** @type {Float32Array} */ values, /** @type {number} */ most, /** @type {number} */ count) => {
+  const field = (/** @type {string} */ name, /** @type {Float32Array} */ values, /** @type {number} */ most, /** @type {number} */ count, share = 1) => {
     const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", role: "img", "aria-label": name, tabindex: 0 }));
     paint(canvas, values, count, d, { signed: most || 1, lut });
-    size(canvas, context, count, d);
+    size(canvas, context, count, d, share);
     let [j, i] = [0, 0];
     const pointHere = () => {
       i = Math.max(0, Math.min(d - 1, i));
@@ -152,30 +159,40 @@ function against(context, table, attention, keys, row) {
     make("div", { class: `column ${kind}` }, make("h3", {}, title), make("div", { class: "top" }, top), ...body);
   const cells = (/** @type {(j: number) => Node | string} */ cell) => {
     const box = make("div", { class: "cells" });
-    for (let j = 0; j < m; j++) box.append(make("div", { class: "cell", onpointerenter: () => point(j, null) }, cell(j)));
+    for (let j = 0; j < m; j++) box.append(make("div", { class: "cell" }, cell(j)));
     return box;
   };
   const coloured = (/** @type {HTMLCanvasElement} */ strip, /** @type {(j: number) => Node | string} */ cell) =>
     [links(m, rowHeight(context.root)), make("div", { class: "valued" }, strip, cells(cell))];
   const signed = (/** @type {ArrayLike<number>} */ values) => upright(values, { signed: reach(values) || 1, lut });
   const visible = Float32Array.from(line, (score) => (Number.isFinite(score) ? score : 0)); // no colour for a token that is masked
+  const relative = isRelative(context.state.relative, m);
+  const most = relative ? reach(weights) || 1 : 1;
   const columns = [
     column("token", "q →", [cells((j) => shown(keys[j]))], "names"),
-    column("key k", field("query", query, limit, 1), [field("keys", k.values, limit, m)]),
-    column("q × k", "", [field("products", products, reach(products), m)]),
+    column("key k", field("query", query, limit, 1), [field("keys", k.values, limit, m)], "keys-of"),
+    column("q × k", "products", [field("products", products, reach(products), m, PRODUCTS)]),
     column("q · k", "sum", coloured(signed(dots), (j) => short(dots[j])), "linked figures"),
     column("score", biased ? "scaled, + bias" : "scaled", coloured(signed(visible), (j) => short(line[j])), "linked figures"),
-    column("softmax", "weight", coloured(upright(weights, { lut: colours(context.root, HEAT) }), (j) => weightBar(weights[j])), "linked"),
+    column("softmax", "weight", coloured(upright(weights, { most, lut: colours(context.root, HEAT) }), (j) => weightBar(weights[j])), "linked"),
   ];
   const plainScores = [...dots].every((dot, j) => !Number.isFinite(line[j]) || Math.abs(scale * dot - line[j]) < attention.coarse * Math.max(1, Math.abs(line[j])));
   table.dataset.exact = String(biased || plainScores);
-  table.replaceChildren(status, make("div", { class: "columns-of" }, ...columns, frame));
+  const whole = make("div", { class: "columns-of" }, ...columns, frame);
+  whole.addEventListener("pointermove", (event) => {
+    if (/** @type {Element} */ (event.target).closest(".field-of")) return; // a field points at a dimension too
+    const box = columns[0].querySelector(".cells")?.getBoundingClientRect();
+    const j = box ? Math.floor(((event.clientY - box.top) / box.height) * m) : -1;
+    if (j >= 0 && j < m) point(j, null);
+  });
+  const bar = colourBar(context.root, { most, scale: { relative, change: (chosen) => context.set({ relative: chosen }) } });
+  table.replaceChildren(status, whole, bar);
 }
 
 /**
  * Numbers as colours, one above the other.
  * @param {ArrayLike<number>} values
- * @param {{signed?: number, lut: Uint8ClampedArray}} how as for `paint`
+ * @param {{signed?: number, most?: number, lut: Uint8ClampedArray}} how as for `paint`
  */
 function upright(values, how) {
   const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", "aria-hidden": "true" }));

@@ -105,12 +105,13 @@ function sameBox(one, other) {
  * Names with numbers, as horizontal bars.
  * @param {{text: string, value: number, told?: string, marked?: boolean, long?: boolean}[]} rows `told`: the number as text, by
  *   default in percent; `long`: whether the name is a sentence
- * @param {number} [most] number of a full bar
+ * @param {{most?: number, signed?: boolean}} [how] `most`: number of a full bar; `signed`: numbers may be negative, and have the
+ *   colours of positive and negative numbers instead of that of weights and probabilities
  */
-export function bars(rows, most = 1) {
+export function bars(rows, { most = 1, signed = false } = {}) {
   const element = make("div", { class: "bars" });
   for (const row of rows) {
-    const bar = make("i", { class: row.value < 0 ? "bar less" : "bar" });
+    const bar = make("i", { class: signed ? `bar ${row.value < 0 ? "less" : "more"}` : "bar" });
     bar.style.width = `${Math.min(100, (100 * Math.abs(row.value)) / most)}%`;
     element.append(
       make("span", { class: `name${row.marked ? " marked" : ""}${row.long ? " long" : ""}` }, row.long ? make("bdi", {}, plain(row.text, 160)) : shown(row.text)),

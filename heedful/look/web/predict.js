@@ -4,7 +4,7 @@
 import { choice, make, note, percent, plain, sentence, short, shown } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
 import { savable } from "./save.js";
-import { colourBar, colours, GAIN, HEAT, isRelative, SIGNED } from "./draw.js";
+import { colourBar, colours, HEAT, isRelative, SIGNED, strength } from "./draw.js";
 import { bars } from "./plots.js";
 import { tokensOf } from "./tokens.js";
 
@@ -131,13 +131,13 @@ function tinted(context, names, values, signed) {
   const most = relative ? reach(values) || 1 : 1;
   const line = make("p", { class: "tinted" });
   for (const [place, name] of names.entries()) {
-    const share = signed ? (values[place] / most + 1) / 2 : Math.pow(values[place] / most, GAIN);
+    const share = signed ? (values[place] / most + 1) / 2 : strength(values[place], most);
     const level = Math.max(0, Math.min(255, Math.round(255 * share)));
     const [r, g, b] = lut.slice(3 * level, 3 * level + 3);
     const label = signed ? short(values[place]) : percent(values[place]);
     const token = make("span", { class: "tint", title: label, tabindex: 0, "aria-label": `${plain(name)}: ${label}` }, shown(name));
     token.style.background = `rgb(${r} ${g} ${b})`;
-    token.style.color = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2 > 0.18 ? "#111" : "#fff";
+    token.style.color = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2 > 0.18 ? "#000" : "#fff";
     line.append(token, " ");
   }
   const scale = { relative, change: (/** @type {boolean} */ chosen) => context.set({ relative: chosen }) };

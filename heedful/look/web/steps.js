@@ -189,6 +189,6 @@ function overKeys(context, step, numbers, name) {
     text: keys[place].text, value, told: name === "w" ? undefined : `${short(value)}   (q · k = ${short(products[place])})`,
   }));
   const hidden = numbers.length - visible.length;
-  const remarks = [cut ? `The ${MOST_SCORES} largest of ${visible.length} are shown.` : "", hidden ? `${hidden} later tokens cannot be seen from here.` : ""].filter(Boolean);
-  return [bars(rows, most), ...(remarks.length ? [note(remarks.join(" "))] : [])];
+  const remarks = [name === "w" ? "" : "Orange bars are positive scores, blue ones negative.", cut ? `The ${MOST_SCORES} largest of ${visible.length} are shown.` : "", hidden ? `${hidden} later tokens cannot be seen from here.` : ""].filter(Boolean);
+  return [bars(rows, { most, signed: name !== "w" }), ...(remarks.length ? [note(remarks.join(" "))] : [])];
 }

@@ -17,10 +17,11 @@ import { make, plain, shown } from "./parts.js";
 /**
  * The state of the page. `side`: number of the text that is shown; `heads`: heads of the head view, null: `head` alone;
  * `words`: whether tokens are joined to words; `relative`: whether colours are relative to the largest weight, null: by the
- * number of tokens; `tall`: whether every token is named; `step`: step of a block; `lecture`: whether letters are large.
+ * number of tokens; `numbers`: whether the neuron view shows numbers beside its colours; `tall`: whether every token is named;
+ * `step`: step of a block; `lecture`: whether letters are large.
  * @typedef {{
  *   view: string, side: number, part: string, layer: number, head: number, row: number, heads: number[] | null,
- *   words: boolean, filter: string, relative: boolean | null, tall: boolean, step: number, lecture: boolean,
+ *   words: boolean, filter: string, relative: boolean | null, numbers: boolean, tall: boolean, step: number, lecture: boolean,
  * }} State
  */
 /**
