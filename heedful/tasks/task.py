@@ -247,9 +247,12 @@ class Task(Objective, ABC, Generic[AnyExample]):
                     f"max_length is {setup.max_length}, but {loaded.source} reads {bundle.max_length} tokens"
                 )
             tokenizer = bundle.tokenizer = tokenizer.limited(setup.max_length)
-        return cls(
-            **{"tokenizer": tokenizer, "limit": bundle.max_length, "long_inputs": setup.long_inputs, **fields}
-        ), bundle
+        defaults: TaskFields = {
+            "tokenizer": tokenizer,
+            "limit": bundle.max_length,
+            "long_inputs": setup.long_inputs,
+        }
+        return cls(**(defaults | fields)), bundle
 
     @classmethod
     def evaluation_fields(

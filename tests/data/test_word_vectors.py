@@ -78,7 +78,7 @@ def test_what_word2vec_itself_writes(tmp_path: Path, end: bytes) -> None:
     [
         (_binary(WORDS)[:-6], "says 3 words and ends within word 3: it is cut off"),
         (_binary(WORDS, "4 3\n"), "says 4 words and ends within word 4"),
-        (GLOVE.encode(), "does not begin with the number of words and their width"),
+        (GLOVE.encode(), "does not begin with the number of words and the dimension"),
         (b"3 0\nthe \n", "does not begin with the number of words"),
         (b"1 1\n\xff\xfe \0\0\0\0", "word 1 is not UTF-8"),
         (_binary({"the": [1, float("nan"), 2]}, "1 3\n"), "word 1 holds NaN or infinite numbers"),
