@@ -27,8 +27,8 @@ TEXTS = [
     LabelledExample(text="ada wrote it", text_pair="", label="bad"),
 ]
 SETS = [
-    MultiLabelExample(text=each.text, text_pair=each.text_pair, labels=labels)
-    for each, labels in zip(TEXTS, [("bad", "good"), (), ("good",), ("bad", "fair", "good"), ("fair",)], strict=True)
+    MultiLabelExample(text=text.text, text_pair=text.text_pair, labels=labels)
+    for text, labels in zip(TEXTS, [("bad", "good"), (), ("good",), ("bad", "fair", "good"), ("fair",)], strict=True)
 ]
 LONG = LabelledExample(text=long_text(50), label="fair")
 LONG_PAIR = LabelledExample(text="who lives here ?", text_pair=long_text(50), label="bad")
@@ -47,8 +47,10 @@ def many(**more: Any) -> ClassifyMultiLabel:
 def inputs(examples: list[Any]) -> dict[str, torch.Tensor]:
     """A padded batch as transformers makes it; alone, an empty second text would count as none."""
     backend = load_both("single").tokenizer
-    encodings = [backend([each.text], None if each.text_pair is None else [each.text_pair]) for each in examples]
-    rows = [{name: column[0] for name, column in each.items()} for each in encodings]
+    encodings = [
+        backend([example.text], None if example.text_pair is None else [example.text_pair]) for example in examples
+    ]
+    rows = [{name: column[0] for name, column in encoding.items()} for encoding in encodings]
     return dict(backend.pad(rows, return_tensors="pt"))
 
 
@@ -79,8 +81,8 @@ def test_long_texts_are_windows_that_weigh_one_together(example: LabelledExample
     read = short.encode_split([example, TEXTS[0]])
     *windows, last = read.samples
     assert len(windows) >= 5 and read.windowed == 1 and read.examples == 2 and last.weight == 1
-    assert all(len(each) <= SHORT and each.target == LABELS.index(example.label) for each in windows)
-    assert [each.weight for each in windows] == [1 / len(windows)] * len(windows)
+    assert all(len(window) <= SHORT and window.target == LABELS.index(example.label) for window in windows)
+    assert [window.weight for window in windows] == [1 / len(windows)] * len(windows)
     seen: list[str] = []
     for window in windows:
         tokens = sequence_text(window).split()
@@ -99,14 +101,14 @@ def test_long_texts_are_windows_that_weigh_one_together(example: LabelledExample
 def test_the_end_is_cut_where_that_is_asked_for() -> None:
     read = task(limit=SHORT, long_inputs="truncate").encode_split([LONG, TEXTS[0], LONG_PAIR])
     tokens = [
-        len(tokenizer().encode((each.text, each.text_pair) if each.text_pair else each.text))
-        for each in (LONG, LONG_PAIR)
+        len(tokenizer().encode((example.text, example.text_pair) if example.text_pair else example.text))
+        for example in (LONG, LONG_PAIR)
     ]
-    assert [len(each) for each in read.samples] == [SHORT, 9, SHORT]
+    assert [len(sample) for sample in read.samples] == [SHORT, 9, SHORT]
     assert (read.truncated, read.truncated_tokens, read.windowed) == (2, sum(tokens) - 2 * SHORT, 0)
-    assert [each.weight for each in read.samples] == [1.0] * 3
+    assert [sample.weight for sample in read.samples] == [1.0] * 3
     unlimited = task(limit=None).encode_split([LONG])
-    assert [len(each) for each in unlimited.samples] == tokens[:1]
+    assert [len(sample) for sample in unlimited.samples] == tokens[:1]
 
 
 # -- losses -------------------------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ def test_the_end_is_cut_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize("parts", [1, 3])
 def test_loss_and_gradient_of_one_label(dtype: torch.dtype, tolerance: float, parts: int) -> None:
     pair = load_both("single", dtype)
-    targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
+    targets = torch.tensor([LABELS.index(text.label) for text in TEXTS])
     expected = pair.reference(**inputs(TEXTS), labels=targets).loss
     loss = backward_all(task(), pair.model, TEXTS, parts)
     assert loss.count == len(TEXTS)
@@ -126,7 +128,7 @@ def test_loss_and_gradient_of_one_label(dtype: torch.dtype, tolerance: float, pa
 
 def test_loss_and_gradient_of_many_labels() -> None:
     pair = load_both("multiple")
-    targets = torch.tensor([each.target for each in many().encode_split(SETS).samples])
+    targets = torch.tensor([sample.target for sample in many().encode_split(SETS).samples])
     expected = pair.reference(**inputs(SETS), labels=targets.double()).loss
     loss = backward_all(many(), pair.model, SETS)
     assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
@@ -136,7 +138,7 @@ def test_loss_and_gradient_of_many_labels() -> None:
 def test_classes_may_weigh_differently() -> None:
     pair, shares = load_both("single"), (0.25, 3.0, 1.5)
     logits = pair.reference(**inputs(TEXTS)).logits
-    targets = torch.tensor([LABELS.index(each.label) for each in TEXTS])
+    targets = torch.tensor([LABELS.index(text.label) for text in TEXTS])
     expected = F.cross_entropy(logits, targets, weight=torch.tensor(shares, dtype=torch.float64))
     for parts in (1, 2, 5):
         loss = backward_all(task(weights=shares), pair.model, TEXTS, parts)
@@ -144,13 +146,13 @@ def test_classes_may_weigh_differently() -> None:
         assert float(loss.sum) / loss.count == pytest.approx(float(expected.detach()), abs=1e-12)
     assert_same_gradients(pair.reference, expected, pair.model, loss.count)
     halves = task(weights=shares, limit=SHORT).encode_split([LONG]).samples
-    assert [each.weight for each in halves] == [3.0 / len(halves)] * len(halves)
+    assert [half.weight for half in halves] == [3.0 / len(halves)] * len(halves)
 
 
 def test_positives_may_weigh_more() -> None:
     pair, shares = load_both("multiple"), (0.5, 2.0, 7.0)
     logits = pair.reference(**inputs(SETS)).logits
-    targets = torch.tensor([each.target for each in many().encode_split(SETS).samples], dtype=torch.float64)
+    targets = torch.tensor([sample.target for sample in many().encode_split(SETS).samples], dtype=torch.float64)
     positive = torch.tensor(shares, dtype=torch.float64)
     expected = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=positive)
     loss = backward_all(many(weights=shares), pair.model, SETS, parts=2)
@@ -187,7 +189,7 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
         *(LabelledExample(text=f"the dog ran {word}", label=label) for word in "abcdefgh" for label in LABELS),
     ]
     probabilities = shares_of("single", examples).softmax(-1).numpy()
-    gold, predicted = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
+    gold, predicted = [LABELS.index(example.label) for example in examples], probabilities.argmax(1)
     measure = evaluate_task(task(), Engine(load_both("single").model), examples)
     metrics = task().compute_metrics(measure)
     assert metrics["accuracy"] == sklearn_metrics.accuracy_score(gold, predicted)
@@ -201,8 +203,8 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
     assert metrics["ece"] == pytest.approx(sum(gaps), abs=1e-6)
     intervals = measure.intervals()
     assert intervals.keys() == {"accuracy", "macro_f1"}
-    for name, each in intervals.items():
-        assert 0 < each["low"] < metrics[name] < each["high"] < 1 and each["count"] == len(examples), name
+    for name, interval in intervals.items():
+        assert 0 < interval["low"] < metrics[name] < interval["high"] < 1 and interval["count"] == len(examples), name
     assert metrics[task().metric] == metrics["accuracy"]
 
 
@@ -228,7 +230,7 @@ def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> N
 def test_many_labels_agree_with_sklearn() -> None:
     ours, thresholds = load_both("multiple").model, {"bad": 0.3, "good": 0.6}
     probabilities = shares_of("multiple", SETS).sigmoid().numpy()
-    gold = np.array([each.target for each in many().encode_split(SETS).samples]).astype(int)
+    gold = np.array([sample.target for sample in many().encode_split(SETS).samples]).astype(int)
     for chosen_thresholds in ({}, thresholds):
         ours.thresholds = dict(chosen_thresholds)
         measure = evaluate_task(many(), Engine(ours), SETS)
@@ -241,7 +243,7 @@ def test_many_labels_agree_with_sklearn() -> None:
         assert metrics["subset_accuracy"] == sklearn_metrics.accuracy_score(gold, predicted)
         expected = -(gold * np.log(probabilities) + (1 - gold) * np.log(1 - probabilities)).mean()
         assert metrics["loss"] == pytest.approx(expected, abs=1e-6)
-        assert all(each["count"] == 5 for each in measure.intervals().values())
+        assert all(interval["count"] == 5 for interval in measure.intervals().values())
         assert measure.intervals().keys() == {"micro_f1", "subset_accuracy", "macro_f1"}
         interval = measure.intervals()["macro_f1"]
         assert interval["low"] <= metrics["macro_f1"] <= interval["high"]
@@ -266,9 +268,9 @@ def test_the_surest_mistake_is_the_worst() -> None:
         answer(bad=0.4, fair=0.1, good=0.5),
         answer(bad=0.0, fair=0.0, good=1.0),
     ]
-    judged = [task().score_answer(example, each) for each in answers]
-    assert [each.correct for each in judged] == [False, False, False, True, True]
-    loss = [each.loss for each in judged]
+    judged = [task().score_answer(example, answer) for answer in answers]
+    assert [scored.correct for scored in judged] == [False, False, False, True, True]
+    loss = [scored.loss for scored in judged]
     assert loss == sorted(loss, reverse=True) and loss[-1] == 0 and loss[0] < 30  # never infinite
     assert (judged[0].label, judged[0].prediction) == ("good", "bad")
     several = MultiLabelExample(text="x", labels=("good", "bad"))
@@ -280,7 +282,7 @@ def test_the_surest_mistake_is_the_worst() -> None:
             (["bad", "good"], {"bad": 0.9, "fair": 0.1, "good": 0.9}),
         )
     ]
-    assert [each.correct for each in sets] == [False, False, True]
+    assert [scored.correct for scored in sets] == [False, False, True]
     assert sets[0].loss > sets[1].loss > sets[2].loss == pytest.approx(-math.log(0.9))
     assert (sets[0].label, sets[0].prediction) == (["bad", "good"], ["fair"])
 

@@ -34,8 +34,8 @@ PAIRS = [
     PairExample(anchor="first", positive="program"),
 ]
 SCORED = [
-    PairExample(anchor=each.anchor, positive=each.positive, score=score)
-    for each, score in zip(PAIRS, (0.0, 5.0, 2.5, 1.0, 4.0, 4.5, 3.0), strict=True)
+    PairExample(anchor=example.anchor, positive=example.positive, score=score)
+    for example, score in zip(PAIRS, (0.0, 5.0, 2.5, 1.0, 4.0, 4.5, 3.0), strict=True)
 ]
 
 
@@ -76,8 +76,8 @@ def test_a_sample_is_both_texts_of_a_pair() -> None:
         "[CLS] the cat sat [SEP]",
         "[CLS] on the mat [SEP]",
     ]
-    assert [each.target for each in read.samples] == [0, 1, 0.5, 0.2, 0.8, 0.9, 0.6]  # from 0 to 1
-    assert {len(each.bounds) for each in read.samples} == {3} and not np.concatenate(
+    assert [sample.target for sample in read.samples] == [0, 1, 0.5, 0.2, 0.8, 0.9, 0.6]  # from 0 to 1
+    assert {len(sample.bounds) for sample in read.samples} == {3} and not np.concatenate(
         [s.types for s in read.samples]
     ).any()
     assert scored(low=-5.0).encode_split(SCORED[:1]).samples[0].target == 0.5
@@ -105,7 +105,7 @@ def test_settings_that_mean_nothing_are_refused(more: dict[str, Any], message: s
 
 def test_scores_are_met_by_cosines() -> None:
     a, b = vectors()
-    goal = torch.tensor([each.score for each in SCORED], dtype=torch.float64) / 5
+    goal = torch.tensor([example.score for example in SCORED], dtype=torch.float64) / 5
     expected = (F.cosine_similarity(a, b) - goal).square().sum()
     for parts in (1, 3):
         loss = backward_all(scored(), model(), SCORED, parts)
@@ -114,7 +114,7 @@ def test_scores_are_met_by_cosines() -> None:
 
 def test_second_texts_are_told_apart_within_a_group() -> None:
     """-log of exp(20 cos(a_i, b_i)) over its sum with all b_j of the group; the last group is smaller."""
-    a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
+    a, b = (F.normalize(vector, dim=-1).numpy() for vector in vectors())
     expected = 0.0
     for members in ((0, 1, 2), (3, 4, 5), (6,)):
         for i in members:
@@ -127,7 +127,9 @@ def test_second_texts_are_told_apart_within_a_group() -> None:
 
 
 def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
-    pairs = [replace(each, positive=b) for each, b in zip(PAIRS, ("x", "y", "x", "y", "y", "y", "x"), strict=True)]
+    pairs = [
+        replace(example, positive=b) for example, b in zip(PAIRS, ("x", "y", "x", "y", "y", "y", "x"), strict=True)
+    ]
     for group_size in (3, 7):
         embed_task, ours = task(group_size=group_size), model()
         with torch.no_grad():
@@ -179,7 +181,7 @@ def test_scored_pairs_are_correlated() -> None:
     embed_task = scored()
     measure = evaluate_task(embed_task, Engine(model()), SCORED)
     metrics = embed_task.compute_metrics(measure)
-    cosines, gold = F.cosine_similarity(*vectors()).numpy(), np.array([each.score for each in SCORED])
+    cosines, gold = F.cosine_similarity(*vectors()).numpy(), np.array([example.score for example in SCORED])
     assert (
         metrics["spearman"]
         == metrics[embed_task.metric]
@@ -196,7 +198,7 @@ def test_unscored_pairs_are_found_among_all() -> None:
     embed_task = task()
     measure = evaluate_task(embed_task, Engine(model()), PAIRS)
     metrics = embed_task.report(measure)
-    a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
+    a, b = (F.normalize(vector, dim=-1).numpy() for vector in vectors())
     order = (-a @ b.T).argsort(1)
     ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
     assert metrics["accuracy"] == metrics[embed_task.metric] == sum(rank == 1 for rank in ranks) / 7
@@ -229,7 +231,7 @@ def test_mistakes_come_in_order() -> None:
     far = [
         scored().score_answer(SCORED[1], {"similarity": cosine}) for cosine in (-1.0, 0.0, 0.9, 1.0)
     ]  # its score is 5
-    assert [each.loss for each in far] == pytest.approx([2.0, 1.0, 0.1, 0.0])
-    assert {each.correct for each in far} == {None} and (far[0].label, far[0].prediction) == (5.0, -1.0)
+    assert [scored.loss for scored in far] == pytest.approx([2.0, 1.0, 0.1, 0.0])
+    assert {scored.correct for scored in far} == {None} and (far[0].label, far[0].prediction) == (5.0, -1.0)
     apart = [task().score_answer(PAIRS[0], {"similarity": cosine}) for cosine in (-1.0, 0.5, 1.0)]
-    assert [each.loss for each in apart] == [2.0, 0.5, 0.0] and apart[0].label is None
+    assert [scored.loss for scored in apart] == [2.0, 0.5, 0.0] and apart[0].label is None

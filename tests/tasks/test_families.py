@@ -124,15 +124,19 @@ def test_learn_and_answer(family: str, kind: str) -> None:
     loss = task.loss(new_model.train(), task.batch(samples, list(range(len(samples)))))
     loss.sum.backward()
     moved = {
-        name for name, each in new_model.named_tensors().items() if each.grad is not None and each.grad.abs().sum() > 0
+        name
+        for name, tensor in new_model.named_tensors().items()
+        if tensor.grad is not None and tensor.grad.abs().sum() > 0
     }
     assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
-    assert all(bool(each.grad.isfinite().all()) for each in new_model.named_tensors().values() if each.grad is not None)
+    assert all(
+        bool(tensor.grad.isfinite().all()) for tensor in new_model.named_tensors().values() if tensor.grad is not None
+    )
     engine = heedful.Engine(new_model.eval(), writing=GenerationConfig(max_new_tokens=5))
     numbers = task.compute_metrics(evaluate_task(task, engine, examples))
     assert 0 <= abs(numbers[task.metric]) <= 1
     asked = [task.engine_input(example) for example in examples]
-    alone = [engine([each])[0] for each in asked]
+    alone = [engine([text])[0] for text in asked]
     assert json.dumps(engine(asked)[0].get("label")) == json.dumps(alone[0].get("label"))
 
 
@@ -166,7 +170,9 @@ def test_bfloat16_products_learn_the_same(family: str) -> None:
     model.train()
     with torch.autocast("cpu", torch.bfloat16):  # with dropout, by the other kernel
         task.loss(model, batch).sum.backward()
-    assert all(bool(each.grad.isfinite().all()) for each in model.named_tensors().values() if each.grad is not None)
+    assert all(
+        bool(tensor.grad.isfinite().all()) for tensor in model.named_tensors().values() if tensor.grad is not None
+    )
 
 
 @pytest.mark.parametrize("family", [family for family, kind in CARRIED if kind == "sequence_classification"])
@@ -182,5 +188,5 @@ def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
     spec = spec_of_head(again.config.head)
     assert spec is not None and spec.name == "rank"
     asked = [{"query": "who ?", "texts": ["ada", "x"]}]
-    (before,), (after,) = (heedful.Engine(each.eval())(asked) for each in (model, again))
+    (before,), (after,) = (heedful.Engine(loaded.eval())(asked) for loaded in (model, again))
     assert before["scores"] == pytest.approx(after["scores"], abs=1e-6) and len(before["scores"]) == 2

@@ -25,7 +25,7 @@ def texts(seed: int, count: int = 30) -> tuple[list[str], list[str]]:
         [word if draw.random() < 0.8 else draw.choice(WORDS) for word in gold][: draw.randrange(2, 12)]
         for gold in golds
     ]
-    return [" ".join(each) for each in predictions], [" ".join(each) for each in golds]
+    return [" ".join(words) for words in predictions], [" ".join(words) for words in golds]
 
 
 def counted(predictions: list[str], golds: list[str]) -> float:
@@ -36,7 +36,7 @@ def counted(predictions: list[str], golds: list[str]) -> float:
             a, b = (Counter(tuple(w[i : i + n]) for i in range(len(w) - n + 1)) for w in (one.split(), gold.split()))
             right[n - 1] += (a & b).total()
             total[n - 1] += a.total()
-    c, r = (sum(len(text.split()) for text in each) for each in (predictions, golds))
+    c, r = (sum(len(text.split()) for text in texts) for texts in (predictions, golds))
     return min(1.0, math.exp(1 - r / c)) * math.exp(sum(math.log(a / b) for a, b in zip(right, total, strict=True)) / 4)
 
 

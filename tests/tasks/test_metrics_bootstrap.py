@@ -114,7 +114,7 @@ def test_scores_of_labels() -> None:
     for row, macro, precision, recall in zip(
         times, macro_f1_of(whole), precision_of(sums), recall_of(sums), strict=True
     ):
-        pair = [np.repeat(each, row, 0) for each in (gold, predicted)]
+        pair = [np.repeat(labels, row, 0) for labels in (gold, predicted)]
         assert macro == pytest.approx(f1_score(*pair, average="macro", zero_division=0.0))
         assert precision == pytest.approx(precision_score(*pair, average="micro"))
         assert recall == pytest.approx(recall_score(*pair, average="micro"))

@@ -83,7 +83,7 @@ def test_second_texts_that_are_the_same_are_no_rivals(monkeypatch: pytest.Monkey
     for (a, b), text in zip(vectors, texts, strict=True):
         rivals = [of[other] for other in texts if other != text]
         own = a @ b / np.linalg.norm(b)
-        ranks.append(1 + sum(a @ each / np.linalg.norm(each) >= own for each in rivals))
+        ranks.append(1 + sum(a @ rival / np.linalg.norm(rival) >= own for rival in rivals))
     metrics = Retrieval().update(range(40), vectors, texts).compute()
     assert metrics["accuracy"] == np.mean(np.array(ranks) == 1) > 0
     assert metrics["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))

@@ -29,7 +29,7 @@ def test_corrections_are_seen(prediction: str, gold: str, exact: float, f1: floa
 def test_copies_are_no_corrections() -> None:
     """Of which the score of answers taken from a text sees nothing."""
     sources, golds = ["he goes", "an apple fell"], ["He goes.", "The apple fell"]
-    assert [answer_scores(*each, "2.0") for each in zip(sources, [[gold] for gold in golds], strict=True)] == [
+    assert [answer_scores(*texts, "2.0") for texts in zip(sources, [[gold] for gold in golds], strict=True)] == [
         (1, 1)
     ] * 2
     assert TextScore().update(sources, golds).compute() == {"exact": 0, "f1": pytest.approx(1 / 3), "count": 2}

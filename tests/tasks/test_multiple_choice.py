@@ -42,8 +42,10 @@ def task(**more: Any) -> MultipleChoiceTask:
 
 def test_a_sample_is_a_prompt_beside_each_candidate() -> None:
     read = task().encode_split(EXAMPLES)
-    assert [len(each.bounds) - 1 for each in read.samples] == [3, 2, 4]
-    assert [each.target for each in read.samples] == [1, 0, 3] and {each.weight for each in read.samples} == {1.0}
+    assert [len(sample.bounds) - 1 for sample in read.samples] == [3, 2, 4]
+    assert [sample.target for sample in read.samples] == [1, 0, 3] and {sample.weight for sample in read.samples} == {
+        1.0
+    }
     backend = load_both("choice").tokenizer
     for example, sample in zip(EXAMPLES, read.samples, strict=True):
         for number, candidate in enumerate(example.candidates):
@@ -65,32 +67,32 @@ def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
     choice_task = task(limit=SHORT)
     seen = example_windows(choice_task, LONG)
     samples = choice_task.encode_split([LONG]).samples
-    assert len(samples) == len(seen[0]) >= 5 and {each.weight for each in samples} == {1 / len(samples)}
+    assert len(samples) == len(seen[0]) >= 5 and {sample.weight for sample in samples} == {1 / len(samples)}
     prompts: list[list[str]] = []
     for number, sample in enumerate(samples):
         assert sample.target == 2 and len(sample.bounds) == 4
         texts = [sequence_text(sample, candidate).split() for candidate in range(3)]
         assert max(map(len, texts)) <= SHORT
-        parts = [(each[1 : each.index("[SEP]")], each[each.index("[SEP]") + 1 : -1]) for each in texts]
+        parts = [(text[1 : text.index("[SEP]")], text[text.index("[SEP]") + 1 : -1]) for text in texts]
         assert parts[0][0] == parts[1][0] == parts[2][0]
         assert [rest for _, rest in parts] == [["ada"], ["z", "##ed", "wrote", "it"], []]
-        assert [each[number].ids for each in seen] == [
+        assert [pair[number].ids for pair in seen] == [
             tuple(sample.tokens[slice(*sample.bounds[c : c + 2])].tolist()) for c in range(3)
         ]
         prompts.append(parts[0][0])
     room = SHORT - 3 - 4  # of the longest candidate
-    whole = prompts[0] + [token for each in prompts[1:] for token in each[room - room // 2 :]]
+    whole = prompts[0] + [token for prompt in prompts[1:] for token in prompt[room - room // 2 :]]
     assert whole == [tokenizer().name(id) for id in tokenizer().encode(LONG.prompt).ids[1:-1]]
 
 
 def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() -> None:
     example = ChoiceExample(prompt=long_text(12), candidates=("a", long_text(8)), answer=0)
     choice_task = task(limit=SHORT + 4)
-    lengths = [len(each) for each in tokenizer().encode_batch(choice_task.tokenizer_inputs(example))]
+    lengths = [len(encoding) for encoding in tokenizer().encode_batch(choice_task.tokenizer_inputs(example))]
     assert lengths[0] <= SHORT + 4 < lengths[1]
     one, other = example_windows(choice_task, example)
     assert len(one) == len(other) > 1
-    assert [each.start for each in one] == [each.start for each in other]
+    assert [window.start for window in one] == [window.start for window in other]
 
 
 def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt() -> None:
@@ -100,7 +102,7 @@ def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt(
         encoded = tokenizer().encode_batch(task().tokenizer_inputs(example))
         seen = prompt_windows(encoded, 2 * SHORT)
         for mine in seen:
-            assert min(each.segments.count(0) for each in mine[:1]) >= room // 2, words
+            assert min(window.segments.count(0) for window in mine[:1]) >= room // 2, words
 
 
 @pytest.mark.parametrize("prompt", ["", "who", long_text(30)])
@@ -120,7 +122,7 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
             met |= {(a, b) for a in parts[0] or [None] for b in parts[1]}
         assert len(met) == max(1, whole.segments.count(0)) * whole.segments.count(1)
     read = task(limit=SHORT).encode_split([example])
-    assert len(read.samples) == len(seen[0]) and {each.target for each in read.samples} == {1}
+    assert len(read.samples) == len(seen[0]) and {sample.target for sample in read.samples} == {1}
     engine = Engine(load_both("choice").model)
     (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
     assert answer["windows"] > 1 and sum(answer["probabilities"]) == pytest.approx(1)
@@ -149,7 +151,7 @@ def their_loss(example: ChoiceExample) -> torch.Tensor:
 
 def test_loss_and_gradient_with_different_numbers_of_candidates() -> None:
     pair = load_both("choice")
-    expected = torch.stack([their_loss(each) for each in EXAMPLES]).mean()
+    expected = torch.stack([their_loss(example) for example in EXAMPLES]).mean()
     for parts in (1, 2, 3):
         loss = backward_all(task(), pair.model, EXAMPLES, parts)
         assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
@@ -216,7 +218,7 @@ def test_mistakes_come_in_order() -> None:
         choice_task.score_answer(EXAMPLES[0], {"index": number, "probabilities": shares})
         for number, shares in ((0, [1.0, 0.0, 0.0]), (2, [0.2, 0.3, 0.5]), (1, [0.2, 0.5, 0.3]), (1, [0.0, 1.0, 0.0]))
     ]
-    loss = [each.loss for each in judged]
+    loss = [scored.loss for scored in judged]
     assert loss == sorted(loss, reverse=True) and loss[-1] == 0 and math.isfinite(loss[0])
-    assert [each.correct for each in judged] == [False, False, True, True]
+    assert [scored.correct for scored in judged] == [False, False, True, True]
     assert (judged[0].label, judged[0].prediction) == (1, 0)

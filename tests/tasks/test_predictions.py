@@ -50,9 +50,9 @@ INPUTS: dict[str, tuple[list[Any], list[type[Prediction]]]] = {  # by folders.HE
 def leaves(value: Any) -> list[str]:
     """All texts and numbers in nested data, in order of their representation."""
     if isinstance(value, dict):
-        return sorted(each for inner in value.values() for each in leaves(inner))
+        return sorted(leaf for inner in value.values() for leaf in leaves(inner))
     if isinstance(value, list | tuple):
-        return sorted(each for inner in value for each in leaves(inner))
+        return sorted(leaf for inner in value for leaf in leaves(inner))
     return [repr(value)]
 
 
@@ -61,9 +61,9 @@ def test_predictions_have_the_type_of_their_head_and_all_values_of_the_answer(he
     inputs, expected = INPUTS[head]
     engine = Engine(make_model_dir(tmp_path, head))
     answers, predictions = engine(inputs), engine.predict(inputs)
-    assert [type(each) for each in predictions] == expected
-    for answer, each in zip(answers, predictions, strict=True):
-        plain = each.to_dict()
+    assert [type(prediction) for prediction in predictions] == expected
+    for answer, prediction in zip(answers, predictions, strict=True):
+        plain = prediction.to_dict()
         assert json.loads(json.dumps(plain)) == plain
         answer.pop("windows", None)
         missing = set(leaves(answer)) - set(leaves(plain))

@@ -35,7 +35,7 @@ from tests.support.task_parity import (
 
 def question(text: str, context: str, *answers: str, at: int | None = None) -> QuestionExample:
     """Answers where they stand first in the context."""
-    spans = tuple(AnswerSpan(each, context.index(each) if at is None else at) for each in answers)
+    spans = tuple(AnswerSpan(answer, context.index(answer) if at is None else at) for answer in answers)
     return QuestionExample(id=text, question=text, context=context, answers=spans, impossible=not answers)
 
 
@@ -62,7 +62,7 @@ def test_targets_are_the_tokens_of_the_first_answer() -> None:
     assert answers == [["ada"], ["paris"], ["dog", "ran"]]
     assert sequence_text(read.samples[2]) == "[CLS] w ##h ##a ##t ? [SEP] the dog ran [SEP]"
     assert read.samples[2].target == (8, 9) and read.samples[2].types.tolist() == [0] * 7 + [1] * 4
-    assert [each.weight for each in read.samples] == [1.0] * 3 and read.skipped == 0
+    assert [sample.weight for sample in read.samples] == [1.0] * 3 and read.skipped == 0
 
 
 def test_windows_with_the_whole_answer_are_kept() -> None:
@@ -76,10 +76,10 @@ def test_windows_with_the_whole_answer_are_kept() -> None:
         if any(low == start for low, _ in context(window)) and any(high == stop for _, high in context(window))
     ]
     assert 0 < len(holding) == len(read.samples) < len(windows) and read.windowed == 1
-    assert [tuple(each.tokens.tolist()) for each in read.samples] == [window.ids for window in holding]
-    assert {each.weight for each in read.samples} == {1 / len(holding)}
-    for each in read.samples:
-        assert sequence_text(each).split()[each.target[0] : each.target[1] + 1] == ["first", "program"]
+    assert [tuple(sample.tokens.tolist()) for sample in read.samples] == [window.ids for window in holding]
+    assert {sample.weight for sample in read.samples} == {1 / len(holding)}
+    for sample in read.samples:
+        assert sequence_text(sample).split()[sample.target[0] : sample.target[1] + 1] == ["first", "program"]
 
 
 def context(window: Any) -> list[tuple[int, int]]:
@@ -91,11 +91,11 @@ def test_windows_without_the_answer_point_at_the_first_token_where_some_question
     qa_task = task(limit=SHORT, has_unanswerable=True)
     (windows,) = example_windows(qa_task, LONG)
     samples = qa_task.encode_split([LONG]).samples
-    assert len(samples) == len(windows) and {each.weight for each in samples} == {1 / len(windows)}
-    empty = [each for each in samples if each.target == (0, 0)]
+    assert len(samples) == len(windows) and {sample.weight for sample in samples} == {1 / len(windows)}
+    empty = [sample for sample in samples if sample.target == (0, 0)]
     kept = task(limit=SHORT).encode_split([LONG]).samples
     assert len(empty) == len(windows) - len(kept) > 0
-    assert [each.target for each in samples if each.target != (0, 0)] == [each.target for each in kept]
+    assert [window.target for window in samples if window.target != (0, 0)] == [window.target for window in kept]
     (none,) = qa_task.encode_split([question("why ?", "the cat sat")]).samples
     assert (none.target, none.weight) == ((0, 0), 1.0)
 
@@ -208,11 +208,11 @@ def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObje
     spans = whole.offsets[place[0] : place[1] + 1]
     assert spans[0][0] <= low and spans[-1][1] >= high
     assert spans[0][1] > low and spans[-1][0] < high  # without its first or its last token it would be less
-    for window, each in zip(windows, span, strict=True):
+    for window, bounds in zip(windows, span, strict=True):
         shifted = {window.start + at: at for at, segment in enumerate(window.segments) if segment == 1}
         expected = (shifted.get(place[0]), shifted.get(place[1]))
-        assert each == (None if None in expected else expected)
-    assert len(qa_task.encode_split([example]).samples) == sum(each is not None for each in span)
+        assert bounds == (None if None in expected else expected)
+    assert len(qa_task.encode_split([example]).samples) == sum(bounds is not None for bounds in span)
 
 
 # -- losses -------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
     assert (metrics["exact"], metrics["answerable_exact"], metrics["unanswerable_exact"]) == (0.75, 0.5, 1.0)
     assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1.0, 1.0)
     assert (metrics["best_f1"], metrics["best_f1_threshold"], metrics["version"]) == (1.0, 1.0, "2.0")
-    plain = [{name: value for name, value in each.items() if name != "best_answer"} for each in answers]
+    plain = [{name: value for name, value in answer.items() if name != "best_answer"} for answer in answers]
     assert (
         qa_task.compute_metrics(qa_task.update_metrics(qa_task.new_metrics(), examples, plain, range(4)))["exact"]
         == 0.75
@@ -297,19 +297,19 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
 def test_the_engine_says_nothing_above_the_threshold() -> None:
     ours, qa_task = load_both("span").model, task(has_unanswerable=True)
     engine = Engine(ours)
-    inputs = [qa_task.engine_input(each) for each in (*EXAMPLES, LONG)]
+    inputs = [qa_task.engine_input(example) for example in (*EXAMPLES, LONG)]
     plain = engine(inputs)
-    assert all("best_answer" not in each and each["answer"] for each in plain)
-    gaps = sorted(each["no_answer_score"] - each["score"] for each in plain)
+    assert all("best_answer" not in answer and answer["answer"] for answer in plain)
+    gaps = sorted(answer["no_answer_score"] - answer["score"] for answer in plain)
     try:
         for threshold in (gaps[0] - 1, gaps[1], (gaps[1] + gaps[2]) / 2, gaps[3]):
             ours.thresholds = {NO_ANSWER: threshold}
-            for each, before in zip(engine(inputs), plain, strict=True):
+            for answer, before in zip(engine(inputs), plain, strict=True):
                 says = before["no_answer_score"] - before["score"] <= threshold
-                assert each["best_answer"] == before["answer"]
-                assert each["answer"] == (before["answer"] if says else "")
-                assert (each["start"], each["end"]) == ((before["start"], before["end"]) if says else (0, 0))
-                assert (each["score"], each["no_answer_score"]) == (before["score"], before["no_answer_score"])
+                assert answer["best_answer"] == before["answer"]
+                assert answer["answer"] == (before["answer"] if says else "")
+                assert (answer["start"], answer["end"]) == ((before["start"], before["end"]) if says else (0, 0))
+                assert (answer["score"], answer["no_answer_score"]) == (before["score"], before["no_answer_score"])
         ours.thresholds = {NO_ANSWER: 1e9}
         (empty,) = engine([{"question": "who ?", "context": ""}])
         assert (empty["answer"], empty["best_answer"], empty["score"]) == ("", "", None)
@@ -364,8 +364,8 @@ def test_mistakes_come_in_order() -> None:
     qa_task = task(has_unanswerable=True)
     texts = ("dog", "Ada Paris x", "Ada wrote the", "ada")
     judged = [qa_task.score_answer(EXAMPLES[0], answered(text, best_answer=text)) for text in texts]
-    assert [each.correct for each in judged] == [False, False, True, True]
-    loss = [each.loss for each in judged]
+    assert [scored.correct for scored in judged] == [False, False, True, True]
+    loss = [scored.loss for scored in judged]
     assert loss[0] == 1 > loss[1] > loss[2] == loss[3] == 0
     assert judged[0].label == ["Ada", "Ada wrote"] and judged[0].prediction == "dog"
     none = qa_task.score_answer(question("why ?", ADA), answered("", best_answer="Ada"))
@@ -379,11 +379,11 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     asked = question(long_text(60), context, context.split()[1])
     qa_task = task(limit=SHORT)
     (windows,) = example_windows(qa_task, asked)
-    assert len({each.first_text_start for each in windows}) > 3
+    assert len({window.first_text_start for window in windows}) > 3
     samples = qa_task.encode_split([asked]).samples
-    assert len(samples) >= len({each.first_text_start for each in windows})
-    for each in samples:
-        assert sequence_text(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
+    assert len(samples) >= len({window.first_text_start for window in windows})
+    for sample in samples:
+        assert sequence_text(sample).split()[sample.target[0] : sample.target[1] + 1] == context.split()[1].split()
     loaded, encoded = load_both("span").model, tokenizer().encode((asked.question, asked.context))
     answer = Engine(loaded)([qa_task.engine_input(asked)])[0]
     best = max(

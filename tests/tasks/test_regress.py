@@ -44,9 +44,14 @@ def measured(predicted: Any, gold: Any) -> Any:
 
 def test_loss_and_gradient() -> None:
     pair = load_both("regression")
-    encodings = [pair.tokenizer([each.text], None if each.text_pair is None else [each.text_pair]) for each in EXAMPLES]
-    batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in encodings], return_tensors="pt")
-    targets = torch.tensor([each.score for each in EXAMPLES], dtype=torch.float64)
+    encodings = [
+        pair.tokenizer([example.text], None if example.text_pair is None else [example.text_pair])
+        for example in EXAMPLES
+    ]
+    batch = pair.tokenizer.pad(
+        [{name: c[0] for name, c in encoding.items()} for encoding in encodings], return_tensors="pt"
+    )
+    targets = torch.tensor([example.score for example in EXAMPLES], dtype=torch.float64)
     expected = pair.reference(**batch, labels=targets).loss
     for parts in (1, 3):
         loss = backward_all(task(), pair.model, EXAMPLES, parts)
@@ -57,26 +62,26 @@ def test_loss_and_gradient() -> None:
 def test_the_unit_of_scores_does_not_matter() -> None:
     """The loss is that of (score - mean) / deviation, and what answers gives scores."""
     pair, unit = load_both("regression"), {"mean": 50.0, "deviation": 20.0}
-    far = [replace(each, score=20 * each.score + 50) for each in EXAMPLES]
+    far = [replace(example, score=20 * example.score + 50) for example in EXAMPLES]
     plain, other = backward_all(task(), pair.model, EXAMPLES), backward_all(task(**unit), pair.model, far)
     assert float(other.sum) == pytest.approx(float(plain.sum), abs=1e-12)
     assert task().for_inference(pair.model) is pair.model is task().for_training(pair.model)
     regress_task = task(**unit).for_inference(pair.model)
-    texts = [each.text for each in EXAMPLES]
+    texts = [example.text for example in EXAMPLES]
     before, after = (
         [answer["values"]["stars"] for answer in Engine(loaded)(texts)] for loaded in (pair.model, regress_task)
     )
     assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
     back = task(**unit).for_training(regress_task).named_tensors()
-    for name, each in pair.model.named_tensors().items():
-        assert (back[name] - each).abs().max() <= 1e-12 and (back[name] is each) == (
+    for name, tensor in pair.model.named_tensors().items():
+        assert (back[name] - tensor).abs().max() <= 1e-12 and (back[name] is tensor) == (
             not name.startswith("head.out.")
         ), name
 
 
 def test_windows_of_a_long_text_have_its_number() -> None:
     samples = task(limit=SHORT).encode_split([ScoredExample(text=long_text(60), score=2.0)]).samples
-    assert len(samples) > 3 and {(each.target, each.weight) for each in samples} == {(2.0, 1 / len(samples))}
+    assert len(samples) > 3 and {(sample.target, sample.weight) for sample in samples} == {(2.0, 1 / len(samples))}
 
 
 def test_an_evaluation_agrees_with_scipy() -> None:
@@ -85,15 +90,17 @@ def test_an_evaluation_agrees_with_scipy() -> None:
     with torch.no_grad():
         batch = load_both("regression").tokenizer([example.text for example in examples], return_tensors="pt")
         predicted = load_both("regression").reference(**batch).logits[:, 0].numpy()
-    gold = np.array([each.score for each in examples])
+    gold = np.array([example.score for example in examples])
     metrics = task().compute_metrics(measure)
     assert metrics["pearson"] == pytest.approx(scipy.stats.pearsonr(predicted, gold)[0], abs=1e-6)
     assert metrics["spearman"] == pytest.approx(scipy.stats.spearmanr(predicted, gold)[0], abs=1e-6)
     assert metrics["mse"] == pytest.approx(((predicted - gold) ** 2).mean(), abs=1e-5)
     assert metrics[task().metric] == metrics["pearson"]
-    judged = [task().score_answer(example, each) for example, each in zip(examples, answers(predicted), strict=True)]
-    assert [each.loss for each in judged] == pytest.approx(np.abs(predicted - gold).tolist())
-    assert {each.correct for each in judged} == {None}
+    judged = [
+        task().score_answer(example, answer) for example, answer in zip(examples, answers(predicted), strict=True)
+    ]
+    assert [scored.loss for scored in judged] == pytest.approx(np.abs(predicted - gold).tolist())
+    assert {scored.correct for scored in judged} == {None}
 
 
 # -- how sure? ----------------------------------------------------------------------------------------------------
@@ -167,8 +174,8 @@ def test_correlations_of_sums() -> None:
     x, y = draw.normal(size=(2, 30))
     weights = draw.poisson(1, (50, 30)).astype(np.float64)
     sums = weights @ np.stack([np.ones(30), x, y, x * x, y * y, x * y], 1)
-    for each, correlation in zip(weights, pearson_of(sums), strict=True):
-        repeated = np.repeat(np.arange(30), each.astype(int))
+    for row_weights, correlation in zip(weights, pearson_of(sums), strict=True):
+        repeated = np.repeat(np.arange(30), row_weights.astype(int))
         assert correlation == pytest.approx(np.corrcoef(x[repeated], y[repeated])[0, 1], abs=1e-9)
     assert pearson_of(np.zeros((1, 6))).tolist() == [0.0]
 

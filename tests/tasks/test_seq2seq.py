@@ -125,7 +125,7 @@ def test_the_loss_is_theirs(kind: str) -> None:
             count += len(target_ids)
     assert losses.count == count and abs(float(losses.sum.detach()) - total) < 1e-9
     parts = [task.loss(loaded, task.batch([sample], [0])) for sample in samples]
-    assert abs(sum(float(each.sum.detach()) for each in parts) - total) < 1e-9  # whatever is beside it
+    assert abs(sum(float(part.sum.detach()) for part in parts) - total) < 1e-9  # whatever is beside it
 
 
 @KINDS
@@ -157,11 +157,11 @@ def test_bleu_does_not_count_the_end_token(kind: str) -> None:
     assert isinstance(task.generation.how, Greedy) and replace(task, num_beams=4).generation.how == BeamSearch(
         num_beams=4
     )
-    asked = [each.text for each in EXAMPLES]
+    asked = [example.text for example in EXAMPLES]
     one = heedful.Engine(loaded, writing=GenerationConfig(how=BeamSearch(num_beams=1)))(asked)
     answers = engine(asked)
-    assert [each["text"] for each in answers] == [each["text"] for each in one]
-    assert all("</s>" not in each["text"] for each in answers)
+    assert [answer["text"] for answer in answers] == [answer["text"] for answer in one]
+    assert all("</s>" not in answer["text"] for answer in answers)
     right = [{"text": example.rewritten} for example in EXAMPLES]
     measure = task.update_metrics(task.new_metrics(), EXAMPLES, right, range(len(EXAMPLES)))
     assert task.compute_metrics(measure)["bleu"] == pytest.approx(1)
@@ -174,7 +174,7 @@ def test_answers_are_their_greedy_ones(kind: str) -> None:
     theirs, loaded, _ = pair(kind)
     engine = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=6))
     assert engine.kind == "language_model"
-    for example, answer in zip(EXAMPLES, engine([each.text for each in EXAMPLES]), strict=True):
+    for example, answer in zip(EXAMPLES, engine([example.text for example in EXAMPLES]), strict=True):
         read = [*ids(example.text), 1 if kind == "both" else VOCABULARY.index("\n")]
         with torch.no_grad(), Float64Mode(torch.float64):
             out = theirs.generate(
@@ -207,7 +207,7 @@ def test_beams_and_samples(kind: str) -> None:
     assert len(texts) > 1
     engine = heedful.Engine(loaded, writing=GenerationConfig(how=Sampling(temperature=3.0), max_new_tokens=5, seed=4))
     asked = ["red", "green two blue", "one", "blue one two three"]
-    assert [each["text"] for each in engine(asked)] == [engine([each])[0]["text"] for each in asked]
+    assert [item["text"] for item in engine(asked)] == [engine([item])[0]["text"] for item in asked]
     with pytest.raises(HeedfulError, match="max_new_tokens is 0"):
         GenerationConfig(max_new_tokens=0)
 
@@ -225,8 +225,8 @@ def test_it_learns_to_turn_words_around(kind: str) -> None:
     engine = heedful.Engine(learner, writing=GenerationConfig(max_new_tokens=8))
     measure = evaluate_task(task, engine, EXAMPLES)
     # this toy tokenizer's decoder puts no spaces between words
-    assert [answer["text"] for answer in engine([each.text for each in EXAMPLES])] == [
-        each.rewritten.replace(" ", "") for each in EXAMPLES
+    assert [answer["text"] for answer in engine([example.text for example in EXAMPLES])] == [
+        example.rewritten.replace(" ", "") for example in EXAMPLES
     ]
     assert task.compute_metrics(measure)["count"] == 3 and task.compute_metrics(measure)["exact"] == pytest.approx(
         1 / 3
@@ -293,7 +293,7 @@ def test_what_was_cut_off_is_counted(kind: str) -> None:
     _, loaded, task = pair(kind)
     task = replace(task, max_new_tokens=1)
     engine = heedful.Engine(loaded, writing=task.generation)
-    answers = engine([each.text for each in EXAMPLES])
+    answers = engine([example.text for example in EXAMPLES])
     unfinished = sum(not answer["complete"] for answer in answers)
     assert evaluate_task(task, engine, EXAMPLES).metrics["texts"].unfinished == unfinished
     answers = [answer | {"complete": number == 1} for number, answer in enumerate(answers)]

@@ -139,7 +139,7 @@ def test_cut_sentences_lose_words_and_say_so() -> None:
 def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
     """transformers pads labels with -100, and labels the pieces of a word by hand."""
     pair = load_both("tag", dtype)
-    rows = pair.tokenizer([list(each.words) for each in EXAMPLES], is_split_into_words=True, padding=True)
+    rows = pair.tokenizer([list(example.words) for example in EXAMPLES], is_split_into_words=True, padding=True)
     labels = []
     for number, example in enumerate(EXAMPLES):
         words = rows.word_ids(number)
@@ -229,11 +229,13 @@ def test_an_evaluation_through_the_engine_has_every_word() -> None:
         on_answer=lambda number, example, answer, judged: asked.append((number, judged)),
     )
     metrics = tag_task.compute_metrics(measure)
-    assert metrics["count"] == sum(len(each.words) for each in examples)
+    assert metrics["count"] == sum(len(example.words) for example in examples)
     predictions = [judged.prediction for _, judged in asked]
-    assert [len(each) for each in predictions] == [len(each.words) for each in examples]
+    assert [len(prediction) for prediction in predictions] == [len(example.words) for example in examples]
     right = sum(
-        a == b for each, tags in zip(predictions, examples, strict=True) for a, b in zip(each, tags.tags, strict=True)
+        a == b
+        for prediction, tags in zip(predictions, examples, strict=True)
+        for a, b in zip(prediction, tags.tags, strict=True)
     )
     assert metrics["accuracy"] == right / metrics["count"]
     assert predictions[1][1] == "O"
@@ -319,7 +321,9 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     assert (judged.prediction, judged.correct) == (list(gold), True)
     assert tag_task.score_answer(spoiled, answer).correct is False
     words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(predicted)]
-    spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in join_entities("w " * 8, words)]
+    spans = [
+        (entity["label"], entity["start"] // 2, (entity["end"] + 1) // 2) for entity in join_entities("w " * 8, words)
+    ]
     assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
     (sample,) = tag_task.encode_split([example]).samples  # and learned in their own marks
     assert [tag_task.labels[number] for number in sample.target[1]] == predicted
@@ -358,9 +362,9 @@ def test_mistakes_come_in_order() -> None:
             (["B-PER", "O"], [0.9, 0.95]),
         )
     ]
-    loss = [each.loss for each in judged]
+    loss = [scored.loss for scored in judged]
     assert loss == sorted(loss, reverse=True) and len(set(loss)) == len(loss)
-    assert [each.correct for each in judged] == [False, False, False, False, True, True]
+    assert [scored.correct for scored in judged] == [False, False, False, False, True, True]
     assert judged[0].label == ["B-PER", "O"] and judged[3].prediction == ["O", "O"]
 
 

@@ -87,7 +87,7 @@ def test_both_texts_of_a_pair_are_seen_whole(tokenizer: Tokenizer, first: int, s
     item = tuple(" ".join(words[n % 7] for n in range(count)) for count in (first, second))
     whole, half = tokenizer.encode(item), (limit - 3) // 2
     split = split_windows(item, whole, limit)
-    parts = [[[n for n, of in enumerate(each.segments) if of == s] for s in (0, 1)] for each in (whole, *split)]
+    parts = [[[n for n, of in enumerate(window.segments) if of == s] for s in (0, 1)] for window in (whole, *split)]
     met = set()
     for window, places in zip(split, parts[1:], strict=True):
         assert len(window) <= limit and window.ids[0] == whole.ids[0] and window.ids[-1] == whole.ids[-1]
@@ -208,4 +208,4 @@ def test_ids_without_a_token_are_passed_over(tokenizer: Tokenizer) -> None:
 
 def test_equal_scores_are_listed_by_their_ids(tokenizer: Tokenizer) -> None:
     tokens = likely_tokens(torch.zeros(tokenizer.size), tokenizer, 9)
-    assert [each["token"] for each in tokens] == [tokenizer.name(number) for number in range(9)]
+    assert [token["token"] for token in tokens] == [tokenizer.name(number) for number in range(9)]

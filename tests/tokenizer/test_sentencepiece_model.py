@@ -82,7 +82,9 @@ def test_a_model_folder_with_its_pieces(tmp_path: Path, family: str) -> None:
     def spoken(text: str) -> list[int]:
         if family == "t5":
             return theirs.encode(text)  # type: ignore[no-any-return]
-        text = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+        text = "".join(
+            character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
+        )
         return theirs.encode(text.lower() if family == "albert" else text)  # type: ignore[no-any-return]
 
     def id(token: str) -> int:

@@ -253,8 +253,8 @@ def test_offsets_are_in_range_in_order_and_name_words(kind: str, request: pytest
     def check(first: str, second: str) -> None:
         encoded = tokenizer.encode((first, second))
         for segment, text in enumerate((first, second)):
-            offsets = [each for each, of in zip(encoded.offsets, encoded.segments, strict=True) if of == segment]
-            numbers = [each for each, of in zip(encoded.words, encoded.segments, strict=True) if of == segment]
+            offsets = [span for span, of in zip(encoded.offsets, encoded.segments, strict=True) if of == segment]
+            numbers = [word for word, of in zip(encoded.words, encoded.segments, strict=True) if of == segment]
             assert all(0 <= start <= stop <= len(text) for start, stop in offsets)
             assert [start for start, _ in offsets] == sorted(start for start, _ in offsets)
             assert [stop for _, stop in offsets] == sorted(stop for _, stop in offsets)
@@ -466,8 +466,8 @@ def test_pack_equals_encode(kind: str, request: pytest.FixtureRequest) -> None:
     ]
     encodings = tokenizer.encode_batch(items)
     packed = tokenizer.pack(items)
-    assert [row.tolist() for row in packed.unpack(packed.tokens)] == [list(each.ids) for each in encodings]
-    assert [row.tolist() for row in packed.unpack(packed.types)] == [list(each.types) for each in encodings]
+    assert [row.tolist() for row in packed.unpack(packed.tokens)] == [list(encoding.ids) for encoding in encodings]
+    assert [row.tolist() for row in packed.unpack(packed.types)] == [list(encoding.types) for encoding in encodings]
     limited = tokenizer.pack(items, max_length=5, truncate="longest_first")
     assert max(limited.lengths) == 5
     for item, row in zip(items, limited.unpack(limited.tokens), strict=True):

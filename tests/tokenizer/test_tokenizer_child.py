@@ -206,7 +206,7 @@ def run_structured(folder: Path, count: int, seed: int) -> None:
         for kept in (*parts, ""):
             home = folder / f"{number}{kept}"
             home.mkdir()
-            names = [{**each, "id": len(model["vocab"]) + n} for n, each in enumerate(tokens)]
+            names = [{**token, "id": len(model["vocab"]) + n} for n, token in enumerate(tokens)]
             whole = state(model=model, added_tokens=names, **{kept: sequences[kept]} if kept else {})
             (home / "tokenizer.json").write_text(json.dumps(whole))
             config = {"added_tokens_decoder": {}, "cls_token": "<s>", "model_max_length": 64, "do_lower_case": True}

@@ -169,7 +169,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of everything inside a JSON value (of a long list or dict, of its first four entries)."""
     if isinstance(value, dict | list):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
-        return [path, *itertools.chain(*(leaves(each, (*path, key)) for key, each in itertools.islice(entries, 4)))]
+        return [path, *itertools.chain(*(leaves(value, (*path, key)) for key, value in itertools.islice(entries, 4)))]
     return [path]
 
 
@@ -231,7 +231,7 @@ def test_mutations_give_a_tokenizer_or_an_error(kind: str, whole: dict[str, Stat
                 tokenizer.encode(("hello", "a")),
                 tokenizer.encode(PreTokenized(["the"])),
             ]
-            assert all(0 <= number < tokenizer.size for each in encodings for number in each.ids)
+            assert all(0 <= number < tokenizer.size for encoding in encodings for number in encoding.ids)
             tokenizer.save(tmp_path / "out")
             assert Tokenizer.load(tmp_path / "out").fingerprint == tokenizer.fingerprint
         except HeedfulError:

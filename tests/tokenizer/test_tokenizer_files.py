@@ -138,8 +138,8 @@ def test_published_byte_vocabularies_equal_transformers(
     texts = random_texts(500, set())
     expected = theirs(texts, return_offsets_mapping=True)
     encodings = tokenizer.encode_batch(texts)
-    assert [list(each.ids) for each in encodings] == expected["input_ids"]
-    assert [list(each.offsets) for each in encodings] == expected["offset_mapping"]
+    assert [list(encoding.ids) for encoding in encodings] == expected["input_ids"]
+    assert [list(encoding.offsets) for encoding in encodings] == expected["offset_mapping"]
 
 
 # Saving.
@@ -213,7 +213,7 @@ def test_the_fingerprint_is_of_what_decides_ids(tmp_path: Path) -> None:
         Tokenizer.load(write_wordpiece(tmp_path / "d", [*wordpieces()[:-2], wordpieces()[-1], wordpieces()[-2]])),
         Tokenizer.load(write_wordpiece(tmp_path / "e", wordpieces(), '{"do_lower_case": true, "sep_token": "[PAD]"}')),
     ]
-    assert len({first, *(each.fingerprint for each in variants)}) == 5
+    assert len({first, *(variant.fingerprint for variant in variants)}) == 5
     same_ids = Tokenizer.load(
         write_wordpiece(tmp_path / "f", wordpieces(), '{"do_lower_case": true, "model_max_length": 9}')
     )

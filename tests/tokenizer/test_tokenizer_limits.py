@@ -387,7 +387,7 @@ def test_every_component_of_the_library_is_known() -> None:
     }
     for part, module in modules.items():
         classes = {
-            name for name, each in vars(module).items() if isinstance(each, type) and "tokenizers" in each.__module__
+            name for name, value in vars(module).items() if isinstance(value, type) and "tokenizers" in value.__module__
         }
         assert classes - others == set(limits.GROWTH_BY_TYPE[part])
 

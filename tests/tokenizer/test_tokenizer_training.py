@@ -121,7 +121,7 @@ def test_scores_of_unigram_and_ids_of_all_kinds_are_stable(kind: Any) -> None:
     first, second = train_tokenizer(TEXTS, settings(kind)), train_tokenizer(TEXTS, settings(kind))
     assert first._backend.get_vocab() == second._backend.get_vocab()
     if kind == "unigram":
-        scores = [dict(map(tuple, each.tokenizer_json()["model"]["vocab"])) for each in (first, second)]
+        scores = [dict(map(tuple, tokenizer.tokenizer_json()["model"]["vocab"])) for tokenizer in (first, second)]
         assert max(abs(scores[0][piece] - scores[1][piece]) for piece in scores[0]) < 0.05
 
 

@@ -19,10 +19,10 @@ def test_words_are_counted_and_found_again(tmp_path: Path) -> None:
     assert list(count_words(TEXTS, lower_case=False)) == ["The", "café", ",", "the", "end", ".", "END"]
     tokenizer = word_tokenizer([word for word, _ in counted.most_common(3)])
     tokenizer.save(tmp_path)
-    for each in (tokenizer, Tokenizer.load(tmp_path)):
-        assert each.fingerprint == tokenizer.fingerprint and each.size == 4 and each.special.unknown == 0
-        assert each.encode("The tea, THE café!").ids == (1, 0, 0, 1, 3, 0)
-        assert each.encode(("the", "end")).types == (0, 1) and each.encode("").ids == ()
-        assert each.special.bos_or_cls is None and each.special.eos_or_sep is None
+    for loaded in (tokenizer, Tokenizer.load(tmp_path)):
+        assert loaded.fingerprint == tokenizer.fingerprint and loaded.size == 4 and loaded.special.unknown == 0
+        assert loaded.encode("The tea, THE café!").ids == (1, 0, 0, 1, 3, 0)
+        assert loaded.encode(("the", "end")).types == (0, 1) and loaded.encode("").ids == ()
+        assert loaded.special.bos_or_cls is None and loaded.special.eos_or_sep is None
     with pytest.raises(HeedfulError, match="there are no words to make a vocabulary of"):
         word_tokenizer(["[UNK]"])
