@@ -107,7 +107,7 @@ def test_listnet_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
 
 
 @pytest.mark.parametrize("margins", [True, False])
-def test_margins_to_a_teacher_are_those_of_sentence_transformers(peer: CrossEncoder, margins: bool) -> None:
+def test_the_margin_mse_loss_equals_sentence_transformers(peer: CrossEncoder, margins: bool) -> None:
     columns = [[example.query for example in TAUGHT], *([example.documents[n] for example in TAUGHT] for n in range(3))]
     scores = torch.tensor([example.teacher_scores for example in TAUGHT])
     labels = scores[:, :1] - scores[:, 1:] if margins else scores
@@ -115,7 +115,7 @@ def test_margins_to_a_teacher_are_those_of_sentence_transformers(peer: CrossEnco
     assert our_loss("margin_mse", TAUGHT) == pytest.approx(expected.item(), abs=1e-6)
 
 
-def test_cosent_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
+def test_the_cosent_loss_equals_sentence_transformers(peer: CrossEncoder) -> None:
     """A query's scores take the place of cosines; each query is a batch of its own."""
     loss = CoSENTLoss(None, scale=1.0, similarity_fct=lambda scores, _: scores)  # type: ignore[arg-type]
     expected = 0.0
