@@ -93,8 +93,8 @@ def test_detect_scheme() -> None:
     assert detect_scheme([tagged_example("NN", "VB", "O")]).note == "tags are plain labels: 3 of them"
     assert detect_scheme([tagged_example("PER", "O")]).labels == ("O", "PER")
     assert detect_scheme([tagged_example("I-X", "O")]).note == "tags are IO or IOB1, read as IOB2"
-    noisy = detect_scheme([tagged_example("B-X", "O", "I-X"), tagged_example("B-X", "I-Y")])
-    assert noisy.note == "tags are IOB2; 2 entities do not begin as they should and are read as in conlleval"
+    detected = detect_scheme([tagged_example("B-X", "O", "I-X"), tagged_example("B-X", "I-Y")])
+    assert detected.note == "tags are IOB2; 2 entities do not begin as they should and are read as in conlleval"
     assert detect_scheme([tagged_example("B-X", "M-X", "E-X")]).name == "IOBES"
     with pytest.raises(
         HeedfulError, match=r'a\.conll:1: the tag "PER" is neither O nor of a form like B-x, but others'
