@@ -1,4 +1,4 @@
-"""Guesses of the roles of columns from their cells, for tables without a header."""
+"""Guesses of the roles of columns from their cells, for tables without a header. `columns.py` calls `guess_columns`."""
 
 from __future__ import annotations
 
