@@ -151,7 +151,8 @@ def test_negatives_are_read_from_a_file(tmp_path: Path) -> None:
     dataset = read(file, PairExample, DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     first, second = dataset.examples("train")
     assert (first.negatives, first.teacher_scores, second.negatives) == (("a", "b"), (0.0, -1.0, -2.0), ("c",))
-    assert first.texts == ("q", "p", "a", "b") and compute_stats(dataset, ["train"]).has_teacher_scores
+    assert first.texts == ("q", "p", "a", "b")
+    assert compute_stats(dataset, ["train"]).has_teacher_scores
     file.write_text("query,positive,negative,score\nq,p,a,0.5\n")
     with pytest.raises(HeedfulError, match=r"a pair with negatives has none: leave it out .*columns\.teacher_scores="):
         read(file, PairExample, DataSettings(dev_fraction=0.0))
@@ -188,4 +189,6 @@ def test_matryoshka_dimensions_must_be_smaller_than_the_vectors() -> None:
     with pytest.raises(SettingError, match=r"has 32, but the vectors of .* have 32 numbers: give smaller ones"):
         Embed.create(setup)
     embed_task, _ = Embed.create(replace(setup, settings=EmbedSettings(matryoshka_dimensions=(8,))))
-    assert isinstance(embed_task, Embed) and embed_task.matryoshka_dimensions == (8,) and embed_task.group_size == 32
+    assert isinstance(embed_task, Embed)
+    assert embed_task.matryoshka_dimensions == (8,)
+    assert embed_task.group_size == 32

@@ -196,4 +196,5 @@ def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
     assert spec is not None and spec.name == "rank"
     inputs = [{"query": "who ?", "texts": ["ada", "x"]}]
     (before,), (after,) = (heedful.Engine(loaded.eval())(inputs) for loaded in (model, again))
-    assert before["scores"] == pytest.approx(after["scores"], abs=1e-6) and len(before["scores"]) == 2
+    assert before["scores"] == pytest.approx(after["scores"], abs=1e-6)
+    assert len(before["scores"]) == 2

@@ -190,7 +190,8 @@ def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
     assert list(sample.tokens)[-len(sample.target or ()) :] == [*([2] if code_first else []), french, *ada_reads]
     heedful.save(translator, tmp_path / "saved")
     saved = heedful.load(tmp_path / "saved", dtype=torch.float64)
-    assert saved.tokenizer is not None and saved.tokenizer.encode("Ada").ids == translator.tokenizer.encode("Ada").ids
+    assert saved.tokenizer is not None
+    assert saved.tokenizer.encode("Ada").ids == translator.tokenizer.encode("Ada").ids
     assert start_generation(saved, saved.tokenizer, Packed.of([text]), config).run()[0][0].tokens == best.tokens
     with pytest.raises(HeedfulError, match=r"'fr_FR' is no language of this model.*fr_XX"):
         with_languages(loaded, None, "fr_FR")

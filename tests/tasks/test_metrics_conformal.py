@@ -27,7 +27,8 @@ def test_with_few_examples_every_label_is_in_the_set() -> None:
 def test_many_probabilities_are_stored_as_quantiles() -> None:
     gold = np.random.default_rng(1).uniform(size=12_345)
     quantiles = calibration_probabilities(gold)
-    assert len(quantiles) == MAX_PROBABILITIES and list(quantiles) == sorted(quantiles)
+    assert len(quantiles) == MAX_PROBABILITIES
+    assert list(quantiles) == sorted(quantiles)
     for coverage in (0.5, 0.9, 0.99):
         exact = least_probability(np.sort(gold).tolist(), coverage)
         assert exact - 0.005 < least_probability(quantiles, coverage) <= exact

@@ -27,7 +27,8 @@ def test_a_row_counts_the_examples_above_its_threshold() -> None:
 def test_equal_confidences_share_a_row() -> None:
     table = Coverage().update([1.0, 1.0, 1.0, 0.2], [1, 1, 0, 0]).compute()["table"]
     assert [(row["count"], row["coverage"]) for row in table] == [(4, 1.0), (3, 0.75)]
-    assert table[1]["accuracy"] == pytest.approx(2 / 3) and table[0]["min_confidence"] <= 0.2
+    assert table[1]["accuracy"] == pytest.approx(2 / 3)
+    assert table[0]["min_confidence"] <= 0.2
 
 
 def test_coverage_of_no_examples() -> None:

@@ -141,9 +141,11 @@ def test_loss_of_tokens() -> None:
     losses, tokens = rng.exponential(20, 30), rng.integers(0, 9, 30)
     metrics = TokenLoss().update(losses, tokens).compute()
     assert metrics["loss"] == float(sum(map(Fraction, losses)) / int(tokens.sum()))
-    assert metrics["perplexity"] == math.exp(metrics["loss"]) and metrics["tokens"] == tokens.sum()
+    assert metrics["perplexity"] == math.exp(metrics["loss"])
+    assert metrics["tokens"] == tokens.sum()
     huge = TokenLoss().update([1e4], [1]).compute()
-    assert huge["perplexity"] == math.inf and huge["notes"] == ["the perplexity exp(10000) is more than a float holds"]
+    assert huge["perplexity"] == math.inf
+    assert huge["notes"] == ["the perplexity exp(10000) is more than a float holds"]
     with pytest.raises(HeedfulError, match=r"the number of tokens of example at index 1 .* is 1\.5: give a whole"):
         TokenLoss().update([1.0, 1.0], [1, 1.5])
     with pytest.raises(HeedfulError, match='the loss of example "b" is nan'):
@@ -165,7 +167,8 @@ def test_calibration(seed: int, bins: int) -> None:
     sizes = np.array([row["count"] for row in metrics["table"]])
     assert metrics["ece"] == pytest.approx(float((abs(accuracies - confidences) * sizes).sum() / 200))
     assert metrics["largest_gap"] == pytest.approx(float(abs(accuracies - confidences).max()))
-    assert metrics["count"] == sizes.sum() == 200 and metrics["accuracy"] == pytest.approx(right.mean())
+    assert metrics["count"] == sizes.sum() == 200
+    assert metrics["accuracy"] == pytest.approx(right.mean())
     for row in metrics["table"]:
         assert row["low"] - 1e-12 <= row["confidence"] <= row["high"] + 1e-12
 

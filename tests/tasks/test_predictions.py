@@ -76,8 +76,10 @@ def test_embeddings_and_similarities_hold_arrays() -> None:
     engine = Engine(EMBEDS)
     vector, similarity = engine.predict(["the cat", ("the cat", "a dog")])
     assert isinstance(vector, Embedding) and isinstance(similarity, Similarity)
-    assert vector.vector.dtype == np.float32 and vector.to_dict()["vector"] == engine(["the cat"])[0]["vector"]
-    assert similarity.vectors.shape == (2, len(vector.vector)) and -1 <= similarity.similarity <= 1
+    assert vector.vector.dtype == np.float32
+    assert vector.to_dict()["vector"] == engine(["the cat"])[0]["vector"]
+    assert similarity.vectors.shape == (2, len(vector.vector))
+    assert -1 <= similarity.similarity <= 1
 
 
 def test_generated_texts_include_the_alternatives(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def test_a_decoder_scores_no_answer_at_its_last_token() -> None:
 def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
     config = replace(decoder().config, family=family, hf_config={}, head=None)
     head = with_head(create(config, tokenizer()), "question_answering").config.head
-    assert no_answer_position(head) == -1 and no_answer_position(load_both("span").model.config.head) == 0
+    assert no_answer_position(head) == -1
+    assert no_answer_position(load_both("span").model.config.head) == 0
 
 
 def test_answers_without_tokens_are_left_out_and_counted() -> None:
@@ -284,7 +285,9 @@ def test_scores_are_over_all_gold_answers() -> None:
     # the words of "Ada wrote" in another order; "Paris" without article and mark; "dog" of "dog ran"
     f1 = (1.0, 1.0, 2 / 3)
     assert metrics["exact"] == 1 / 3 and metrics["f1"] == pytest.approx(sum(f1) / 3)
-    assert metrics["version"] == "1.1" and metrics["count"] == 30 and "best_f1" not in metrics
+    assert metrics["version"] == "1.1"
+    assert metrics["count"] == 30
+    assert "best_f1" not in metrics
     assert metrics[qa_task.metric] == metrics["f1"]
     intervals = measure.intervals()
     for name in ("exact", "f1"):
@@ -373,7 +376,8 @@ def test_answers_of_long_contexts_have_offsets_in_the_whole_context() -> None:
     )
     assert qa_task.compute_metrics(measure)["count"] == 2
     for example, answer in zip(examples, answers, strict=True):
-        assert answer["windows"] > 1 and answer["answer"] == example.context[answer["start"] : answer["end"]] != ""
+        assert answer["windows"] > 1
+        assert answer["answer"] == example.context[answer["start"] : answer["end"]] != ""
 
 
 def test_worse_mistakes_have_larger_losses() -> None:
@@ -383,7 +387,8 @@ def test_worse_mistakes_have_larger_losses() -> None:
     assert [scored.correct for scored in scored_answers] == [False, False, True, True]
     losses = [scored.loss for scored in scored_answers]
     assert losses[0] == 1 > losses[1] > losses[2] == losses[3] == 0
-    assert scored_answers[0].label == ["Ada", "Ada wrote"] and scored_answers[0].prediction == "dog"
+    assert scored_answers[0].label == ["Ada", "Ada wrote"]
+    assert scored_answers[0].prediction == "dog"
     scored_no_answer = qa_task.score_answer(question("why ?", ADA), engine_answer("", best_answer="Ada"))
     assert (scored_no_answer.label, scored_no_answer.prediction, scored_no_answer.correct) == ("", "", True)
 

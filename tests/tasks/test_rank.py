@@ -203,7 +203,8 @@ def test_a_long_document_has_the_mean_score_of_its_windows() -> None:
     loss = rank_task.loss(loaded, rank_task.batch(encoded.samples, [0]))
     assert loss.sum.item() == pytest.approx(float(-scores.log_softmax(0)[1]), abs=1e-9)
     truncated = task(limit=SHORT, long_inputs="truncate").encode_split([example])
-    assert truncated.truncated == 1 and truncated.samples[0].target.windows == (1, 1, 1)
+    assert truncated.truncated == 1
+    assert truncated.samples[0].target.windows == (1, 1, 1)
 
 
 # -- the model ----------------------------------------------------------------------------------------------------

@@ -62,7 +62,8 @@ def test_a_batch_scores_only_the_first_tokens_of_words() -> None:
     tag_task = task()
     samples = tag_task.encode_split(EXAMPLES).samples
     batch = tag_task.batch(samples, [0] * 3)
-    assert batch.rows is not None and batch.rows.tolist() == [1, 2, 3, 4, 8, 12, 15, 16, 19]
+    assert batch.rows is not None
+    assert batch.rows.tolist() == [1, 2, 3, 4, 8, 12, 15, 16, 19]
     assert batch.targets.tolist() == [number for sample in samples for number in sample.target[1]]
     assert batch.weights.tolist() == [1.0] * 9
 
@@ -223,7 +224,8 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
     intervals = measure.intervals()
     assert 0.3 < intervals["f1"]["low"] < metrics["f1"] < intervals["f1"]["high"] < 0.8
     for name in ("precision", "recall", "f1", "strict_f1"):
-        assert intervals[name]["low"] < metrics[name] < intervals[name]["high"] and intervals[name]["count"] == 40
+        assert intervals[name]["low"] < metrics[name] < intervals[name]["high"]
+        assert intervals[name]["count"] == 40
 
 
 def test_an_evaluation_with_the_engine_scores_every_word() -> None:
@@ -370,7 +372,8 @@ def test_worse_mistakes_have_larger_losses() -> None:
     losses = [scored.loss for scored in scored_answers]
     assert losses == sorted(losses, reverse=True) and len(set(losses)) == len(losses)
     assert [scored.correct for scored in scored_answers] == [False, False, False, False, True, True]
-    assert scored_answers[0].label == ["B-PER", "O"] and scored_answers[3].prediction == ["O", "O"]
+    assert scored_answers[0].label == ["B-PER", "O"]
+    assert scored_answers[3].prediction == ["O", "O"]
 
 
 def test_the_end_of_a_word_that_goes_on_in_later_windows(tmp_path: Path) -> None:

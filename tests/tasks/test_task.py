@@ -183,7 +183,9 @@ def test_a_task_is_an_objective(name: str) -> None:
     batch = task.batch(samples, list(range(len(samples))))
     loaded = model_of(name)
     loss = task.loss(loaded, batch)
-    assert loss.sum.dtype == torch.float64 and loss.sum.requires_grad and loss.count > 0
+    assert loss.sum.dtype == torch.float64
+    assert loss.sum.requires_grad
+    assert loss.count > 0
     assert loss.count == pytest.approx(float(batch.weights.sum()))
     assert torch.equal(loss.sum, task.loss(loaded, batch.to("cpu")).sum)
     half_precision = deepcopy(loaded).bfloat16()

@@ -194,14 +194,16 @@ def test_pairs_and_choices(tokenizer: Tokenizer) -> None:
     scores = [Window(window(1), [], torch.tensor(float(number))) for number in (0, 2, 1)]
     choice_input = {"prompt": "p", "choices": ["a", "b", "c"]}
     best = multiple_choice.choice_answer(choice_input, scores, context(tokenizer, head))
-    assert (best["choice"], best["index"]) == ("b", 1) and sum(best["probabilities"]) == pytest.approx(1)
+    assert (best["choice"], best["index"]) == ("b", 1)
+    assert sum(best["probabilities"]) == pytest.approx(1)
 
 
 def test_ids_without_a_token_are_ignored(tokenizer: Tokenizer) -> None:
     scores = torch.zeros(tokenizer.size + 2)
     scores[-1], scores[7] = 5, 4
     first, second = likely_tokens(scores, tokenizer, 2)
-    assert first["token"] == tokenizer.name(7) and second["token"] == tokenizer.name(0)
+    assert first["token"] == tokenizer.name(7)
+    assert second["token"] == tokenizer.name(0)
     assert first["probability"] == pytest.approx(scores.softmax(0)[7].item())
     assert len(likely_tokens(scores, tokenizer, 10**6)) == tokenizer.size
     assert mask_name(tokenizer) == "[MASK]"

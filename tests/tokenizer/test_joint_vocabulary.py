@@ -81,7 +81,9 @@ def test_files_are_saved_unchanged(tmp_path: Path) -> None:
     for name in ("source.spm", "target.spm", "vocab.json"):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
     saved = heedful.load(tmp_path / "saved").tokenizer
-    assert loaded.tokenizer is not None and saved is not None and saved.fingerprint == loaded.tokenizer.fingerprint
+    assert loaded.tokenizer is not None
+    assert saved is not None
+    assert saved.fingerprint == loaded.tokenizer.fingerprint
     assert saved.fingerprint != saved.for_targets.fingerprint
     with warnings.catch_warnings(action="ignore"):
         reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")

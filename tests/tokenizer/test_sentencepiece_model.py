@@ -103,18 +103,19 @@ def test_a_model_folder_with_a_sentencepiece_model(tmp_path: Path, family: str) 
             assert list(pair.types) == [0] * (len(first) + 2) + [1] * (len(second) + 1)
             assert list(tokenizer.encode("``ada''").ids) == list(tokenizer.encode('"ada"').ids)
         case "xlnet":
-            assert list(single.ids) == [*first, id("<sep>"), id("<cls>")] and list(single.types)[-1] == 2
+            assert list(single.ids) == [*first, id("<sep>"), id("<cls>")]
+            assert list(single.types)[-1] == 2
             assert list(pair.types) == [0] * (len(first) + 1) + [1] * (len(second) + 1) + [2]
         case "t5":
             assert list(single.ids) == [*first, id("</s>")]
             assert list(pair.ids) == [*first, id("</s>"), *second, id("</s>")]
-            assert (
-                id("<extra_id_0>") == reference.get_piece_size() + 99
-                and id("<extra_id_99>") == reference.get_piece_size()
-            )
-            assert tokenizer.special.eos_or_sep == id("</s>") and tokenizer.special.pad == id("<pad>")
+            assert id("<extra_id_0>") == reference.get_piece_size() + 99
+            assert id("<extra_id_99>") == reference.get_piece_size()
+            assert tokenizer.special.eos_or_sep == id("</s>")
+            assert tokenizer.special.pad == id("<pad>")
     heedful.save(loaded, tmp_path / "saved")
-    assert (tmp_path / "saved/tokenizer.json").is_file() and not (tmp_path / "saved/spiece.model").exists()
+    assert (tmp_path / "saved/tokenizer.json").is_file()
+    assert not (tmp_path / "saved/spiece.model").exists()
     saved = heedful.load(tmp_path / "saved").tokenizer
     assert saved is not None and saved.fingerprint == tokenizer.fingerprint
     assert saved.encode("Ada reads").ids == tokenizer.encode("Ada reads").ids
@@ -126,7 +127,8 @@ def test_settings_of_tokenizer_config(tmp_path: Path) -> None:
     _, folder = write_model(tmp_path, **SPECIAL["t5"])
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 3, "do_lower_case": True}))
     tokenizer = Tokenizer.load(folder, FAMILIES["t5"].tokenizer_defaults)
-    assert tokenizer.id("<extra_id_2>") is not None and tokenizer.id("<extra_id_3>") is None
+    assert tokenizer.id("<extra_id_2>") is not None
+    assert tokenizer.id("<extra_id_3>") is None
     assert tokenizer.encode("ADA").ids == tokenizer.encode("ada").ids
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": -3}))
     with pytest.raises(HeedfulError, match="extra_ids is -3; expected a whole number from 0 to 10000"):
@@ -158,7 +160,8 @@ def test_language_codes_around_texts(tmp_path: Path, tokenizer_class: str) -> No
     assert list(german.encode(text).ids) == expected("de_DE")
     german.save(tmp_path / "saved")
     saved = Tokenizer.load(tmp_path / "saved")
-    assert saved.fingerprint == german.fingerprint and saved.languages == tokenizer.languages
+    assert saved.fingerprint == german.fingerprint
+    assert saved.languages == tokenizer.languages
     read = getattr(transformers, tokenizer_class).from_pretrained(tmp_path / "saved")
     assert read(text).input_ids == expected("de_DE")
     with pytest.raises(HeedfulError, match=r"'en_UK' is no language of this model.*; it has ar_AR, cs_CZ"):

@@ -367,7 +367,9 @@ def test_longest_first_removes_one_token_at_a_time(first: int, second: int, room
     assert sum(lengths) == a + b
     assert lengths[0] <= first and lengths[1] <= second
     if lengths != (a, b):
-        assert lengths == (b, a) and a == b + 1 and first <= second
+        assert lengths == (b, a)
+        assert a == b + 1
+        assert first <= second
 
 
 def test_only_second_keeps_the_first(wordpiece: Tokenizer) -> None:
@@ -435,7 +437,8 @@ def test_windows_advance_by_the_stride_and_cover_every_token(wordpiece: Tokenize
                 assert len(window) - len(ids) == other_tokens
                 merged |= dict(enumerate(ids, window.start))
                 assert window.dropped == 0
-            assert list(merged.values()) == body and list(merged) == list(range(len(body)))
+            assert list(merged.values()) == body
+            assert list(merged) == list(range(len(body)))
             steps = {following.start - window.start for window, following in pairwise(windows)}
             assert steps <= {min(room, stride)}
 
@@ -527,7 +530,9 @@ def test_ids_have_no_special_tokens(kind: str, request: pytest.FixtureRequest) -
 
 def test_ids_names_and_decoding(wordpiece: Tokenizer) -> None:
     assert wordpiece.size == len(wordpieces())
-    assert wordpiece.special.bos_or_cls == 2 and wordpiece.special.pad == 0 and wordpiece.special.mask == 4
+    assert wordpiece.special.bos_or_cls == 2
+    assert wordpiece.special.pad == 0
+    assert wordpiece.special.mask == 4
     assert wordpiece.id("##ing") == wordpieces().index("##ing") and wordpiece.id("nowhere") is None
     assert wordpiece.name(4) == "[MASK]"
     assert wordpiece.encode("[MASK]").ids[1:-1] == (4,)
@@ -541,10 +546,8 @@ def test_ids_names_and_decoding(wordpiece: Tokenizer) -> None:
     assert wordpiece.decode(ids, skip_special=False) == "[CLS] hello, unaffable [SEP]"
     assert wordpiece.lowercases is True and wordpiece.max_length is None
     unpickled = pickle.loads(pickle.dumps(wordpiece))
-    assert (
-        unpickled.encode(("hello", "the")) == wordpiece.encode(("hello", "the"))
-        and unpickled.fingerprint == wordpiece.fingerprint
-    )
+    assert unpickled.encode(("hello", "the")) == wordpiece.encode(("hello", "the"))
+    assert unpickled.fingerprint == wordpiece.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -597,7 +600,9 @@ def test_published_vocabularies_equal_transformers_and_the_rules(name: str, data
 
 def test_an_encoding_is_immutable(wordpiece: Tokenizer) -> None:
     encoded = wordpiece.encode("hello")
-    assert encoded == wordpiece.encode("hello") and isinstance(encoded, Encoding) and hash(encoded)
+    assert encoded == wordpiece.encode("hello")
+    assert isinstance(encoded, Encoding)
+    assert hash(encoded)
     with pytest.raises(AttributeError):
         encoded.ids = ()  # type: ignore[misc]
     with warnings.catch_warnings():

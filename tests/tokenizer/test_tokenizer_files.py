@@ -77,7 +77,8 @@ def test_byte_level_without_wrapping_tokens_equals_transformers(tmp_path: Path) 
     tokenizer = Tokenizer.load(tmp_path)
     assert_equals_transformers(tokenizer, transformers.GPT2TokenizerFast.from_pretrained(str(tmp_path)))
     assert tokenizer.encode("hello").ids == (tokenizer.id("hello"),)
-    assert tokenizer.special.bos_or_cls == tokenizer.special.eos_or_sep == 0 and tokenizer.special.pad is None
+    assert tokenizer.special.bos_or_cls == tokenizer.special.eos_or_sep == 0
+    assert tokenizer.special.pad is None
 
 
 def test_tokenizer_json_equals_transformers_and_comes_first(tmp_path: Path) -> None:
@@ -106,7 +107,8 @@ def test_added_tokens_of_the_config_equal_transformers(tmp_path: Path) -> None:
     write_wordpiece(tmp_path, wordpieces(), json.dumps(config))
     tokenizer = Tokenizer.load(tmp_path)
     assert_equals_transformers(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
-    assert tokenizer.size == size + 2 and tokenizer.encode("x[NEW]caf\u00e9").ids[2:4] == (size, size + 1)
+    assert tokenizer.size == size + 2
+    assert tokenizer.encode("x[NEW]caf\u00e9").ids[2:4] == (size, size + 1)
     config["added_tokens_decoder"] = {str(size + 5): {"content": "[NEW]", "special": True}}
     write_wordpiece(tmp_path, wordpieces(), json.dumps(config))
     with pytest.raises(HeedfulError, match=rf"'\[NEW\]' should have id {size + 5}, but it gets {size}"):
@@ -173,7 +175,8 @@ def test_a_saved_tokenizer_loads_in_transformers_and_heedful(kind: str, model_ty
         (tmp_path / "out" / "config.json").write_text(json.dumps({"model_type": model_type}))
     reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
     again = Tokenizer.load(tmp_path / "out")
-    assert again.fingerprint == tokenizer.fingerprint and again.special == tokenizer.special
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.special == tokenizer.special
     assert_equals_transformers(again, reference)
     assert_equals_transformers(tokenizer, reference)
     for role in ("pad", "unknown", "mask"):
@@ -298,7 +301,9 @@ def test_missing_special_tokens_give_a_warning(tmp_path: Path) -> None:
     with pytest.warns(HeedfulWarning, match=r"pad_token '\[PAD\]' is not .*sep_token.*mask_token") as warned:
         tokenizer = Tokenizer.load(tmp_path)
     assert len(warned) == 1 and tokenizer.size == 3
-    assert tokenizer.special.pad is None and tokenizer.special.mask is None and tokenizer.special.eos_or_sep is None
+    assert tokenizer.special.pad is None
+    assert tokenizer.special.mask is None
+    assert tokenizer.special.eos_or_sep is None
     assert tokenizer.encode(("hello", "hello")).ids == (1, 2, 2)
 
 

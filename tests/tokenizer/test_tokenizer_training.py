@@ -33,14 +33,16 @@ def settings_for(kind: Any, **options: Any) -> TokenizerSettings:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_tokenizer_encodes_its_texts(kind: Any) -> None:
     tokenizer = train_tokenizer(TEXTS, settings_for(kind, max_length=64))
-    assert tokenizer.size <= settings_for(kind).vocab_size and tokenizer.max_length == 64
+    assert tokenizer.size <= settings_for(kind).vocab_size
+    assert tokenizer.max_length == 64
     special = tokenizer.special
     named = {special.pad, special.unknown, special.bos_or_cls, special.eos_or_sep, special.mask}
     assert named == {0, 1, 2, 3, 4}
     for text in TEXTS:
         encoded = tokenizer.encode((text, "dogs"))
         assert special.unknown not in encoded.ids
-        assert encoded.ids[0] == special.bos_or_cls and encoded.ids[-1] == special.eos_or_sep
+        assert encoded.ids[0] == special.bos_or_cls
+        assert encoded.ids[-1] == special.eos_or_sep
         assert set(encoded.types) == ({0} if kind == "bpe" else {0, 1})
     if kind != "wordpiece":
         assert tokenizer.decode(tokenizer.encode(TEXTS[0]).ids) == TEXTS[0]
@@ -136,7 +138,8 @@ def test_a_trained_tokenizer_survives_a_round_trip(kind: Any, tmp_path: Path) ->
     tokenizer = train_tokenizer(TEXTS, settings_for(kind, special_tokens=special_tokens, max_length=99))
     tokenizer.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
-    assert loaded.fingerprint == tokenizer.fingerprint and loaded.special == tokenizer.special
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.special == tokenizer.special
     assert loaded.max_length == 99 and loaded.name(loaded.special.mask or 0) == "<m>"
     assert loaded.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
 
@@ -230,7 +233,8 @@ def test_sentinels_are_the_last_tokens(kind: Any, tmp_path: Path) -> None:
     assert tokenizer.size - 2 in ids and "extra" not in tokenizer.decode(ids)
     tokenizer.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
-    assert loaded.fingerprint == tokenizer.fingerprint and loaded.id("<extra_id_0>") == tokenizer.size - 1
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.id("<extra_id_0>") == tokenizer.size - 1
 
 
 def test_sentinels_that_leave_no_room_are_refused() -> None:

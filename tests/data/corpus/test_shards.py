@@ -62,7 +62,8 @@ def test_a_corpus_holds_the_ids_of_its_texts(kind: str, tmp_path: Path, request:
         start, stop = corpus.segments[index : index + 2].tolist()
         assert corpus.tokens(start, stop).tolist() == ids.tolist()
     all_tokens = corpus.tokens(0, corpus.count)
-    assert all_tokens.dtype == np.int32 and all_tokens.tolist() == np.concatenate(segments).tolist()
+    assert all_tokens.dtype == np.int32
+    assert all_tokens.tolist() == np.concatenate(segments).tolist()
     for start in range(corpus.count + 1):  # ranges that go over one or more shards
         assert corpus.tokens(start, corpus.count).tolist() == all_tokens[start:].tolist()
     all_tokens[:] = 0
@@ -77,7 +78,8 @@ def test_a_corpus_can_be_pickled(tmp_path: Path, tokenizer: Tokenizer) -> None:
     again = pickle.loads(pickle.dumps(corpus))
     assert len(pickle.dumps(corpus)) < 500
     assert again.tokens(0, again.count).tolist() == corpus.tokens(0, corpus.count).tolist()
-    assert repr(corpus).startswith("Corpus('") and f"documents=3, tokens={corpus.count})" in repr(corpus)
+    assert repr(corpus).startswith("Corpus('")
+    assert f"documents=3, tokens={corpus.count})" in repr(corpus)
     with pytest.raises(ValueError, match="read-only"):
         corpus.segments[0] = 1
 

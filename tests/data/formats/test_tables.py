@@ -172,7 +172,8 @@ def test_plain_text(tmp_path: Path) -> None:
 def test_bad_csv(tmp_path: Path, data: str | bytes, message: str, left: str) -> None:
     dataset = write_and_read(tmp_path / "a.csv", data)
     assert "".join(row[1] for row in rows(dataset)) == left
-    assert len(error_texts(dataset)) == 1 and error_texts(dataset)[0].startswith(message)
+    assert len(error_texts(dataset)) == 1
+    assert error_texts(dataset)[0].startswith(message)
     rows(dataset)
     assert dataset.row_errors.bad == {str(tmp_path / "a.csv"): 1}, "a bad row that is read again is counted once"
     with pytest.raises(HeedfulError) as error:
@@ -208,7 +209,8 @@ def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
     good = '{"text": "a", "label": 1}\n'
     dataset = write_and_read(tmp_path / "a.jsonl", good + line + "\n" + good)
     assert [row[0] for row in rows(dataset)] == [1, 3]
-    assert len(error_texts(dataset)) == 1 and error_texts(dataset)[0].startswith(message)
+    assert len(error_texts(dataset)) == 1
+    assert error_texts(dataset)[0].startswith(message)
 
 
 def test_bad_json_list(tmp_path: Path) -> None:
@@ -249,7 +251,8 @@ def test_bad_rows_are_written_to_the_quarantine_file(tmp_path: Path) -> None:
     assert len(rows(dataset)) == 2, "the second reading must not write the bad rows again"
     bad_rows = [json.loads(line) for line in aside.read_text().splitlines()]
     assert [(error["line"], error["column"], error["text"]) for error in bad_rows] == [(3, "", "b"), (4, "", "x" * 200)]
-    assert bad_rows[0]["file"] == str(tmp_path / "a.csv") and bad_rows[0]["reason"].startswith("has 1 cells")
+    assert bad_rows[0]["file"] == str(tmp_path / "a.csv")
+    assert bad_rows[0]["reason"].startswith("has 1 cells")
     with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; give a new file for bad rows"):
         rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=aside)))
     with pytest.raises(HeedfulError, match="bad rows cannot be written there: No such file or directory"):

@@ -65,7 +65,8 @@ def test_a_format_setting_is_inherited_by_files_with_the_same_suffix(tmp_path: P
 )
 def test_column_numbers_are_not_inherited_by_a_file_with_a_header(tmp_path: Path, first: bytes, columns: Any) -> None:
     settings = inherited_for_file(tmp_path, "a.csv", first, ("train.csv",))
-    assert settings.columns == columns and settings.header == (None if columns is None else False)
+    assert settings.columns == columns
+    assert settings.header == (None if columns is None else False)
 
 
 def test_a_file_in_utf8_is_not_read_in_another_encoding(tmp_path: Path) -> None:

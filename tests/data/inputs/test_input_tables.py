@@ -125,7 +125,9 @@ def test_answers_beside_class_files_are_not_read(tmp_path: Path) -> None:
 def test_a_file_without_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n")
     (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=None)
-    assert inputs.table is None and inputs.file_format == "csv" and inputs.roles == ()
+    assert inputs.table is None
+    assert inputs.file_format == "csv"
+    assert inputs.roles == ()
     assert list(inputs.rows()) == [] and inputs.fraction_read == 1.0
     assert any("has a header and no rows" in text for text in inputs.notes)
 
@@ -134,7 +136,8 @@ def test_a_header_may_begin_with_a_number(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,text,label\n5,hello there,good\n")
     (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=None)
     assert [inputs.engine_input(row)[0] for row in inputs.rows()] == ["hello there"]
-    assert inputs.first_cells == [] and not any("by what is in their cells" in text for text in inputs.notes)
+    assert inputs.first_cells == []
+    assert not any("by what is in their cells" in text for text in inputs.notes)
 
 
 def test_columns_without_names_have_numbers(tmp_path: Path) -> None:

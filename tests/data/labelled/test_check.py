@@ -105,7 +105,8 @@ def test_bad_rows_and_labels_without_examples(tmp_path: Path) -> None:
 
 def test_clean_data_has_no_problems(tmp_path: Path) -> None:
     report = check_files(tmp_path, train=[("a cat", "x"), ("a dog", "y")], dev=[("a cow", "x"), ("a hen", "y")])
-    assert report.problems == () and report.lines()[-1] == report.verdict() == "no problems found"
+    assert report.problems == ()
+    assert report.lines()[-1] == report.verdict() == "no problems found"
     assert not [line for line in report.lines() if line.startswith("!")]
 
 
@@ -138,7 +139,8 @@ def test_repeated_sources_of_seq2seq_examples(tmp_path: Path) -> None:
         lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     report = check(read(tmp_path, Seq2SeqExample))
-    assert report.splits["train"].contradicting == 1 and report.splits["dev"].contradicting == 0
+    assert report.splits["train"].contradicting == 1
+    assert report.splits["dev"].contradicting == 0
     assert report.splits["train"].places["contradicting"] == ("train.jsonl:1",)
     assert [(leak.alike, leak.groups) for leak in report.leaks] == [(0, 1)]
 

@@ -102,7 +102,8 @@ def test_a_folder_for_each_class_in_folders_for_splits(tmp_path: Path) -> None:
     assert rows(test_folder) == rows(dataset, "test")
     arguments = [Path(f"{split}={tmp_path / 'aclImdb' / split}") for split in ("train", "test")]
     split_folders = read(parse_data_arguments(arguments), None, PLAIN)
-    assert rows(split_folders) == rows(dataset) and rows(split_folders, "test") == rows(dataset, "test")
+    assert rows(split_folders) == rows(dataset)
+    assert rows(split_folders, "test") == rows(dataset, "test")
     classes = [tmp_path / "aclImdb/train" / name for name in ("neg", "pos")]
     assert rows(read(classes, None, PLAIN)) == rows(dataset)
 

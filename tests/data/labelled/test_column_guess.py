@@ -113,4 +113,5 @@ def test_a_test_file_without_labels_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(MESSAGES)
     (tmp_path / "test.csv").write_text("see you at the door\nwin a prize\nit rains again\nit is open today\n")
     dataset = read(tmp_path, LabelledExample, DataSettings(dev_fraction=0.0))
-    assert dataset.splits == ("train",) and "test: has no label, so it is left out" in dataset.stated
+    assert dataset.splits == ("train",)
+    assert "test: has no label, so it is left out" in dataset.stated

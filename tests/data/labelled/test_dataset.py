@@ -107,10 +107,8 @@ def test_files_by_split(tmp_path: Path) -> None:
     assert "test: has no label, so it is left out" in dataset.stated
     for names in (["a", "c"], ["c", "a"]):
         dataset_without_test = read({"train": path / "b.csv", "test": [path / f"{name}.csv" for name in names]})
-        assert (
-            "test" not in dataset_without_test.splits
-            and "test: has no label, so it is left out" in dataset_without_test.stated
-        )
+        assert "test" not in dataset_without_test.splits
+        assert "test: has no label, so it is left out" in dataset_without_test.stated
     assert read([path / "a.csv", path / "b.csv"], settings=DataSettings(dev_fraction=0.0)).splits == ("train",)
     with pytest.raises(HeedfulError, match='there is no split "tset", but train, dev'):
         next(dataset.examples("tset"))

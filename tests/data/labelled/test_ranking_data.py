@@ -40,7 +40,9 @@ def only_example(dataset: Dataset[RankExample]) -> RankExample:
 def test_a_row_with_irrelevant_documents(tmp_path: Path, row: dict[str, Any]) -> None:
     example = only_example(write_and_read(tmp_path / "a.jsonl", [row]))
     assert (example.query, example.documents, example.relevance) == ("q", ("p", "a", "b"), (1.0, 0.0, 0.0))
-    assert example.texts == ("q", "p", "a", "b") and example.group == "q" and example.teacher_scores == ()
+    assert example.texts == ("q", "p", "a", "b")
+    assert example.group == "q"
+    assert example.teacher_scores == ()
 
 
 def test_a_negative_that_is_a_string_is_one_document(tmp_path: Path) -> None:

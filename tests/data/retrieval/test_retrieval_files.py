@@ -29,8 +29,10 @@ def test_beir_folder(tmp_path: Path) -> None:
     data = beir_folder(write_beir(tmp_path / "nf"))
     assert data is not None and data.splits == ("test", "dev", "train")
     first, second = data.documents()
-    assert (first.id, first.content) == ("d1", "Wings\nlift") and second.content == "drag"
-    assert data.queries("test") == {"q1": "what lifts?"} and data.judgments("dev") == {"q1": {"d1": 2, "d2": 0}}
+    assert (first.id, first.content) == ("d1", "Wings\nlift")
+    assert second.content == "drag"
+    assert data.queries("test") == {"q1": "what lifts?"}
+    assert data.judgments("dev") == {"q1": {"d1": 2, "d2": 0}}
     with pytest.raises(DataError, match='no split "validation"; expected one of test, dev, train'):
         data.judgments("validation")
     (tmp_path / "nf/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td1\t1\n")
