@@ -136,7 +136,7 @@ def test_memory_does_not_grow(name: str) -> None:
     metric = update(empty, list(range(COUNT)))
     size = len(pickle.dumps(metric))
     for _ in range(7):
-        metric = metric.merge_state(metric)  # 5,120 examples
+        metric = metric.merge_state(metric)  # in the end, a metric of 5,120 examples
     assert len(pickle.dumps(metric)) < 1.2 * size + 100
 
 
@@ -150,7 +150,7 @@ def test_memory_that_must_grow_is_kept_in_few_arrays(name: str) -> None:
         parts = (metric.questions if name == "threshold" else metric.store).parts
         assert sum(map(len, parts)) == (repeat + 1) * COUNT and len(parts) <= 10
     bytes_per_example = sum(part.nbytes for part in parts) / (25 * COUNT)
-    assert bytes_per_example == {"threshold": 24, "ranked": 16}[name]  # as documented
+    assert bytes_per_example == {"threshold": 24, "ranked": 16}[name]  # as its docstring says
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_best_threshold(seed: int) -> None:
 
 def test_answering_nothing_can_be_best() -> None:
     metrics = SquadThreshold().update({"a": "x", "b": "y"}, {"a": [], "b": []}, {"a": 0.1, "b": 0.9}).compute()
-    assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1.0, 0.0)  # as published
+    assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1.0, 0.0)  # as in the published script
     metrics = SquadThreshold().update({"a": "x"}, {"a": []}, {"a": 0.0}).compute()
     assert metrics["best_f1_threshold"] < 0.0
 

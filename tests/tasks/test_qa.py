@@ -181,7 +181,7 @@ def test_targets_are_all_tokens_that_overlap_the_answer(context: str, answer: st
 def test_answers_in_the_truncated_part_are_left_out() -> None:
     words = long_text(60)
     qa_task = task(long_inputs="truncate", limit=SHORT)
-    start, stop = tokenizer().encode(("who ?", words)).offsets[SHORT - 2]  # of the last token that is left
+    start, stop = tokenizer().encode(("who ?", words)).offsets[SHORT - 2]  # offsets of the last token that is left
     inside = question("who ?", words, words[start:stop], at=start)
     across = question("who ?", words, words[start : stop + 4], at=start)
     after = question("who ?", words, words[stop + 1 : stop + 3], at=stop + 1)

@@ -187,7 +187,7 @@ def test_queries_with_equally_relevant_documents_are_left_out() -> None:
 
 
 def test_a_long_document_has_the_mean_score_of_its_windows() -> None:
-    """So it is in training and in inference."""
+    """The mean over its windows is used in training as well as in inference."""
     example = RankExample(query="who ?", documents=(long_text(60), "ada", long_text(30)), relevance=(0.0, 1.0, 0.0))
     rank_task, loaded = task(limit=SHORT), ModelBundle(model().config, tokenizer().limited(SHORT))
     loaded.load_state_dict(model().state_dict())

@@ -96,7 +96,7 @@ def test_a_word_is_learned_once_in_the_window_with_most_context(kind: str, words
     (windows,) = example_windows(tag_task, example)
     assert all(len(window) <= limit for window in windows)
     whole = backend.encode(PreTokenized(words))
-    first_position: dict[int, int] = {}  # of every word in the whole text
+    first_position: dict[int, int] = {}  # word -> position of its first token in the whole text
     for position, word in enumerate(whole.words):
         if word is not None:
             first_position.setdefault(word, position)
@@ -255,7 +255,7 @@ def test_an_evaluation_with_the_engine_scores_every_word() -> None:
     with torch.no_grad():
         batch = load_both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
         best = load_both("tag").reference(**batch).logits[0].argmax(-1)
-    first_tokens = (1, 2, 3, 4, 8, 12)  # of the words of the first example
+    first_tokens = (1, 2, 3, 4, 8, 12)  # positions of the first token of each word of the first example
     assert predictions[0] == [NAMES[int(best[position])] for position in first_tokens]
     interval = measure.intervals()["accuracy"]
     assert interval["low"] < metrics["accuracy"] < interval["high"]

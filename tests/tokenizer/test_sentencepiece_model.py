@@ -253,7 +253,7 @@ def test_user_defined_symbols(tmp_path: Path, options: dict[str, Any]) -> None:
 def with_unused(data: bytes, piece: str) -> bytes:
     """A model file with one normal piece marked as unused."""
     text = piece.encode()
-    start = data.index(b"\x0a" + bytes([len(text)]) + text + b"\x15")  # of the protobuf entry of the piece
+    start = data.index(b"\x0a" + bytes([len(text)]) + text + b"\x15")  # start of the protobuf entry of the piece
     length = data[start - 1]
     entry, rest = data[start : start + length], data[start + length :]
     type_unused = b"\x18\x05"

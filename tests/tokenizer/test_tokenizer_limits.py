@@ -28,7 +28,7 @@ from heedful.tokenizer.sentencepiece_model import read_model
 from tests.support.sentencepiece_models import train_sentencepiece
 
 State = dict[str, Any]  # the content of a tokenizer.json, or of a part of it
-SECONDS, MEGABYTES = 2.0, 500  # of processor time and of memory, for files of at most 5 MB
+SECONDS, MEGABYTES = 2.0, 500  # maximum processor time and memory for files of at most 5 MB
 
 CHILD = """
 import json, os, pathlib, resource, sys, tempfile, time, warnings
@@ -443,7 +443,7 @@ def test_published_character_maps_are_accepted(rule: str, tmp_path: Path) -> Non
 
 
 def test_accepted_character_maps_with_flipped_bits_do_not_panic(tmp_path: Path) -> None:
-    """They are used on many characters. With a wrong index in the map, the library would panic."""
+    """Maps that pass the checks are used on many characters; a wrong index in a map would make the library panic."""
     (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name="nmt_nfkc"))
     content, rng = read_model(tmp_path, "spiece.model").charsmap, random.Random(3)
     characters = "".join(chr(number) for number in range(0x20, 0x3000) if not 0x300 <= number < 0x370)
