@@ -182,7 +182,7 @@ def _write_or_check_plan(
         old_plan = read_corpus_json(folder / (MANIFEST if is_finished else PLAN))
         if differences := list(_plan_differences(old_plan, plan)):
             raise DataError(
-                f"{folder}: holds {'a corpus' if is_finished else 'an unfinished corpus'} that is another one: "
+                f"{folder}: holds a different{'' if is_finished else ', unfinished'} corpus: "
                 f"{'; '.join(differences)}. Give another folder, or remove this one"
             )
         remove_stale(folder)

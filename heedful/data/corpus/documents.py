@@ -255,7 +255,7 @@ def _with_corpus_settings(message: str) -> str:
 
 LAYOUT_NOTES = {  # sentences for the user
     "line": "has no blank lines, so each line is a document",
-    "paragraph": "lines are sentences, and blank lines part documents",
+    "paragraph": "lines are sentences, and blank lines separate documents",
     "document": "is one document, whose paragraphs are separated by blank lines",
 }
 

@@ -46,7 +46,8 @@ def parse_list_cell(value: object, name: str) -> object:
     if not is_flat or _has_adjacent_strings(text):
         raise CellError(
             name,
-            f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]',
+            f"is {shown(value)}, which looks like a list but cannot be read as one: write it as JSON, like "
+            '["one", "two"]',
         )
     return parsed
 

@@ -365,7 +365,7 @@ def _resolve_keys(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
             name = table.names[key - 1]
             if table.names.count(name) > 1:
                 raise DataError(
-                    f"{table.display_name}: column {key} is called {shown(name)} as another is: name them apart"
+                    f"{table.display_name}: column {key} and another one are called {shown(name)}: rename one of them"
                 )
             names.append(name)
         elif key in table.names:
@@ -388,7 +388,7 @@ def _missing_column_error(table: Table, role: str, guess: ColumnGuess | None = N
         advice = f"Say {column_option(role, 'NUMBER')} (from 1), or NAME instead if its first row is a header"
         if guess is not None:
             advice = str(guess) or advice
-        return MissingColumnError(f"{question} There is no header that is understood; a row is {cells}. {advice}", role)
+        return MissingColumnError(f"{question} No header was recognised; a row is {cells}. {advice}", role)
     known = " or ".join(map(shown, COLUMN_NAMES[role][:3]))
     names = ", ".join(map(shown, table.names[:20]))
     return MissingColumnError(

@@ -219,7 +219,9 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
         return replace(table, notes=(*notes, PLAIN_TEXT_NOTE))
     if file_format not in ("csv", "tsv", "json", "jsonl") or (file_format == "json" and is_squad(file)):
         what = "SQuAD's JSON" if file_format == "json" else file_format
-        raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
+        raise DataError(
+            f"{path}: {what} is not a table: convert it to CSV, TSV, JSON lines or Parquet, with a row for each input"
+        )
     table = _open_rows(file, file_format, settings, row_errors)
     # the keys of the first row are the columns; a row with other keys is reported when it is read
     names = tuple(table.first_row) if isinstance(table.first_row, dict) else table.names

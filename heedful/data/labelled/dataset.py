@@ -272,7 +272,8 @@ def read(
             return _make_dataset(files_by_split, notes, settings, row_errors, corrections)
         if settings.format == "glue":
             raise DataError(
-                f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
+                f"{folder}: is not the folder of a GLUE task, which has a train.tsv and one of the names "
+                f"{', '.join(glue.LAYOUTS)}"
             )
         sources_by_split: dict[str, tuple[object, ...]] = {"train": (folder,)}
         classes = class_folders.find_in_folder(folder, settings, kind)
@@ -454,7 +455,9 @@ def _split_data(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]
     if isinstance(data, Mapping):
         keys_by_split = {SPLIT_BY_WORD.get(str(key).casefold(), str(key)): key for key in data}
         if len(keys_by_split) < len(data) or not data:
-            raise DataError(f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once")
+            raise DataError(
+                f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev and test, at most once each"
+            )
         order = sorted(keys_by_split, key=lambda split: split != "train")
         return {split: _to_sources(data[keys_by_split[split]]) for split in order}, []
     sources = _to_sources(data)

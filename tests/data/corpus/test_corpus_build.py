@@ -124,7 +124,7 @@ def test_layouts_of_text(
     counts = (len(corpus), int(corpus.paragraphs.sum()), len(corpus.paragraphs))
     assert counts == (documents, paragraphs, segments)
     if form == "auto":
-        assert corpus.about["stated"] == ["a.txt: lines are sentences, and blank lines part documents"]
+        assert corpus.about["stated"] == ["a.txt: lines are sentences, and blank lines separate documents"]
 
 
 @pytest.mark.parametrize(
@@ -404,15 +404,15 @@ def test_a_finished_corpus_is_reused_and_a_different_one_refused(
         with pytest.raises(HeedfulError, match=message):
             build_corpus(options["files"], options["tokenizer"], out, options["settings"])
 
-    for state in ("an unfinished corpus", "a corpus"):
+    for state in ("a different, unfinished corpus", "a different corpus"):
         with monkeypatch.context() as patch:
-            if state == "an unfinished corpus":
+            if state == "a different, unfinished corpus":
                 patch.setattr(module, "finish", raise_interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     build_corpus(corpus_files, tokenizer, out, chosen)
             else:
                 build_corpus(corpus_files, tokenizer, out, chosen)
-        start = f"out: holds {state} that is another one: "
+        start = f"out: holds {state}: "
         both = (
             'its setting dedup is "none", not "exact"; its setting shard_chars is 8000, not 9000. Give another folder'
         )

@@ -103,7 +103,7 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "news" / "tea" / "loop").symlink_to(tmp_path / "news")
     assert len(list(list_text_files(tmp_path / "news"))) == 1, "files beside a folder are passed over"
     (tmp_path / "news" / "tea" / "loop").unlink()
-    with pytest.raises(HeedfulError, match="lies in the folder of texts"):
+    with pytest.raises(HeedfulError, match="is inside the folder of texts"):
         open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=tmp_path / "news" / "out")
     (tmp_path / "news" / "a.txt").write_text("a\nb\n")
     for folder, texts in ((tmp_path / "news" / "tea", ["a\nb", "c"]), (tmp_path / "news" / "tea" / "1", ["a\nb"])):

@@ -48,7 +48,7 @@ def test_given_columns(tmp_path: Path) -> None:
         (
             "good,1\nbad,0\n",
             None,
-            r'There is no header that is understood; a row is "good", "1". Say --data.columns.text=NUMBER',
+            r'No header was recognised; a row is "good", "1". Say --data.columns.text=NUMBER',
         ),
         (
             "text,stars\na,1\n",
@@ -56,7 +56,7 @@ def test_given_columns(tmp_path: Path) -> None:
             r'has no column "star", but "text", "stars" \(did you mean "stars"\?\)',
         ),
         ("text,stars\na,1\n", {"label": 3}, "has 2 columns, and column 3 was asked for"),
-        (",text,\n1,a,x\n", {"text": "text", "label": 3}, 'column 3 is called "" as another is: name them apart'),
+        (",text,\n1,a,x\n", {"text": "text", "label": 3}, 'column 3 and another one are called "": rename one of them'),
         (
             "text,review,label\na,b,1\n",
             None,
@@ -184,7 +184,7 @@ def test_a_label_named_like_a_column_does_not_make_its_row_a_header(tmp_path: Pa
     data = "I loved it,positive\nI hated it,negative\nok so,positive\n"
     dataset = write_and_read(tmp_path / "a.csv", data, columns={"text": 1, "label": 2})
     assert [example.label for example in dataset.examples("train")] == ["positive", "negative", "positive"]
-    with pytest.raises(HeedfulError, match="There is no header that is understood"):
+    with pytest.raises(HeedfulError, match="No header was recognised"):
         write_and_read(tmp_path / "a.csv", data)
     for columns in ({"label": 2}, {"text": 1, "label": 2}, {"text": "text", "label": "2"}):
         dataset = write_and_read(tmp_path / "a.csv", "text,stars\na,1\n", columns=columns)
@@ -314,7 +314,7 @@ def test_cells_that_look_like_a_list_but_are_not_one(tmp_path: Path, cell: str) 
     assert not list(dataset.examples("train"))
     (bad_row,) = dataset.row_errors.first
     assert bad_row.column == "words"
-    assert 'looks like a list and is none: write it as JSON, like ["one", "two"]' in bad_row.reason
+    assert 'looks like a list but cannot be read as one: write it as JSON, like ["one", "two"]' in bad_row.reason
 
 
 def test_a_role_that_can_be_only_one_column(tmp_path: Path) -> None:

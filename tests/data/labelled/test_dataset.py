@@ -112,7 +112,7 @@ def test_files_by_split(tmp_path: Path) -> None:
     assert read([path / "a.csv", path / "b.csv"], settings=DataSettings(dev_fraction=0.0)).splits == ("train",)
     with pytest.raises(HeedfulError, match='there is no split "tset", but train, dev'):
         next(dataset.examples("tset"))
-    with pytest.raises(HeedfulError, match=r"splits are val, dev, expected train, dev, test, each once"):
+    with pytest.raises(HeedfulError, match=r"splits are val, dev, expected train, dev and test, at most once each"):
         read({"val": path / "a.csv", "dev": path / "a.csv"})
     with pytest.raises(HeedfulError, match="which column is the label"):
         read({"train": path / "a.csv", "dev": path / "c.csv"})

@@ -110,7 +110,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "mine", FILES["SST-2"])
     assert read(path).stated[1] == "train: train.tsv"
     with pytest.raises(
-        HeedfulError, match=r"mine: is no folder of a GLUE task: those hold train\.tsv and are called CoLA"
+        HeedfulError, match=r"mine: is not the folder of a GLUE task, which has a train\.tsv and one of the names CoLA"
     ):
         read(path, settings=DataSettings(format="glue"))
     with pytest.raises(

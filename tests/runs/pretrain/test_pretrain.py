@@ -598,7 +598,7 @@ def test_changed_text_is_refused(tmp_path: Path, known: Path) -> None:
     text = write_documents(tmp_path / "text.txt", make_documents(60))
     assert go(text, tmp_path / "run", tokenizer=str(known), reporter=Seen(2)).status == "interrupted"
     write_documents(text, make_documents(61))
-    with pytest.raises(HeedfulError, match="holds a corpus that is another one"):
+    with pytest.raises(HeedfulError, match="holds a different corpus"):
         go(text, tmp_path / "run", tokenizer=str(known))
 
 
@@ -769,7 +769,7 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
         [text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), reporter=seen, on_bad_row="skip"
     )
     notes = [
-        "text.txt: lines are sentences, and blank lines part documents",
+        "text.txt: lines are sentences, and blank lines separate documents",
         'rows_1.jsonl: columns: text="text"',
         "documents that are left out: 1 repeated, 1 too short, 1 without text",
         "bad rows of rows_1.jsonl that are left out: 1",
