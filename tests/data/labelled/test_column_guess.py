@@ -41,7 +41,7 @@ def test_a_label_and_a_text_column_are_found_and_reported(tmp_path: Path, kind: 
 
 def test_several_text_columns_are_proposed_in_one_message(tmp_path: Path) -> None:
     message = (
-        r"There is no header .* Columns 2, 3 look like the text and column 1 looks like the label \(4 values\): "
+        r"No header was recognised; .* Columns 2, 3 look like the text and column 1 looks like the label \(4 values\): "
         r"say --data.columns\.text='\[2, 3\]' \(joined\) --data.columns\.label=1"
     )
     with pytest.raises(HeedfulError, match=message):
