@@ -173,21 +173,27 @@ def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
     german, french = loaded.tokenizer.id("de_DE"), loaded.tokenizer.id("fr_XX")
     assert translator.tokenizer.encode("Ada").ids[0 if code_first else -1] == german
     text = list(translator.tokenizer.encode("Ada reads").ids)
-    special_ids = {"forced_bos_token_id": french} if code_first else {"decoder_start_token_id": french}
+    special_ids = {"forced_bos_token_id" if code_first else "decoder_start_token_id": french}
     with transformers_in_float64():
         inputs = torch.tensor([text])
-        (expected,) = reference.generate(
+        (output_ids,) = reference.generate(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=7, **special_ids
         )
     config = GenerationConfig(max_new_tokens=7)
     ((best,),) = start_generation(translator, translator.tokenizer, Packed.of([text]), config).run()
-    generate = expected.tolist()[1:]
-    assert best.tokens == (generate[: generate.index(2)] if 2 in generate else generate)
+    end = 2
+    assert best.tokens == list(itertools.takewhile(lambda id: id != end, output_ids.tolist()[1:]))
     task = Seq2Seq(tokenizer=translator.tokenizer, limit=40, ends=trained_ends(translator, translator.tokenizer))
     (sample,) = task.encode_split([Seq2SeqExample(text="Ada", rewritten="Ada reads")]).samples
-    ada_reads = [id for id in text if id not in (german, 2)]
-    assert list(sample.target or ()) == [*([french] if code_first else []), *ada_reads, 2]
-    assert list(sample.tokens)[-len(sample.target or ()) :] == [*([2] if code_first else []), french, *ada_reads]
+    ada_reads = [id for id in text if id not in (german, end)]
+    target = list(sample.target or ())
+    decoder_input = list(sample.tokens)[-len(target) :]
+    if code_first:
+        assert target == [french, *ada_reads, end]
+        assert decoder_input == [end, french, *ada_reads]
+    else:
+        assert target == [*ada_reads, end]
+        assert decoder_input == [french, *ada_reads]
     heedful.save(translator, tmp_path / "saved")
     saved = heedful.load(tmp_path / "saved", dtype=torch.float64)
     assert saved.tokenizer is not None

@@ -174,8 +174,8 @@ print(refused, used, slowest, int(status["VmHWM"].split()[0]) // 1024, worst.dec
 """
 
 
-def run_structural_changes(folder: Path, count: int, seed: int) -> None:
-    """Change values, lists and components of all kinds of files, `count` times each, and use what is loaded."""
+def write_model_folders(folder: Path) -> None:
+    """Write tokenizer folders that together have components of all kinds, and a folder of sentence embeddings."""
     steps = {
         "normalizers": [
             *(
@@ -235,6 +235,11 @@ def run_structural_changes(folder: Path, count: int, seed: int) -> None:
     sentence_transformers.write_modules(
         folder / "sentences", SentenceEmbedding(normalise=True, pooling=("mean", "max")), 8
     )
+
+
+def run_structural_changes(folder: Path, count: int, seed: int) -> None:
+    """Change values, lists and components of all kinds of files, `count` times each, and use what is loaded."""
+    write_model_folders(folder)
     result = subprocess.run(
         [sys.executable, "-c", STRUCTURED_CHILD, str(folder), str(count), str(seed)],
         **{"capture_output": True, "text": True, "timeout": 3000, "check": False},
