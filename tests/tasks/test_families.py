@@ -195,6 +195,7 @@ def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
     spec = spec_of_head(again.config.head)
     assert spec is not None and spec.name == "rank"
     inputs = [{"query": "who ?", "texts": ["ada", "x"]}]
-    (before,), (after,) = (heedful.Engine(loaded.eval())(inputs) for loaded in (model, again))
+    (before,) = heedful.Engine(model.eval())(inputs)
+    (after,) = heedful.Engine(again.eval())(inputs)
     assert before["scores"] == pytest.approx(after["scores"], abs=1e-6)
     assert len(before["scores"]) == 2

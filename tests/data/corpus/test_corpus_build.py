@@ -48,8 +48,8 @@ def random_documents(count: int, seed: int = 0, paragraphs: int = 3) -> list[str
     return ["\n\n".join(paragraph() for _ in range(rng.randint(1, paragraphs))) for _ in range(count)]
 
 
-def write_jsonl(path: Path, decoded_documents: list[str], column: str = "text") -> Path:
-    path.write_text("".join(json.dumps({column: text}) + "\n" for text in decoded_documents))
+def write_jsonl(path: Path, texts: list[str], column: str = "text") -> Path:
+    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts))
     return path
 
 
