@@ -28,7 +28,10 @@ class BadRow:
     text: str  # the beginning of the row
 
     def __str__(self) -> str:
-        return ":".join([self.file, str(self.line), *([self.column] if self.column else [])]) + f": {self.reason}"
+        position = f"{self.file}:{self.line}"
+        if self.column:
+            position += f":{self.column}"
+        return f"{position}: {self.reason}"
 
 
 class CellError(Exception):
@@ -89,7 +92,8 @@ class RowErrors:
         Args:
             bad: the row.
             index: ascending index of the row, which distinguishes several rows of one line.
-            stage: name of the check that failed. Each stage visits the rows in order and counts them once.
+            stage: name of the check that failed. Each check visits the rows of a file in order, and may visit them
+                several times; a row is counted at its first visit only.
 
         Raises:
             DataError: If the policy is `Raise`, or the quarantine file cannot be written.
@@ -117,15 +121,17 @@ class RowErrors:
             self.repairs[kind] += 1
 
     def _is_new(self, file: str, stage: str, position: tuple[int, int]) -> bool:
+        """Return whether (line, index) is after all that were counted for the file and stage, and store it if so."""
         if position <= self._last_counted.get((file, stage), (0, -1)):
             return False
         self._last_counted[file, stage] = position
         return True
 
-    def _write(self, path: Path, line: dict[str, object]) -> None:
+    def _write(self, path: Path, record: dict[str, object]) -> None:
+        """Append a JSON object as one line to the quarantine file. The first call creates the file."""
         try:
             with path.open("a" if self._file_created else "x", encoding="utf-8") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
+                file.write(json.dumps(record, allow_nan=False) + "\n")
         except FileExistsError:
             raise DataError(f"{path}: exists already; give a new file for bad rows") from None
         except OSError as error:

@@ -1,6 +1,6 @@
 """Readers of static word vectors: text files of GloVe (Pennington et al. 2014), text and binary files of word2vec.
 
-Classic models can start from such vectors.
+Classic models, which are recurrent or bags of words, can initialise their embeddings from such vectors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_vectors(
     *,
     wanted: Collection[str] = (),
     max_other_words: int | None = None,
-    normalise: Callable[[str], str | None] = lambda written: written,
+    normalise: Callable[[str], str | None] = lambda word: word,
 ) -> WordVectors:
     """Read word vectors from a file of GloVe or word2vec, which may be compressed (.gz, .xz, .bz2).
 
@@ -58,17 +58,21 @@ def read_vectors(
     wanted_words = frozenset(wanted)
     num_other_words = 0
     vector_by_word: dict[str, np.ndarray] = {}
-    exact: set[str] = set()  # words with a vector of their exact spelling
-    for written, read_vector in _read_binary(path) if ".bin" in path.suffixes else _read_text(path, wanted_words):
-        word = normalise(written)
-        if word is None or word in exact or (word in vector_by_word and word != written):
+    exact: set[str] = set()  # words whose vector is the one of their exact spelling
+    entries = _read_binary(path) if ".bin" in path.suffixes else _read_text(path, wanted_words)
+    for spelling, read_vector in entries:
+        word = normalise(spelling)
+        if word is None:
             continue
-        if word not in vector_by_word:
-            if word not in wanted_words and max_other_words is not None and num_other_words >= max_other_words:
+        is_known = word in vector_by_word
+        if word in exact or (is_known and word != spelling):
+            continue
+        if not is_known and word not in wanted_words:
+            if max_other_words is not None and num_other_words >= max_other_words:
                 continue
-            num_other_words += word not in wanted_words
+            num_other_words += 1
         vector_by_word[word] = read_vector()
-        if word == written:
+        if word == spelling:
             exact.add(word)
     if not vector_by_word:
         raise DataError(f"{path} has no vector of a wanted word: is it for another language, or in capitals?")
@@ -81,24 +85,22 @@ def _read_text(path: Path, wanted_words: frozenset[str]) -> Iterator[tuple[str, 
     count: int | None = None  # words in the file, by word2vec's first line
     line_number = 0
     for line_number, line in enumerate(read_lines([path]), 1):
-        parts = line.rstrip(" ").split(" ")
-        if line_number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):
-            count, dimension = int(parts[0]), int(parts[1])
+        cells = line.rstrip(" ").split(" ")
+        if line_number == 1 and len(cells) == 2 and all(cell.isdecimal() for cell in cells):
+            count, dimension = int(cells[0]), int(cells[1])
             continue
-        dimension = dimension or len(parts) - 1
+        dimension = dimension or len(cells) - 1
         position = f"{path}, line {line_number}"
-        word = " ".join(parts[: len(parts) - dimension])  # some published words contain spaces
-        if (
-            parts[0] in wanted_words
-            and len(parts) > dimension + 1
-            and word not in wanted_words
-            and _is_number(parts[-dimension - 1])
-        ):
-            raise DataError(f"{position} has {len(parts) - 1} numbers; expected {dimension} as in other lines")
+        word = " ".join(cells[: len(cells) - dimension])  # some published words contain spaces
+        if len(cells) > dimension + 1:
+            # either a word with spaces, or a wanted word with too many numbers
+            first_is_the_word = cells[0] in wanted_words and word not in wanted_words
+            if first_is_the_word and _is_number(cells[-dimension - 1]):
+                raise DataError(f"{position} has {len(cells) - 1} numbers; expected {dimension} as in other lines")
         if dimension < 1 or not word:
             expected = f"a word and {dimension or 'its'} numbers"
-            raise DataError(f"{position} has {len(parts)} parts; expected {expected}")
-        yield word, partial(_to_vector, parts[len(parts) - dimension :], position)
+            raise DataError(f"{position} has {len(cells)} parts; expected {expected}")
+        yield word, partial(_to_vector, cells[len(cells) - dimension :], position)
     if count is not None and line_number - 1 != count:
         raise DataError(
             f"{path}: its first line says {count:,} words, and {line_number - 1:,} lines follow: it is cut off or "
@@ -119,8 +121,8 @@ def _read_binary(path: Path) -> Iterator[tuple[str, ReadVector]]:
             header = file.readline(64).split()
             if len(header) != 2 or not all(part.isdigit() for part in header) or not int(header[1]):
                 raise DataError(
-                    f"{path} does not begin with the number of words and their width, as binary files of word2vec do: "
-                    "if it is text, rename it without .bin"
+                    f"{path} does not begin with the number of words and the dimension, as binary files of word2vec "
+                    "do: if it is text, rename it without .bin"
                 )
             count, dimension = int(header[0]), int(header[1])
             for index in range(1, count + 1):
@@ -137,9 +139,9 @@ def _read_binary(path: Path) -> Iterator[tuple[str, ReadVector]]:
         raise DataError(f"{path} cannot be read after word {index}: {error}; check the file") from error
 
 
-def _is_number(part: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        float(part)
+        float(text)
     except ValueError:
         return False
     return True

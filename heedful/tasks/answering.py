@@ -136,10 +136,10 @@ def best_context_positions(windows: Sequence[Encoding], segment: int = 0) -> lis
     """
     best: dict[tuple[int, int], tuple[float, TokenPosition]] = {}
     for window_index, window in enumerate(windows):
-        positions = [position for position, text in enumerate(window.segments) if text == segment]
+        positions = [position for position, its_segment in enumerate(window.segments) if its_segment == segment]
         for index, position in enumerate(positions):
             context = min(index, len(positions) - 1 - index) + 0.01 * len(positions)
-            token = window.first_text_start, window.start + index
+            token = window.first_text_start, window.start + index  # identifies the token across windows
             if context > best.get(token, (-1.0,))[0]:
                 best[token] = context, (window_index, position)
     return [position for _, position in best.values()]

@@ -79,7 +79,8 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
     head = context.head
     assert isinstance(head, Classes)
     scores = torch.stack([window.scores for window in windows])
-    names, window_count = unique_label_names(head.labels), {"windows": len(windows)}
+    names = unique_label_names(head.labels)
+    window_count = {"windows": len(windows)}
     if head.problem_type == "regression":
         scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores  # a cross-encoder
         return {"values": _named(names, scores.mean(0))} | window_count

@@ -170,7 +170,7 @@ class Embed(Task[PairExample]):
             values = [sample.target for sample in samples]
         elif self.pair_loss == "margin_mse":
             values = [score for sample in samples for score in sample.target]
-            weights = torch.ones(sum(groups) - 2 * len(groups))
+            weights = torch.ones(sum(groups) - 2 * len(groups))  # one margin for each negative
         else:
             values = _first_occurrences([text for sample in samples for text in _candidate_texts(sample)])
         targets = torch.tensor(values, dtype=torch.float64)
@@ -190,9 +190,9 @@ class Embed(Task[PairExample]):
             case "cosine":
                 return (_cosines(vectors) - batch.targets.to(vectors)).square()
             case "cosent":
-                groups = zip(
-                    _cosines(vectors).split(self.group_size), batch.targets.split(self.group_size), strict=True
-                )
+                group_cosines = _cosines(vectors).split(self.group_size)
+                group_scores = batch.targets.split(self.group_size)
+                groups = zip(group_cosines, group_scores, strict=True)
                 return torch.cat(
                     [cosent(self.scale * cosines, scores).expand(len(scores)) for cosines, scores in groups]
                 )
@@ -201,16 +201,13 @@ class Embed(Task[PairExample]):
                 samples = zip(vectors.split(batch.groups), teacher_scores, strict=True)
                 return torch.cat([margin_mse(self.scale * (texts[1:] @ texts[0]), scores) for texts, scores in samples])
         starts = range(0, len(batch.groups), self.group_size)
-        sizes = [batch.groups[start : start + self.group_size] for start in starts]  # texts of each pair, by group
-        parts = zip(
-            vectors.split([sum(group) for group in sizes]),
-            batch.targets.split([sum(group) - len(group) for group in sizes]),
-            sizes,
-            strict=True,
-        )
-        return torch.cat([self._in_batch_losses(*part) for part in parts])
+        sizes_by_group = [batch.groups[start : start + self.group_size] for start in starts]  # texts of each pair
+        vectors_by_group = vectors.split([sum(sizes) for sizes in sizes_by_group])
+        ids_by_group = batch.targets.split([sum(sizes) - len(sizes) for sizes in sizes_by_group])  # without anchors
+        losses = map(self._in_batch_losses, vectors_by_group, ids_by_group, sizes_by_group)
+        return torch.cat(list(losses))
 
-    def _in_batch_losses(self, vectors: Tensor, texts: Tensor, sizes: Sequence[int]) -> Tensor:
+    def _in_batch_losses(self, vectors: Tensor, text_ids: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return -log softmax(scale cos)_positive of each pair, over the positives and negatives of all pairs.
 
         The texts of other pairs are in-batch negatives (Henderson et al. 2017), except texts equal to the pair's
@@ -218,7 +215,7 @@ class Embed(Task[PairExample]):
 
         Args:
             vectors: Unit vectors of the anchor, the positive and the negatives of each pair in turn.
-            texts: An id for each positive and negative; equal texts have equal ids.
+            text_ids: An id for each positive and negative; equal texts have equal ids.
             sizes: How many vectors each pair has: anchor, positive and negatives.
         """
         anchor_rows = [0, *accumulate(sizes)][:-1]
@@ -227,7 +224,7 @@ class Embed(Task[PairExample]):
         anchors, candidates = rows.split([len(anchor_rows), len(candidate_rows)])
         pairs = torch.arange(len(sizes), device=vectors.device)
         positives = anchors - pairs  # index of each pair's positive among the candidates
-        duplicates = texts[positives][:, None] == texts
+        duplicates = text_ids[positives][:, None] == text_ids
         duplicates[pairs, positives] = False
         similarities = self.scale * vectors[anchors] @ vectors[candidates].T
         return F.cross_entropy(similarities.masked_fill(duplicates, -torch.inf), positives, reduction="none")

@@ -35,12 +35,11 @@ def mask_answer(engine_input: object, windows: list[Window], context: AnswerCont
     Start and end are in characters of the input. The most likely candidate comes first. If the text has no mask, the
     answer has a "note".
     """
-    masks = [
-        {"start": start, "end": stop, "candidates": candidates}
-        for window in windows
-        for position, candidates in zip(window.positions, window.scores, strict=True)
-        for start, stop in [window.encoded.offsets[position]]
-    ]
+    masks = []
+    for window in windows:
+        for position, candidates in zip(window.positions, window.scores, strict=True):
+            start, stop = window.encoded.offsets[position]
+            masks.append({"start": start, "end": stop, "candidates": candidates})
     answer: Answer = {"masks": sorted(masks, key=lambda mask: mask["start"]), "windows": len(windows)}
     if not masks:
         answer["note"] = f"nothing to fill in: write {mask_name(context.tokenizer)} where a token is wanted"

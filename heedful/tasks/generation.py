@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 from heedful.checkpoint import ModelBundle
@@ -229,8 +230,9 @@ def _constraints(reader: ConfigReader, vocabulary: int) -> TokenConstraints:
         forced_bos_token_id=reader.integer("forced_bos_token_id", None, minimum=0),
         forced_eos_token_id=_ids(reader, "forced_eos_token_id"),
     )
-    first = () if constraints.forced_bos_token_id is None else (constraints.forced_bos_token_id,)
-    for id in (*first, *constraints.forced_eos_token_id, *(id for word in constraints.bad_words_ids for id in word)):
+    forced_bos = () if constraints.forced_bos_token_id is None else (constraints.forced_bos_token_id,)
+    banned = chain.from_iterable(constraints.bad_words_ids)
+    for id in (*forced_bos, *constraints.forced_eos_token_id, *banned):
         if type(id) is not int or not 0 <= id < vocabulary:
             raise ModelError(f"{reader.source}: {quoted(id)} is no token id of a model with {vocabulary} tokens")
     return constraints
@@ -365,11 +367,13 @@ def generation_inputs(
     loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
 ) -> GenerationInputs:
     """Return the inputs of generation from texts: inputs of the encoder, or prompts of a decoder-only model."""
-    settings, ends = folder_generation(loaded), sequence_ends(loaded.config.model, tokenizer)
+    settings = folder_generation(loaded)
+    ends = sequence_ends(loaded.config.model, tokenizer)
     prompts, source = texts, None
     if ends.start is not None:
         start = ends.start if settings.start is None else settings.start
-        prompts, source = Packed.of([[start]] * len(texts)).to(texts.tokens.device), texts
+        prompts = Packed.of([[start]] * len(texts)).to(texts.tokens.device)
+        source = texts
     return GenerationInputs(
         prompts=prompts,
         source=source,

@@ -106,11 +106,16 @@ def _best_span_of_windows(windows: Sequence[Window], max_answer_tokens: int) -> 
     best: _BestSpan | None = None
     for window_index, starts in starts_by_window.items():
         window = windows[window_index]
-        last_context_token = max(position for position, text in enumerate(window.encoded.segments) if text == 1)
+        last_context_token = _context_positions(window.encoded)[-1]
         first, last, score = best_span(window.scores, starts, last_context_token, max_answer_tokens)
         if best is None or score > best.score:
             best = _BestSpan(window, first, last, score)
     return best
+
+
+def _context_positions(window: Encoding) -> list[int]:
+    """Return the positions in a window of the tokens of the context, which is the second text of the pair."""
+    return [position for position, segment in enumerate(window.segments) if segment == 1]
 
 
 def no_answer_position(head: Head | None) -> int:
@@ -265,7 +270,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return torch.stack(losses)
 
     def new_metrics(self) -> EvalMetrics:
-        metrics: dict[str, object] = {"squad": SquadScore(version="2.0" if self.has_unanswerable else "1.1")}
+        metrics: dict[str, object] = {"squad": SquadScore(version=self._version)}
         if self.has_unanswerable:
             metrics["threshold"] = SquadThreshold()
         return EvalMetrics(
@@ -327,7 +332,7 @@ def answer_tokens(windows: Sequence[Encoding], context: str, span: AnswerSpan) -
     The result is None for windows that do not contain the whole answer.
     """
     start, stop = strip_span(context, span.start, span.start + len(span.text))
-    context_positions = [[position for position, text in enumerate(window.segments) if text == 1] for window in windows]
+    context_positions = [_context_positions(window) for window in windows]
     answer_positions: list[list[int]] = []  # positions in each window of the tokens that overlap the answer
     token_indices: set[int] = set()  # indices of these tokens among the tokens of the context
     for window, positions in zip(windows, context_positions, strict=True):

@@ -232,6 +232,7 @@ class Tag(Task[TaggedExample]):
             return EvalMetrics(
                 metrics={"words": words}, bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, correct)}
             )
+        # precision, recall and f1 have the same sums, which are computed once
         sums = metrics.bootstraps["f1"].sums.update(ids, entity_counts(predicted, gold, "conlleval"))
         strict = metrics.bootstraps["strict_f1"].update(ids, entity_counts(predicted, gold, "strict-iob2"))
         bootstraps = {name: replace(bootstrap, sums=sums) for name, bootstrap in metrics.bootstraps.items()}

@@ -206,7 +206,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
     example: ClassVar[type[Example]]  # class of the examples
     answerers: ClassVar[tuple[AnswerHead, ...]]  # the first one that accepts the form of an input answers the input
     problem_type: ClassVar[ProblemType] = "single_label_classification"
-    skipped_because: ClassVar[str] = "no tokens match what should be learned of them"  # reason if there is no sample
+    skipped_because: ClassVar[str] = "none of their tokens has a target"  # reason if there is no sample
     takes_pairs: ClassVar[bool] = False  # whether an example may be a pair of texts
 
     tokenizer: Tokenizer
@@ -247,9 +247,12 @@ class Task(Objective, ABC, Generic[AnyExample]):
                     f"max_length is {setup.max_length}, but {loaded.source} reads {bundle.max_length} tokens"
                 )
             tokenizer = bundle.tokenizer = tokenizer.limited(setup.max_length)
-        return cls(
-            **{"tokenizer": tokenizer, "limit": bundle.max_length, "long_inputs": setup.long_inputs, **fields}
-        ), bundle
+        defaults: TaskFields = {
+            "tokenizer": tokenizer,
+            "limit": bundle.max_length,
+            "long_inputs": setup.long_inputs,
+        }
+        return cls(**(defaults | fields)), bundle
 
     @classmethod
     def evaluation_fields(

@@ -1,6 +1,6 @@
-"""Texts to token ids and back, over the `tokenizers` library: load, train, pairs, windows, offsets, word indices.
+"""Tokenizers: texts to token ids and back, with the `tokenizers` library. They are loaded from a folder or trained.
 
-Names are imported when they are first used: settings need neither torch nor the library.
+The names below are imported when they are first used, so that settings need neither torch nor the library.
 """
 
 from importlib import import_module

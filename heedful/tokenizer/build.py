@@ -1,4 +1,4 @@
-"""Build tokenizers of the `tokenizers` library from a vocabulary: WordPiece and byte-level BPE; their templates.
+"""Builders of WordPiece and byte-level BPE from a vocabulary, and of the special tokens around texts.
 
 `files.py` calls these functions for a folder without tokenizer.json, and `training.py` after training.
 """

@@ -17,7 +17,8 @@ from heedful.errors import TokenizerError, did_you_mean
 Truncate = Literal["error", "longest_first", "only_second"]
 T = TypeVar("T")
 TOKEN_FIELDS = ("ids", "types", "segments", "offsets", "words")  # fields of Encoding with an entry for each token
-LAZY_FIELDS = {"segments": "sequence_ids", "offsets": "offsets", "words": "word_ids"}  # ours: the library's name
+# field of Encoding to attribute of the library's encoding
+LAZY_FIELDS = {"segments": "sequence_ids", "offsets": "offsets", "words": "word_ids"}
 TRUNCATES: tuple[Truncate, ...] = ("error", "longest_first", "only_second")
 
 
@@ -229,15 +230,18 @@ def pair_windows(encoding: Encoding, max_length: int) -> list[Encoding]:
 
 def window_at(encoding: Encoding, *, segment: int, start: int, room: int) -> Encoding:
     """Return a window: `room` tokens of one text from its token `start` on, and all tokens outside of this text."""
-    first, last = 0, 0
+    text_start, text_stop = 0, 0  # positions of the text in the encoding
     if segment in encoding.segments:  # searched from both ends: a long text has many windows
-        first = encoding.segments.index(segment)
-        last = len(encoding)
-        while encoding.segments[last - 1] != segment:
-            last -= 1
-    begin, end = min(first + start, last), min(first + start + room, last)
-    entries = {name: getattr(encoding, name) for name in TOKEN_FIELDS}
-    fields = {name: values[:first] + values[begin:end] + values[last:] for name, values in entries.items()}
+        text_start = encoding.segments.index(segment)
+        text_stop = len(encoding)
+        while encoding.segments[text_stop - 1] != segment:
+            text_stop -= 1
+    begin = min(text_start + start, text_stop)
+    end = min(text_start + start + room, text_stop)
+    fields = {}
+    for name in TOKEN_FIELDS:
+        entries = getattr(encoding, name)
+        fields[name] = entries[:text_start] + entries[begin:end] + entries[text_stop:]
     return replace(encoding, **fields, start=start)
 
 

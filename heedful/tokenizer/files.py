@@ -71,19 +71,25 @@ def read_tokenizer_files(folder: Path, defaults: FamilyDefaults | None = None) -
         merges = _read_merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
-        defaults_by_class = (defaults or FamilyDefaults()).get("by_class", {})
-        defaults = defaults_by_class.get(config.get("tokenizer_class", ""), defaults)
-        if defaults is not None and defaults.get("file", model.name) != model.name:
-            defaults = None  # the defaults are for a file with another name
-        if defaults is None:
-            notes.append(f"{model.name} does not name the special tokens around a text (none are added)")
-        backend = sentencepiece_model.build_sentencepiece(
-            sentencepiece_model.read_model(folder, model.name), defaults or FamilyDefaults(), config, model
-        )
+        backend = _read_sentencepiece(model, config, defaults, notes)
     else:
         raise _no_tokenizer_error(folder)
     _add_config_tokens(backend, config, folder, notes)
     return TokenizerFiles(backend=backend, config=config, notes=notes)
+
+
+def _read_sentencepiece(
+    path: Path, config: TokenizerConfig, defaults: FamilyDefaults | None, notes: list[str]
+) -> tokenizers.Tokenizer:
+    """Read a SentencePiece model, with the defaults that the family has for its class and its file name, if any."""
+    defaults_by_class = (defaults or FamilyDefaults()).get("by_class", {})
+    defaults = defaults_by_class.get(config.get("tokenizer_class", ""), defaults)
+    if defaults is not None and defaults.get("file", path.name) != path.name:
+        defaults = None  # the defaults are for a file with another name
+    if defaults is None:
+        notes.append(f"{path.name} does not name the special tokens around a text (none are added)")
+    model = sentencepiece_model.read_model(path.parent, path.name)
+    return sentencepiece_model.build_sentencepiece(model, defaults or FamilyDefaults(), config, path)
 
 
 def _no_tokenizer_error(folder: Path) -> HeedfulError:
@@ -214,37 +220,51 @@ def _add_config_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig, f
     """
     path = folder / "tokenizer_config.json"
     with translate_errors(f"{path}: its added tokens cannot be used", "correct added_tokens_decoder"), silence_stderr():
-        listed = sorted((int(id), entry) for id, entry in (config.get("added_tokens_decoder") or {}).items())
-        added_before = {token.content for token in backend.get_added_tokens_decoder().values()}
-        new: list[tuple[int, dict[str, Any]]] = []
-        for id, entry in listed:
-            # entries of added_tokens.json (before transformers 4.34) have no flags; tokenizer.json has them
-            has_flags = entry.keys() != {"content"}
-            if has_flags or entry["content"] not in added_before or backend.token_to_id(entry["content"]) != id:
-                new.append((id, entry))
-        # one call for all tokens, because the time of a call grows with the tokens that were added before
-        backend.add_tokens([_added_token(entry, special=bool(entry.get("special"))) for _, entry in new])
-        for id, entry in new:
-            if backend.token_to_id(entry["content"]) != id:
-                raise TokenizerError(
-                    f"{path}: the added token {quoted(entry['content'])} should have id {id}, but it gets "
-                    f"{backend.token_to_id(entry['content'])}: this vocabulary is not the one it was added to"
-                )
-        added = {token.content for token in backend.get_added_tokens_decoder().values()}
-        for key in PUBLISHED_NAMES:
-            token = config.get(key)
-            if token is None:
-                continue
-            content = token["content"] if isinstance(token, dict) else token
-            if content in added and isinstance(token, str):
-                continue
-            if backend.token_to_id(content) is None:
-                notes.append(f"{key} {quoted(content)} is not in the vocabulary and is left out")
-                config[key] = None
-            else:
-                backend.add_special_tokens([_added_token(token, special=True)])
+        _add_listed_tokens(backend, config.get("added_tokens_decoder") or {}, path)
+        _make_special(backend, config, notes)
         extra = config.get("additional_special_tokens") or []
         backend.add_special_tokens([_added_token(token, special=True) for token in extra])
+
+
+def _added_texts(backend: tokenizers.Tokenizer) -> set[str]:
+    """Return the texts of the added tokens of a tokenizer."""
+    return {token.content for token in backend.get_added_tokens_decoder().values()}
+
+
+def _add_listed_tokens(backend: tokenizers.Tokenizer, entries_by_id: dict[str, dict[str, Any]], path: Path) -> None:
+    """Add the tokens of added_tokens_decoder that the tokenizer lacks, or for which the file has flags."""
+    added_before = _added_texts(backend)
+    new: list[tuple[int, dict[str, Any]]] = []
+    for id, entry in sorted((int(id), entry) for id, entry in entries_by_id.items()):
+        # entries of added_tokens.json (before transformers 4.34) have no flags; tokenizer.json has them
+        has_flags = entry.keys() != {"content"}
+        if has_flags or entry["content"] not in added_before or backend.token_to_id(entry["content"]) != id:
+            new.append((id, entry))
+    # one call for all tokens, because the time of a call grows with the tokens that were added before
+    backend.add_tokens([_added_token(entry, special=bool(entry.get("special"))) for _, entry in new])
+    for id, entry in new:
+        if backend.token_to_id(entry["content"]) != id:
+            raise TokenizerError(
+                f"{path}: the added token {quoted(entry['content'])} should have id {id}, but it gets "
+                f"{backend.token_to_id(entry['content'])}: this vocabulary is not the one it was added to"
+            )
+
+
+def _make_special(backend: tokenizers.Tokenizer, config: TokenizerConfig, notes: list[str]) -> None:
+    """Make the tokens of keys such as "mask_token" special. A key is set to None if the vocabulary lacks its token."""
+    added = _added_texts(backend)
+    for key in PUBLISHED_NAMES:
+        token = config.get(key)
+        if token is None:
+            continue
+        content = token["content"] if isinstance(token, dict) else token
+        if content in added and isinstance(token, str):
+            continue
+        if backend.token_to_id(content) is None:
+            notes.append(f"{key} {quoted(content)} is not in the vocabulary and is left out")
+            config[key] = None
+        else:
+            backend.add_special_tokens([_added_token(token, special=True)])
 
 
 def _added_token(token: str | dict[str, Any], *, special: bool) -> tokenizers.AddedToken:
@@ -261,7 +281,9 @@ def _read_lines(folder: Path, name: str, notes: list[str]) -> Iterator[tuple[int
     Raises:
         TokenizerError: If there are too many lines, or one is too long or not UTF-8.
     """
-    has_windows_ends, path, data = False, folder / name, read_bytes(folder, name)
+    path = folder / name
+    data = read_bytes(folder, name)
+    has_windows_ends = False
     if (count := data.count(b"\n")) > MAX_TOKENS:
         raise TokenizerError(f"{path} has {count} lines: a vocabulary has at most {MAX_TOKENS}")
     with io.BytesIO(data) as file:

@@ -66,7 +66,7 @@ def _check_growth(state: State, *parts: str) -> None:
         for step in _components(state, part):
             growth *= _growth(step, part)
             if growth > MAX_GROWTH * UNICODE_GROWTH:
-                break
+                break  # refused below, with or without a map
     has_map = any(step["type"] == "Precompiled" for part in parts for step in _components(state, part))
     if growth > MAX_GROWTH * (UNICODE_GROWTH if has_map else 1):  # a map may do what Unicode's normal forms do
         raise BoundsError(f"its {parts[0]} can make a text more than {MAX_GROWTH} times as long")

@@ -103,8 +103,9 @@ class _Node:
                 total, next_first = 1.0, ""
                 for part in reversed(self.parts):
                     is_optional = part.kind == "repeat" and part.max_repeats == 1
+                    inner_first = part.parts[0].first if is_optional else ""
                     # whether one character decides if the optional part matches
-                    is_decided = is_optional and "" != part.parts[0].first != next_first != ""
+                    is_decided = inner_first != "" and next_first != "" and inner_first != next_first
                     total *= 1 if is_decided else part.cost(can_fail_later)
                     can_fail_later = can_fail_later or part.can_fail
                     next_first = part.first
@@ -112,6 +113,7 @@ class _Node:
         return self._repeat_cost(can_fail_later)
 
     def _repeat_cost(self, can_fail_later: bool) -> float:
+        """Return in how many ways a repeat can be tried: with each possible count of repeats."""
         (inner,) = self.parts
         if inner.min_chars == 0 and self.max_repeats > 1:
             raise UnsupportedError("it repeats something that can be empty")
@@ -122,7 +124,8 @@ class _Node:
         if inner_cost == 1:
             return max_repeats - self.min_repeats + 1
         capped = min(inner_cost, MAX_COST + 1) ** min(max_repeats, ASSUMED_REPEATS)  # does not overflow
-        return float(capped) + (self.min_repeats == 0)
+        num_ways_without = 1 if self.min_repeats == 0 else 0
+        return float(capped) + num_ways_without
 
 
 def bound_cost(pattern: str) -> Bound:

@@ -134,23 +134,24 @@ class Tokenizer:
         """
         folder = Path(folder)
         try:
-            source = files.read_tokenizer_files(folder, cast("FamilyDefaults | None", defaults))
+            contents = files.read_tokenizer_files(folder, cast("FamilyDefaults | None", defaults))
         except OSError as error:
             raise TokenizerError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
         try:
-            tokenizer = cls(source.backend, source.config)
+            tokenizer = cls(contents.backend, contents.config)
         except HeedfulError as error:
             raise TokenizerError(f"{folder}: {error}") from error
-        if isinstance(language := source.config.get("src_lang"), str) and language in tokenizer.languages:
+        if isinstance(language := contents.config.get("src_lang"), str) and language in tokenizer.languages:
             tokenizer = tokenizer.with_source_language(language)
-        stored = source.config.get("do_lower_case")
-        if isinstance(stored, bool) and tokenizer.lowercases is not None and stored != tokenizer.lowercases:
-            source.notes.append(
-                f"tokenizer_config.json has do_lower_case {json.dumps(stored)} but tokenizer.json does the opposite "
-                "(tokenizer.json counts)"
+        notes = contents.notes
+        lower_case = contents.config.get("do_lower_case")
+        if isinstance(lower_case, bool) and tokenizer.lowercases not in (None, lower_case):
+            notes.append(
+                f"tokenizer_config.json has do_lower_case {json.dumps(lower_case)} but tokenizer.json does the "
+                "opposite (tokenizer.json counts)"
             )
-        if source.notes:
-            warnings.warn(f"{folder}: " + "; ".join(source.notes), HeedfulWarning, stacklevel=2)
+        if notes:
+            warnings.warn(f"{folder}: " + "; ".join(notes), HeedfulWarning, stacklevel=2)
         return tokenizer
 
     def __repr__(self) -> str:
@@ -510,9 +511,12 @@ def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Speci
     config, state = tokenizer._config, tokenizer._state
     added_tokens = {token["content"] for token in state["added_tokens"]}
     segments = probe.sequence_ids
-    text_end = len(segments) - next((back for back, segment in enumerate(reversed(segments)) if segment is not None), 0)
-    has_token = {"bos_or_cls": segments[:1] == [None], "eos_or_sep": segments[-1:] == [None]}  # before, after a text
-    ids_around = {"bos_or_cls": probe.ids[:1], "eos_or_sep": probe.ids[text_end : text_end + 1]}  # <sep> of <sep> <cls>
+    text_positions = [position for position, segment in enumerate(segments) if segment is not None]
+    text_stop = text_positions[-1] + 1 if text_positions else len(segments)
+    # whether there is a special token before the text, and after it
+    has_token = {"bos_or_cls": segments[:1] == [None], "eos_or_sep": segments[-1:] == [None]}
+    # ids of the special token before the text, and of the first one after it: <sep> of <sep> <cls>
+    ids_around = {"bos_or_cls": probe.ids[:1], "eos_or_sep": probe.ids[text_stop : text_stop + 1]}
     special: dict[str, int | None] = {}
     for role, keys in ROLES.items():
         config_tokens = [config[key] for key in keys if config.get(key)]
@@ -520,7 +524,8 @@ def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> Speci
         if role == "unknown":
             tokens.append(state["model"].get("unk_token"))
             unknown_id = state["model"].get("unk_id")
-            tokens.extend([tokenizer.name(unknown_id)] if unknown_id is not None else [])
+            if unknown_id is not None:
+                tokens.append(tokenizer.name(unknown_id))
         if not has_token.get(role):
             end_of_text = [END_OF_TEXT] if role in has_token else []  # GPT-2's published folders name no tokens
             published = (*PUBLISHED_NAMES[keys[0]], *end_of_text)

@@ -46,13 +46,13 @@ def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str
     return counts
 
 
-def as_single_word(written: str, *, lower_case: bool = True) -> str | None:
+def as_single_word(word: str, *, lower_case: bool = True) -> str | None:
     """Return a word as `word_tokenizer` normalises it, or None if the result is several words or empty.
 
     >>> as_single_word("Schön"), as_single_word("schön", lower_case=False), as_single_word("U.S.")
     ('schon', 'schön', None)
     """
-    words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_normalizer(lower_case).normalize_str(written))
+    words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_normalizer(lower_case).normalize_str(word))
     return words[0][0] if len(words) == 1 else None
 
 

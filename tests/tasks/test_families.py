@@ -1,4 +1,4 @@
-"""Every task on every family that can carry it: it learns and answers; the others say which heads there are."""
+"""Every task with every model family: supported heads can be trained and used, the others are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from heedful.tasks.task import TaskSetup, evaluate_task
 from tests.support.model_folders import VOCABULARY
 from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
-EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head -> task, examples, what it needs
+EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head -> task, examples, options of the task
     "sequence_classification": (
         Classify,
         [LabelledExample(text="the cat sat on the mat", label="up"), LabelledExample(text="a dog", label="down")],
@@ -77,86 +77,97 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
     ),
 }
 EMPTY = DatasetStats(counts={"train": 1}, labels=Counter())
-CARRIED = [
+SUPPORTED = [
     (family, kind) for family in TINY for kind in EXAMPLES if kind == "embedding" or kind in FAMILIES[family].kinds()
 ]
-NOT = [("t5", "encoder"), *((a, kind) for a in TINY for kind in EXAMPLES if (a, kind) not in CARRIED)]
+UNSUPPORTED = [
+    ("t5", "encoder"),
+    *((family, kind) for family in TINY for kind in EXAMPLES if (family, kind) not in SUPPORTED),
+]
 
 
 @cache
 def loaded(family: str) -> heedful.ModelBundle:
+    """A tiny model of a family without a head, with the tokenizer of the tests."""
     folder = Path(mkdtemp())
     with_types = (
         "bert" in family and family not in ("distilbert", "modernbert", "eurobert")
     ) or family == "jina_embeddings_v3"
     types = {"type_vocab_size": 2} if with_types else {}
     save_tiny(folder, family, FAMILIES[family].bare, vocab_size=len(VOCABULARY), **types)
-    angled = {"[CLS]": "<s>", "[SEP]": "</s>", "[PAD]": "<pad>", "[MASK]": "<mask>"} if family == "mpnet" else {}
-    vocabulary = [angled.get(token, token) for token in VOCABULARY]
+    names_in_mpnet = (
+        {"[CLS]": "<s>", "[SEP]": "</s>", "[PAD]": "<pad>", "[MASK]": "<mask>"} if family == "mpnet" else {}
+    )
+    vocabulary = [names_in_mpnet.get(token, token) for token in VOCABULARY]
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 36}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return heedful.load(folder)
 
 
-def test_who_carries_what() -> None:
+def test_which_families_support_which_heads() -> None:
     decoders = {"gpt2", "llama", "qwen3"}
-    assert {family for family, kind in CARRIED if kind == "language_model"} == {*decoders, *ENCODER_DECODER}
+    assert {family for family, kind in SUPPORTED if kind == "language_model"} == {*decoders, *ENCODER_DECODER}
     without_choice = {*decoders, *ENCODER_DECODER, "gte", "nomic_bert", "jina_embeddings_v3", "eurobert"}
-    assert {family for family, kind in NOT if kind == "multiple_choice"} == without_choice
+    assert {family for family, kind in UNSUPPORTED if kind == "multiple_choice"} == without_choice
     without_answers = {"gte", "nomic_bert", "eurobert", "marian"}
-    assert {family for family, kind in NOT if kind == "question_answering"} == without_answers
-    assert {family for family, kind in NOT if kind == "token_classification"} == {"bart", "mbart", "marian"}
-    assert {family for family, kind in NOT if kind == "sequence_classification"} == {"marian"}
-    assert all((family, "embedding") in CARRIED for family in TINY)
+    assert {family for family, kind in UNSUPPORTED if kind == "question_answering"} == without_answers
+    assert {family for family, kind in UNSUPPORTED if kind == "token_classification"} == {"bart", "mbart", "marian"}
+    assert {family for family, kind in UNSUPPORTED if kind == "sequence_classification"} == {"marian"}
+    assert all((family, "embedding") in SUPPORTED for family in TINY)
 
 
-@pytest.mark.parametrize(("family", "kind"), CARRIED)
+@pytest.mark.parametrize(("family", "kind"), SUPPORTED)
 def test_learn_and_answer(family: str, kind: str) -> None:
-    of, examples, more = EXAMPLES[kind]
-    new_model = with_head(loaded(family), kind, labels=more.get("labels", ()), seed=1)
+    task_class, examples, options = EXAMPLES[kind]
+    new_model = with_head(loaded(family), kind, labels=options.get("labels", ()), seed=1)
     assert new_model.tokenizer is not None
-    if of is Seq2Seq:
-        more = {"ends": sequence_ends(new_model.config.model, new_model.tokenizer)}
-    task = of(tokenizer=new_model.tokenizer, limit=new_model.max_length, **more)
+    if task_class is Seq2Seq:
+        options = {"ends": sequence_ends(new_model.config.model, new_model.tokenizer)}
+    task = task_class(tokenizer=new_model.tokenizer, limit=new_model.max_length, **options)
     samples = task.encode_split(examples).samples
     assert len(samples) == len(examples)
     loss = task.loss(new_model.train(), task.batch(samples, list(range(len(samples)))))
     loss.sum.backward()
-    moved = {
-        name for name, each in new_model.named_tensors().items() if each.grad is not None and each.grad.abs().sum() > 0
+    with_gradient = {
+        name
+        for name, tensor in new_model.named_tensors().items()
+        if tensor.grad is not None and tensor.grad.abs().sum() > 0
     }
-    assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
-    assert all(bool(each.grad.isfinite().all()) for each in new_model.named_tensors().values() if each.grad is not None)
+    assert any("blocks" in name for name in with_gradient)
+    assert "embedding.tokens.weight" in with_gradient
+    assert all(
+        bool(tensor.grad.isfinite().all()) for tensor in new_model.named_tensors().values() if tensor.grad is not None
+    )
     engine = heedful.Engine(new_model.eval(), writing=GenerationConfig(max_new_tokens=5))
-    numbers = task.compute_metrics(evaluate_task(task, engine, examples))
-    assert 0 <= abs(numbers[task.metric]) <= 1
-    asked = [task.engine_input(example) for example in examples]
-    alone = [engine([each])[0] for each in asked]
-    assert json.dumps(engine(asked)[0].get("label")) == json.dumps(alone[0].get("label"))
+    metrics = task.compute_metrics(evaluate_task(task, engine, examples))
+    assert 0 <= abs(metrics[task.metric]) <= 1
+    inputs = [task.engine_input(example) for example in examples]
+    alone = [engine([text])[0] for text in inputs]
+    assert json.dumps(engine(inputs)[0].get("label")) == json.dumps(alone[0].get("label"))
 
 
-@pytest.mark.parametrize(("family", "kind"), NOT)
-def test_what_cannot_be_carried_is_refused(family: str, kind: str) -> None:
+@pytest.mark.parametrize(("family", "kind"), UNSUPPORTED)
+def test_unsupported_heads_are_refused(family: str, kind: str) -> None:
     with pytest.raises(HeedfulError, match=f'this family has no head "{kind}".*; it has .*embedding'):
         with_head(loaded(family), kind, labels=("a", "b"))
 
 
 @pytest.mark.parametrize("family", ["xlnet", "t5", "modernbert"])
-def test_long_texts_without_a_table_of_positions(family: str) -> None:
-    """They read what the tokenizer allows; more is seen in windows, and nothing is lost."""
+def test_long_texts_of_models_without_a_position_table(family: str) -> None:
+    """Their maximum length is that of the tokenizer; longer texts are split into windows."""
     model = with_head(loaded(family), "sequence_classification", labels=("a", "b"), seed=1)
     (answer,) = heedful.Engine(model)(["the cat sat on the mat " * 30])
     assert answer["windows"] > 5
     torch.testing.assert_close(sum(answer["probabilities"].values()), 1.0)
 
 
-@pytest.mark.parametrize("family", [family for family, kind in CARRIED if kind == "sequence_classification"])
-def test_bfloat16_products_learn_the_same(family: str) -> None:
-    """As training does it on a processor that has them: float32 weights, the loss near to that of float32."""
-    of, examples, more = EXAMPLES["sequence_classification"]
-    model = with_head(loaded(family), "sequence_classification", labels=more["labels"], seed=1)
-    task = of(tokenizer=model.tokenizer, limit=model.max_length, **more)
+@pytest.mark.parametrize("family", [family for family, kind in SUPPORTED if kind == "sequence_classification"])
+def test_the_loss_in_bfloat16_is_near_that_in_float32(family: str) -> None:
+    """Weights stay in float32, and only products are computed in bfloat16, as in mixed-precision training."""
+    task_class, examples, options = EXAMPLES["sequence_classification"]
+    model = with_head(loaded(family), "sequence_classification", labels=options["labels"], seed=1)
+    task = task_class(tokenizer=model.tokenizer, limit=model.max_length, **options)
     batch = task.batch(task.encode_split(examples).samples, [0, 1])
     exact = float(task.loss(model, batch).sum.detach())
     with torch.autocast("cpu", torch.bfloat16):
@@ -164,12 +175,14 @@ def test_bfloat16_products_learn_the_same(family: str) -> None:
     loss.sum.backward()
     assert abs(float(loss.sum.detach()) - exact) < 0.05 * max(1.0, exact)
     model.train()
-    with torch.autocast("cpu", torch.bfloat16):  # with dropout, by the other kernel
+    with torch.autocast("cpu", torch.bfloat16):  # with dropout, another attention kernel is used
         task.loss(model, batch).sum.backward()
-    assert all(bool(each.grad.isfinite().all()) for each in model.named_tensors().values() if each.grad is not None)
+    assert all(
+        bool(tensor.grad.isfinite().all()) for tensor in model.named_tensors().values() if tensor.grad is not None
+    )
 
 
-@pytest.mark.parametrize("family", [family for family, kind in CARRIED if kind == "sequence_classification"])
+@pytest.mark.parametrize("family", [family for family, kind in SUPPORTED if kind == "sequence_classification"])
 def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
     setup = TaskSetup(settings=RankSettings(), loaded=loaded(family), labels=(), stats=EMPTY)
     task, model = Rank.create(setup)
@@ -181,6 +194,8 @@ def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
     again = heedful.load(tmp_path / "model")
     spec = spec_of_head(again.config.head)
     assert spec is not None and spec.name == "rank"
-    asked = [{"query": "who ?", "texts": ["ada", "x"]}]
-    (before,), (after,) = (heedful.Engine(each.eval())(asked) for each in (model, again))
-    assert before["scores"] == pytest.approx(after["scores"], abs=1e-6) and len(before["scores"]) == 2
+    inputs = [{"query": "who ?", "texts": ["ada", "x"]}]
+    (before,) = heedful.Engine(model.eval())(inputs)
+    (after,) = heedful.Engine(again.eval())(inputs)
+    assert before["scores"] == pytest.approx(after["scores"], abs=1e-6)
+    assert len(before["scores"]) == 2

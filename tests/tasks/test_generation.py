@@ -1,7 +1,8 @@
-"""generation_config.json of a folder is obeyed as transformers obeys it, token for token, or refused by name."""
+"""generation_config.json: its settings give the same tokens as in transformers, or an error names the setting."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -53,40 +54,39 @@ def set_generation(loaded: heedful.ModelBundle, reference: Any, settings: dict[s
     reference.generation_config = transformers.GenerationConfig.from_dict(settings)
 
 
-def written_by_transformers(reference: Any, family: str, prompt: list[int], stop: tuple[int, ...]) -> list[int]:
+def generate_with_transformers(reference: Any, family: str, prompt: list[int], stop: tuple[int, ...]) -> list[int]:
+    """The new ids after the prompt, up to the first id of `stop` or padding (97)."""
     with transformers_in_float64():
         inputs = torch.tensor([prompt])
         (ids,) = reference.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=97).tolist()
     new = ids[1 if family in ENCODER_DECODER else len(prompt) :]
-    ends = [place for place, id in enumerate(new) if id in (*stop, 97)]
-    return new[: ends[0]] if ends else new
+    return list(itertools.takewhile(lambda id: id not in (*stop, 97), new))
 
 
-def written(loaded: heedful.ModelBundle, tokenizer: Tokenizer, prompts: list[list[int]]) -> list[list[int]]:
+def generate(loaded: heedful.ModelBundle, tokenizer: Tokenizer, prompts: list[list[int]]) -> list[list[int]]:
+    """The ids of the best text after every prompt."""
     defaults = folder_generation(loaded).defaults
     return [texts[0].tokens for texts in start_generation(loaded, tokenizer, Packed.of(prompts), defaults).run()]
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_settings_of_the_folder_are_obeyed_as_in_transformers(tmp_path: Path, family: str) -> None:
+def test_generation_settings_of_a_folder_work_as_in_transformers(tmp_path: Path, family: str) -> None:
     reference = save_tiny(tmp_path, family, ARCHITECTURES[family], torch.float64)
     loaded, tokenizer = heedful.load(tmp_path, dtype=torch.float64), tokenizer_of(reference)
     assert loaded.config.generation is not None
-    for settings in [
-        {**loaded.config.generation, **settings} for settings in (SETTINGS if family == "bart" else SETTINGS[1:3])
-    ]:
+    for changes in SETTINGS if family == "bart" else SETTINGS[1:3]:
+        settings = {**loaded.config.generation, **changes}
         set_generation(loaded, reference, settings)
-        free = written(loaded, tokenizer, PROMPTS)[0]
-        set_generation(  # with another end some texts end early
-            loaded, reference, settings | {"eos_token_id": [reference.config.eos_token_id, free[len(free) // 2]]}
-        )
+        long_text = generate(loaded, tokenizer, PROMPTS)[0]
+        second_end = long_text[len(long_text) // 2]  # so that a text ends early
+        set_generation(loaded, reference, settings | {"eos_token_id": [reference.config.eos_token_id, second_end]})
         stop = folder_generation(loaded).stop
-        expected = [written_by_transformers(reference, family, prompt, stop) for prompt in PROMPTS]
-        assert written(loaded, tokenizer, PROMPTS) == expected, settings
-        assert [written(loaded, tokenizer, [prompt])[0] for prompt in PROMPTS] == expected, settings
+        expected = [generate_with_transformers(reference, family, prompt, stop) for prompt in PROMPTS]
+        assert generate(loaded, tokenizer, PROMPTS) == expected, settings
+        assert [generate(loaded, tokenizer, [prompt])[0] for prompt in PROMPTS] == expected, settings
 
 
-def test_settings_in_config_json_count_without_generation_config(tmp_path: Path) -> None:
+def test_generation_settings_are_read_from_an_old_config_json(tmp_path: Path) -> None:
     """Before transformers 4.26, generation settings were in config.json, with defaults of its class for the others."""
     reference = save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
     (tmp_path / "generation_config.json").unlink()
@@ -116,19 +116,21 @@ def test_settings_that_are_not_supported_are_refused(tmp_path: Path, settings: d
     save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    loaded = heedful.load(tmp_path)  # its scores do not depend on them
+    loaded = heedful.load(tmp_path)  # loading ignores them, since scores do not depend on them
     with pytest.raises(HeedfulError, match=message):
         folder_generation(loaded)
 
 
 def test_generation_config_is_saved_as_it_was_read(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "theirs", "bart", ARCHITECTURES["bart"])
-    heedful.save(heedful.load(tmp_path / "theirs"), tmp_path / "ours")
-    theirs, ours = (json.loads((tmp_path / side / "generation_config.json").read_text()) for side in ("theirs", "ours"))
-    assert theirs == ours
+    save_tiny(tmp_path / "original", "bart", ARCHITECTURES["bart"])
+    heedful.save(heedful.load(tmp_path / "original"), tmp_path / "saved")
+    original, saved = (
+        json.loads((tmp_path / name / "generation_config.json").read_text()) for name in ("original", "saved")
+    )
+    assert saved == original
 
 
-def test_choices_of_a_user_replace_those_of_the_folder() -> None:
+def test_options_of_a_user_override_those_of_the_folder() -> None:
     beams = BeamSearch(num_beams=4, length_penalty=2.0)
     folder = GenerationConfig(how=beams, beam_search=beams, max_new_tokens=142, max_length=142)
     assert folder.with_choices() == folder
@@ -136,12 +138,12 @@ def test_choices_of_a_user_replace_those_of_the_folder() -> None:
     assert chosen.how == BeamSearch(num_beams=2, num_return_sequences=2, length_penalty=2.0)
     assert (chosen.max_new_tokens, chosen.max_length) == (9, None)
     assert folder.with_choices(temperature=0.5, seed=3).how == Sampling(temperature=0.5)
-    drawn = GenerationConfig(how=Sampling(top_k=50)).with_choices(temperature=0.5)
-    assert drawn.how == Sampling(temperature=0.5, top_k=50)
+    sampled = GenerationConfig(how=Sampling(top_k=50)).with_choices(temperature=0.5)
+    assert sampled.how == Sampling(temperature=0.5, top_k=50)
     assert GenerationConfig().with_choices(num_return_sequences=5).how == Greedy()
 
 
-def test_a_forced_token_is_learned_as_the_first_one(tmp_path: Path) -> None:
+def test_a_forced_first_token_is_learned(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
     loaded, tokenizer = heedful.load(tmp_path), tokenizer_of(reference)
     set_generation(loaded, reference, {"forced_bos_token_id": 0})
@@ -157,11 +159,11 @@ def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
     """The code of the source language is added to the text. mBART's decoder starts with that of the target language,
     and mBART-50's has to generate it first, as in transformers; both settings are saved, and training follows them.
     """
-    folder, leads = tmp_path / "model", "50" in tokenizer_class
+    folder, code_first = tmp_path / "model", "50" in tokenizer_class
     folder.mkdir()
     (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece())
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
-    start = 2 if leads else None
+    start = 2 if code_first else None
     reference = save_tiny(
         folder, "mbart", ARCHITECTURES["mbart"], torch.float64, vocab_size=400, decoder_start_token_id=start
     )
@@ -169,26 +171,33 @@ def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
     translator = with_languages(loaded, "de_DE", "fr_XX")
     assert loaded.tokenizer is not None and translator.tokenizer is not None
     german, french = loaded.tokenizer.id("de_DE"), loaded.tokenizer.id("fr_XX")
-    assert translator.tokenizer.encode("Ada").ids[0 if leads else -1] == german
+    assert translator.tokenizer.encode("Ada").ids[0 if code_first else -1] == german
     text = list(translator.tokenizer.encode("Ada reads").ids)
-    special_ids = {"forced_bos_token_id": french} if leads else {"decoder_start_token_id": french}
+    special_ids = {"forced_bos_token_id" if code_first else "decoder_start_token_id": french}
     with transformers_in_float64():
         inputs = torch.tensor([text])
-        (expected,) = reference.generate(
+        (output_ids,) = reference.generate(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=7, **special_ids
         )
     config = GenerationConfig(max_new_tokens=7)
     ((best,),) = start_generation(translator, translator.tokenizer, Packed.of([text]), config).run()
-    written = expected.tolist()[1:]
-    assert best.tokens == (written[: written.index(2)] if 2 in written else written)
+    end = 2
+    assert best.tokens == list(itertools.takewhile(lambda id: id != end, output_ids.tolist()[1:]))
     task = Seq2Seq(tokenizer=translator.tokenizer, limit=40, ends=trained_ends(translator, translator.tokenizer))
     (sample,) = task.encode_split([Seq2SeqExample(text="Ada", rewritten="Ada reads")]).samples
-    ada_reads = [id for id in text if id not in (german, 2)]
-    assert list(sample.target or ()) == [*([french] if leads else []), *ada_reads, 2]
-    assert list(sample.tokens)[-len(sample.target or ()) :] == [*([2] if leads else []), french, *ada_reads]
+    ada_reads = [id for id in text if id not in (german, end)]
+    target = list(sample.target or ())
+    decoder_input = list(sample.tokens)[-len(target) :]
+    if code_first:
+        assert target == [french, *ada_reads, end]
+        assert decoder_input == [end, french, *ada_reads]
+    else:
+        assert target == [*ada_reads, end]
+        assert decoder_input == [french, *ada_reads]
     heedful.save(translator, tmp_path / "saved")
     saved = heedful.load(tmp_path / "saved", dtype=torch.float64)
-    assert saved.tokenizer is not None and saved.tokenizer.encode("Ada").ids == translator.tokenizer.encode("Ada").ids
+    assert saved.tokenizer is not None
+    assert saved.tokenizer.encode("Ada").ids == translator.tokenizer.encode("Ada").ids
     assert start_generation(saved, saved.tokenizer, Packed.of([text]), config).run()[0][0].tokens == best.tokens
     with pytest.raises(HeedfulError, match=r"'fr_FR' is no language of this model.*fr_XX"):
         with_languages(loaded, None, "fr_FR")

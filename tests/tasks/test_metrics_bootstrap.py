@@ -1,4 +1,4 @@
-"""Intervals: the spread is that of the ordinary bootstrap, the truth lies in them as often as they say."""
+"""Bootstrap intervals: equal to those of a plain bootstrap, and they contain the true value as often as they should."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from heedful.tasks.metrics.bootstrap import (
 )
 
 
-def test_weights_are_poisson_and_depend_on_seed_and_id_alone() -> None:
+def test_bootstrap_weights_are_poisson_and_depend_on_seed_and_id() -> None:
     weights = np.stack([_weights(0, name, 1000) for name in range(400)])
     for k in range(5):
         expected = math.exp(-1) / math.factorial(k)
@@ -55,72 +55,72 @@ def test_the_mean() -> None:
     narrow = mean_interval(scores, seed=1, level=0.5)
     assert interval["low"] < narrow["low"] < narrow["high"] < interval["high"]
     order = np.random.default_rng(1).permutation(400)
-    again = mean_interval(scores[order], seed=1, ids=order)
-    assert {**again, "mean": 0} == {**interval, "mean": 0}
+    in_other_order = mean_interval(scores[order], seed=1, ids=order)
+    assert {**in_other_order, "mean": 0} == {**interval, "mean": 0}, "only the mean depends on the order, by rounding"
     assert mean_interval([0.5] * 9, seed=0)["low"] == pytest.approx(0.5)
 
 
-def test_the_truth_lies_in_as_many_intervals_as_they_say() -> None:
-    random = np.random.default_rng(0)
+def test_intervals_contain_the_true_value_as_often_as_their_level() -> None:
+    rng = np.random.default_rng(0)
     inside = 0
     for trial in range(200):
-        interval = mean_interval(random.random(60) < 0.7, seed=trial, level=0.9, replicates=200)
+        interval = mean_interval(rng.random(60) < 0.7, seed=trial, level=0.9, replicates=200)
         inside += interval["low"] <= 0.7 <= interval["high"]
     assert 165 <= inside <= 195  # of 180 expected; the percentile interval is a little narrow
 
 
-def ordinary(rows: np.ndarray, of: Any) -> list[float]:
-    """The bootstrap with all examples in memory."""
-    random = np.random.default_rng(0)
-    drawn = random.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=1000)
-    return np.quantile(of((drawn @ rows).astype(np.float64)), [0.025, 0.975]).tolist()
+def plain_bootstrap_interval(rows: np.ndarray, statistic: Any) -> list[float]:
+    """The 95 % interval of a bootstrap that resamples whole examples with a multinomial distribution."""
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=1000)
+    return np.quantile(statistic((counts @ rows).astype(np.float64)), [0.025, 0.975]).tolist()
 
 
-def test_scores_that_are_no_means() -> None:
-    random = np.random.default_rng(0)
-    gold = random.integers(0, 3, 300)
-    predicted = np.where(random.random(300) < 0.7, gold, random.integers(0, 3, 300))
+def test_intervals_of_scores_that_are_not_means() -> None:
+    rng = np.random.default_rng(0)
+    gold = rng.integers(0, 3, 300)
+    predicted = np.where(rng.random(300) < 0.7, gold, rng.integers(0, 3, 300))
     rows = confusion_statistics(predicted, gold, 3)
-    seen = Bootstrap(seed=4, statistics=9).update(range(300), rows)
+    bootstrap = Bootstrap(seed=4, statistics=9).update(range(300), rows)
     for formula, truth in (
         (macro_f1, f1_score(gold, predicted, average="macro")),
         (matthews, matthews_corrcoef(gold, predicted)),
     ):
-        of = confusion_of(3, formula)
-        assert of(rows.sum(0, dtype=np.float64)[None])[0] == pytest.approx(truth)
-        bootstrap_interval = seen.interval(of)
-        assert bootstrap_interval["low"] < truth < bootstrap_interval["high"]
-        assert [bootstrap_interval["low"], bootstrap_interval["high"]] == pytest.approx(ordinary(rows, of), abs=0.02)
+        statistic = confusion_of(3, formula)
+        assert statistic(rows.sum(0, dtype=np.float64)[None])[0] == pytest.approx(truth)
+        interval = bootstrap.interval(statistic)
+        assert interval["low"] < truth < interval["high"]
+        assert [interval["low"], interval["high"]] == pytest.approx(plain_bootstrap_interval(rows, statistic), abs=0.02)
 
 
 def test_entities() -> None:
-    random = np.random.default_rng(0)
-    gold = [random.choice(["O", "B-x", "I-x"], size=8).tolist() for _ in range(200)]
-    predicted = [[tag if random.random() < 0.8 else "O" for tag in sentence] for sentence in gold]
+    rng = np.random.default_rng(0)
+    gold = [rng.choice(["O", "B-x", "I-x"], size=8).tolist() for _ in range(200)]
+    predicted = [[tag if rng.random() < 0.8 else "O" for tag in sentence] for sentence in gold]
     rows = entity_counts(predicted, gold, "conlleval")
-    bootstrap_interval = Bootstrap(seed=4, statistics=3).update(range(200), rows).interval(f1_of)
-    assert [bootstrap_interval["low"], bootstrap_interval["high"]] == pytest.approx(ordinary(rows, f1_of), abs=0.02)
+    interval = Bootstrap(seed=4, statistics=3).update(range(200), rows).interval(f1_of)
+    assert [interval["low"], interval["high"]] == pytest.approx(plain_bootstrap_interval(rows, f1_of), abs=0.02)
     assert f1_of(np.zeros((2, 3))).tolist() == [0, 0]
 
 
-def test_scores_of_labels() -> None:
-    draw = np.random.default_rng(6)
-    gold, predicted = draw.integers(0, 2, (2, 60, 4))
-    gold[:, 3] = predicted[:, 3] = 0  # one that never occurs
+def test_statistics_of_multiple_labels_agree_with_sklearn() -> None:
+    rng = np.random.default_rng(6)
+    gold, predicted = rng.integers(0, 2, (2, 60, 4))
+    gold[:, 3] = predicted[:, 3] = 0  # a label that never occurs
     counts = np.stack([gold & predicted, gold, predicted], 2)
-    times = draw.poisson(1, (50, 60))
-    whole = np.einsum("ri,ic->rc", times, counts.reshape(60, -1)).astype(np.float64)
-    sums = np.einsum("ri,ic->rc", times, counts.sum(1)).astype(np.float64)
-    for row, macro, precision, recall in zip(
-        times, macro_f1_of(whole), precision_of(sums), recall_of(sums), strict=True
+    counts_of_examples = rng.poisson(1, (50, 60))
+    whole = np.einsum("ri,ic->rc", counts_of_examples, counts.reshape(60, -1)).astype(np.float64)
+    sums = np.einsum("ri,ic->rc", counts_of_examples, counts.sum(1)).astype(np.float64)
+    for resample, macro, precision, recall in zip(
+        counts_of_examples, macro_f1_of(whole), precision_of(sums), recall_of(sums), strict=True
     ):
-        pair = [np.repeat(each, row, 0) for each in (gold, predicted)]
-        assert macro == pytest.approx(f1_score(*pair, average="macro", zero_division=0.0))
-        assert precision == pytest.approx(precision_score(*pair, average="micro"))
-        assert recall == pytest.approx(recall_score(*pair, average="micro"))
+        resampled = [np.repeat(labels, resample, 0) for labels in (gold, predicted)]
+        assert macro == pytest.approx(f1_score(*resampled, average="macro", zero_division=0.0))
+        assert precision == pytest.approx(precision_score(*resampled, average="micro"))
+        assert recall == pytest.approx(recall_score(*resampled, average="micro"))
 
 
-def test_replicates_that_are_drawn_by_themselves() -> None:
+def test_resampled_interval() -> None:
     values = np.random.default_rng(7).normal(size=400)
     interval = resampled_interval(400, lambda times: float(times @ values / times.sum()), seed=3)
     error = values.std() / 20

@@ -1,4 +1,4 @@
-"""Metrics of classes against scikit-learn."""
+"""Metrics of classes and labels: equal to those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as oracle
+from sklearn import metrics as sklearn_metrics
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics import GLUE, Accuracy, ConfusionMatrix, MultiLabelScores, macro_f1, matthews
@@ -16,9 +16,10 @@ NAMES = ("red", "green", "blue", "grey")
 
 
 def examples(seed: int, classes: int, count: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
-    gold = random.integers(0, classes, count)
-    return np.where(random.random(count) < 0.6, gold, random.integers(0, classes, count)), gold
+    """Predicted and gold classes that agree in more than half of the examples."""
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(0, classes, count)
+    return np.where(rng.random(count) < 0.6, gold, rng.integers(0, classes, count)), gold
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -26,38 +27,41 @@ def examples(seed: int, classes: int, count: int = 60) -> tuple[np.ndarray, np.n
 def test_confusion_matrix(seed: int, classes: int, count: int) -> None:
     predicted, gold = examples(seed, classes, count)
     metrics = ConfusionMatrix(labels=NAMES[:classes], positive="green").update(predicted, gold).compute()
-    every = list(range(classes))
-    assert metrics["confusion"] == oracle.confusion_matrix(gold, predicted, labels=every).tolist()
-    assert metrics["accuracy"] == pytest.approx(oracle.accuracy_score(gold, predicted))
+    classes_in_order = list(range(classes))
+    assert metrics["confusion"] == sklearn_metrics.confusion_matrix(gold, predicted, labels=classes_in_order).tolist()
+    assert metrics["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(gold, predicted))
     if len({*gold, *predicted}) > 1:
-        assert metrics["matthews"] == pytest.approx(oracle.matthews_corrcoef(gold, predicted), abs=1e-12)
+        assert metrics["matthews"] == pytest.approx(sklearn_metrics.matthews_corrcoef(gold, predicted), abs=1e-12)
     for average in ("micro", "macro", "weighted"):
         for name, function in (
-            ("f1", oracle.f1_score),
-            ("precision", oracle.precision_score),
-            ("recall", oracle.recall_score),
+            ("f1", sklearn_metrics.f1_score),
+            ("precision", sklearn_metrics.precision_score),
+            ("recall", sklearn_metrics.recall_score),
         ):
             if f"{average}_{name}" in metrics:
                 expected = function(gold, predicted, average=average, zero_division=0)
                 assert metrics[f"{average}_{name}"] == pytest.approx(expected), (average, name)
-    each = oracle.precision_recall_fscore_support(gold, predicted, labels=every, zero_division=0)
-    for number, label in enumerate(NAMES[:classes]):
-        assert list(metrics["classes"][label].values()) == pytest.approx([column[number] for column in each])
-    assert (
-        metrics["f1"] == metrics["classes"]["green"]["f1"]
-        and metrics["recall"] == metrics["classes"]["green"]["recall"]
+    scores_by_label = sklearn_metrics.precision_recall_fscore_support(
+        gold, predicted, labels=classes_in_order, zero_division=0
     )
+    for number, label in enumerate(NAMES[:classes]):
+        assert list(metrics["classes"][label].values()) == pytest.approx([column[number] for column in scores_by_label])
+    assert metrics["f1"] == metrics["classes"]["green"]["f1"]
+    assert metrics["recall"] == metrics["classes"]["green"]["recall"]
     assert metrics["count"] == count
 
 
-def test_names_are_safe_whatever_the_order_of_classes() -> None:  # MNLI read in another order loses 4 %
+def test_scores_do_not_depend_on_the_order_of_class_names() -> None:
     predicted, gold = examples(0, 3)
-    texts = [[("n", "e", "c")[k] for k in side] for side in (predicted, gold)]
-    here = ConfusionMatrix(labels=("n", "e", "c")).update(*texts).compute()
-    there = ConfusionMatrix(labels=("c", "n", "e")).update(*texts).compute()
-    assert all(here[name] == pytest.approx(there[name]) for name in ("accuracy", "matthews", "macro_f1"))
-    assert here["classes"] == there["classes"]
-    assert here == ConfusionMatrix(labels=("n", "e", "c")).update(torch.tensor(predicted), gold.tolist()).compute()
+    names = ("n", "e", "c")
+    predicted_names, gold_names = ([names[number] for number in side] for side in (predicted, gold))
+    metrics = ConfusionMatrix(labels=names).update(predicted_names, gold_names).compute()
+    other_order = ConfusionMatrix(labels=("c", "n", "e")).update(predicted_names, gold_names).compute()
+    for name in ("accuracy", "matthews", "macro_f1"):
+        assert metrics[name] == pytest.approx(other_order[name])
+    assert metrics["classes"] == other_order["classes"]
+    by_number = ConfusionMatrix(labels=names).update(torch.tensor(predicted), gold.tolist()).compute()
+    assert metrics == by_number
 
 
 def test_constant_predictions() -> None:
@@ -71,9 +75,9 @@ def test_constant_predictions() -> None:
 
 
 def test_large_counts_do_not_overflow() -> None:
-    seen = ConfusionMatrix(labels=("a", "b"), cells={(0, 0): 10**9, (0, 1): 10**8, (1, 0): 10**7, (1, 1): 10**9})
+    large = ConfusionMatrix(labels=("a", "b"), cells={(0, 0): 10**9, (0, 1): 10**8, (1, 0): 10**7, (1, 1): 10**9})
     small = ConfusionMatrix(labels=("a", "b"), cells={(0, 0): 100, (0, 1): 10, (1, 0): 1, (1, 1): 100})
-    assert seen.compute()["matthews"] == pytest.approx(small.compute()["matthews"])
+    assert large.compute()["matthews"] == pytest.approx(small.compute()["matthews"])
 
 
 def test_formulas_take_stacks_of_matrices() -> None:
@@ -114,12 +118,12 @@ def test_formulas_take_stacks_of_matrices() -> None:
         ([0], [0, 1], "there are 1 predictions for 2 gold labels: each example needs one of each"),
     ],
 )
-def test_what_a_confusion_matrix_refuses(predicted: Any, gold: Any, message: str) -> None:
+def test_bad_input_of_a_confusion_matrix(predicted: Any, gold: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
         ConfusionMatrix(labels=("a", "b", "c")).update(predicted, gold)
 
 
-def test_what_else_is_refused() -> None:
+def test_bad_settings_and_ids() -> None:
     with pytest.raises(HeedfulError, match=r'should be one of \[.*\], got "Yes" \(did you mean "yes"\?\)'):
         ConfusionMatrix(labels=("no", "yes"), positive="Yes")
     with pytest.raises(HeedfulError, match=r"two or more different names, got \['a', 'a'\]"):
@@ -136,48 +140,48 @@ def test_what_else_is_refused() -> None:
 
 def test_accuracy() -> None:
     predicted, gold = examples(1, 5)
-    assert Accuracy().update(predicted, gold).compute()["accuracy"] == oracle.accuracy_score(gold, predicted)
+    assert Accuracy().update(predicted, gold).compute()["accuracy"] == sklearn_metrics.accuracy_score(gold, predicted)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_several_labels(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    gold = random.integers(0, 2, (30, 4)) * [1, 1, 1, seed % 2]
-    predicted = np.where(random.random((30, 4)) < 0.7, gold, random.integers(0, 2, (30, 4)) * [1, 1, 0, 0])
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(0, 2, (30, 4)) * [1, 1, 1, seed % 2]
+    predicted = np.where(rng.random((30, 4)) < 0.7, gold, rng.integers(0, 2, (30, 4)) * [1, 1, 0, 0])
     metrics = MultiLabelScores(labels=NAMES).update(predicted > 0, torch.tensor(gold)).compute()
     for average in ("micro", "macro"):
-        each = oracle.precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)
-        assert [metrics[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(each[:3])
-    assert metrics["subset_accuracy"] == oracle.accuracy_score(gold, predicted)
+        expected = sklearn_metrics.precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)
+        assert [metrics[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(expected[:3])
+    assert metrics["subset_accuracy"] == sklearn_metrics.accuracy_score(gold, predicted)
     never = "these labels never occur and count 0 in the macro averages: grey"
     assert metrics["notes"] == ([] if seed % 2 else [never])
 
 
-def test_what_several_labels_refuse() -> None:
-    seen = MultiLabelScores(labels=("a", "b"))
+def test_bad_input_of_multiple_labels() -> None:
+    metric = MultiLabelScores(labels=("a", "b"))
     with pytest.raises(HeedfulError, match=r"example at index 1 .* has 0\.7"):
-        seen.update([[0, 1], [0.7, 1]], [[0, 1], [0, 1]])
+        metric.update([[0, 1], [0.7, 1]], [[0, 1], [0, 1]])
     with pytest.raises(HeedfulError, match=r"a row of 0 or 1 for the 2 labels, got an array of shape \(1, 3\)"):
-        seen.update([[0, 1, 1]], [[0, 1]])
+        metric.update([[0, 1, 1]], [[0, 1]])
     with pytest.raises(HeedfulError, match=r"the prediction of example at index 1 .* is nan"):
-        seen.update([[0, 1], [0, np.nan]], [[0, 1], [0, 1]])
+        metric.update([[0, 1], [0, np.nan]], [[0, 1], [0, 1]])
     with pytest.raises(HeedfulError, match="the examples have different numbers of values"):
-        seen.update([[0, 1], [0]], [[0, 1], [0, 1]])
+        metric.update([[0, 1], [0]], [[0, 1], [0, 1]])
 
 
 def test_choices() -> None:
-    random = np.random.default_rng(0)
-    scores, gold = random.normal(size=(50, 4)), random.integers(0, 4, 50)
-    expected = oracle.top_k_accuracy_score(gold, scores, k=1, labels=range(4))
+    rng = np.random.default_rng(0)
+    scores, gold = rng.normal(size=(50, 4)), rng.integers(0, 4, 50)
+    expected = sklearn_metrics.top_k_accuracy_score(gold, scores, k=1, labels=range(4))
     assert Accuracy().update_choices(scores, gold).compute()["accuracy"] == pytest.approx(expected)
-    seen = Accuracy().update_choices([torch.tensor([1.0, 1.0]), [0.0, 1.0, 2.0]], [0, 2])  # the first among equals
-    assert seen == Accuracy(correct=2, count=2)
+    metric = Accuracy().update_choices([torch.tensor([1.0, 1.0]), [0.0, 1.0, 2.0]], [0, 2])  # the first among equals
+    assert metric == Accuracy(correct=2, count=2)
     with pytest.raises(HeedfulError, match='the gold choice of example "r" is 2, but it has 2 choices, counted from 0'):
-        seen.update_choices([[1.0, 2.0]], [2], ids=["r"])
+        metric.update_choices([[1.0, 2.0]], [2], ids=["r"])
     with pytest.raises(HeedfulError, match=r"the score of example at index 0 .* is nan"):
-        seen.update_choices([[1.0, np.nan]], [0])
+        metric.update_choices([[1.0, np.nan]], [0])
     with pytest.raises(HeedfulError, match="1 questions with scores for 2 gold choices"):
-        seen.update_choices([[1.0, 2.0]], [0, 1])
+        metric.update_choices([[1.0, 2.0]], [0, 1])
 
 
 def test_the_metrics_of_glue() -> None:
@@ -190,7 +194,7 @@ def test_the_metrics_of_glue() -> None:
     predicted, gold = (side.astype(str) for side in examples(2, 2))
     suite = GLUE["mrpc"]
     metrics = suite.scores(suite.metric.update(predicted, gold).compute())
-    assert metrics["f1"] == pytest.approx(oracle.f1_score(gold, predicted, pos_label="1"))
+    assert metrics["f1"] == pytest.approx(sklearn_metrics.f1_score(gold, predicted, pos_label="1"))
     assert metrics["score"] == pytest.approx((metrics["accuracy"] + metrics["f1"]) / 2)
     for suite in GLUE.values():
         if isinstance(suite.metric, ConfusionMatrix):

@@ -1,4 +1,4 @@
-"""Entity scores against seqeval, on sequences that no tagger would dare to write."""
+"""Entity scores: equal to those of seqeval, on random tag sequences, most of them not well-formed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
 SCHEMES = {"strict-iob2": IOB2, "strict-iobes": IOBES}
 
 
-def sentences(seed: int, marks: str, count: int, longest: int = 9) -> list[list[str]]:
-    source = random.Random(seed)
+def sentences(seed: int, marks: str, count: int, max_length: int = 9) -> list[list[str]]:
+    """Random tags of these marks for `count` sentences."""
+    rng = random.Random(seed)
     tags = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC", "a-b"))]
-    return [source.choices(tags, k=source.randint(1, longest)) for _ in range(count)]
+    return [rng.choices(tags, k=rng.randint(1, max_length)) for _ in range(count)]
 
 
-def noisy(gold: list[list[str]], seed: int, marks: str) -> list[list[str]]:
-    source = random.Random(seed)
+def with_errors(gold: list[list[str]], seed: int, marks: str) -> list[list[str]]:
+    """The gold tags with a fifth of them replaced at random."""
+    rng = random.Random(seed)
     tags = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC", "a-b"))]
-    return [[tag if source.random() < 0.8 else source.choice(tags) for tag in sentence] for sentence in gold]
+    return [[tag if rng.random() < 0.8 else rng.choice(tags) for tag in sentence] for sentence in gold]
 
 
 @pytest.mark.parametrize("scheme", MARKS)
@@ -52,13 +54,15 @@ def test_spans(scheme: Any) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_scores(scheme: Any, seed: int) -> None:
     gold = sentences(seed, MARKS[scheme], 1000)
-    predicted = noisy(gold, seed + 100, MARKS[scheme])
+    predicted = with_errors(gold, seed + 100, MARKS[scheme])
     metrics = EntityScores(scheme=scheme).update(predicted, gold).compute()
-    more = {"mode": "strict", "scheme": SCHEMES[scheme]} if scheme in SCHEMES else {}
-    expected = classification_report(gold, predicted, output_dict=True, zero_division=0, **more)
+    options = {"mode": "strict", "scheme": SCHEMES[scheme]} if scheme in SCHEMES else {}
+    expected = classification_report(gold, predicted, output_dict=True, zero_division=0, **options)
     for name, scores in [("micro avg", metrics), *metrics["types"].items()]:
-        for here, there in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score"), ("gold", "support")):
-            assert scores[here] == pytest.approx(expected[name][there], abs=1e-12), name
+        assert scores["precision"] == pytest.approx(expected[name]["precision"], abs=1e-12), name
+        assert scores["recall"] == pytest.approx(expected[name]["recall"], abs=1e-12), name
+        assert scores["f1"] == pytest.approx(expected[name]["f1-score"], abs=1e-12), name
+        assert scores["gold"] == expected[name]["support"], name
     assert set(metrics["types"]) == {name for name in expected if not name.endswith(" avg")}
     assert metrics["token_accuracy"] == pytest.approx(accuracy_score(gold, predicted))
     assert metrics["scheme"] == scheme and metrics["count"] == 1000
@@ -74,7 +78,7 @@ def test_lenient_and_strict_differ() -> None:
     assert lenient["token_accuracy"] == strict["token_accuracy"] == 0.5
 
 
-def test_other_notations() -> None:
+def test_iobes_and_bilou_have_the_entities_of_iob2() -> None:
     iobes = ["S-PER", "O", "B-LOC", "I-LOC", "E-LOC", "B-LOC", "E-LOC"]
     bilou = ["U-PER", "O", "B-LOC", "I-LOC", "L-LOC", "B-LOC", "L-LOC"]
     iob2 = ["B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "I-LOC"]
@@ -82,20 +86,16 @@ def test_other_notations() -> None:
     expected = entity_spans(iob2, "strict-iob2")
     assert len(expected) == 3
     assert entity_spans(iobes, "strict-iobes") == entity_spans(bilou, "strict-iobes") == expected
-    assert (
-        entity_spans(iobes, "conlleval")
-        == entity_spans(bilou, "conlleval")
-        == entity_spans(iob2, "conlleval")
-        == expected
-    )
+    for tags in (iobes, bilou, iob2):
+        assert entity_spans(tags, "conlleval") == expected
 
 
-def test_turned_into_iob2_entities_stay_the_same() -> None:
+def test_to_iob2_preserves_entities() -> None:
     for sentence in sentences(2, "BIES", 4000):
         for strict in (False, True):
-            turned = to_iob2(sentence, strict=strict)
-            assert {tag[0] for tag in turned} <= set("BIO")
-            assert entity_spans(turned, "conlleval") == entity_spans(sentence, "conlleval"), sentence
+            converted = to_iob2(sentence, strict=strict)
+            assert {tag[0] for tag in converted} <= set("BIO")
+            assert entity_spans(converted, "conlleval") == entity_spans(sentence, "conlleval"), sentence
         assert entity_spans(to_iob2(sentence), "strict-iob2") == entity_spans(sentence, "conlleval")
     for sentence in sentences(3, "BI", 200):
         assert to_iob2(sentence, strict=True) == tuple(sentence)
@@ -108,7 +108,7 @@ def test_degenerate_sentences() -> None:
     assert (outside["f1"], outside["token_accuracy"], outside["types"]) == (0.0, 1.0, {})
     assert outside["notes"] == ["no gold sentence has an entity: recall and F1 are 0 by convention"]
     assert EntityScores(scheme="conlleval").update([[]], [[]]).compute()["token_accuracy"] == 0.0
-    assert entity_spans(["B", "I", "O"], "strict-iob2") == [("", 0, 2)]  # one type needs no name
+    assert entity_spans(["B", "I", "O"], "strict-iob2") == [("", 0, 2)]  # tags without the name of a type
     assert entity_counts([], [], "conlleval").shape == (0, 3)
 
 
@@ -131,7 +131,9 @@ def test_what_is_refused(predicted: Any, gold: Any, message: str) -> None:
 
 
 def test_an_unknown_scheme() -> None:
-    seen = EntityScores(scheme="conlleval")
-    object.__setattr__(seen, "scheme", "strict")  # in a test the types would speak first
+    metric = EntityScores(scheme="conlleval")
+    object.__setattr__(
+        metric, "scheme", "strict"
+    )  # set afterwards, since the type checker of the tests rejects it in the constructor
     with pytest.raises(HeedfulError, match='should be one of conlleval, strict-iob2, strict-iobes, got "strict"'):
-        seen.__post_init__()
+        metric.__post_init__()

@@ -1,4 +1,4 @@
-"""Metrics of numbers against scipy, scikit-learn and rational arithmetic."""
+"""Metrics of numbers: regression, token loss and calibration, compared with scipy, sklearn and exact fractions."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_products_are_exact(x: list[float], y: list[float]) -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("ties", [False, True])
 def test_regression(seed: int, ties: bool) -> None:
-    random = np.random.default_rng(seed)
-    gold = random.normal(size=50)
-    predicted = gold * random.normal() + random.normal(size=50)
+    rng = np.random.default_rng(seed)
+    gold = rng.normal(size=50)
+    predicted = gold * rng.normal() + rng.normal(size=50)
     if ties:
         gold, predicted = np.round(gold), np.round(predicted, 1)
     metrics = RankedRegressionScores().update(predicted, gold).compute()
@@ -58,48 +58,48 @@ def test_regression(seed: int, ties: bool) -> None:
     assert metrics["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-14)
     assert metrics["count"] == 50 and metrics["notes"] == []
     assert ranks(gold).tolist() == stats.rankdata(gold).tolist()
-    constant = RegressionScores().update(torch.tensor(predicted), gold.tolist()).compute()
-    assert constant == {name: value for name, value in metrics.items() if name != "spearman"}
+    without_ranks = RegressionScores().update(torch.tensor(predicted), gold.tolist()).compute()
+    assert without_ranks == {name: value for name, value in metrics.items() if name != "spearman"}
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_the_interval_of_ranks_is_that_of_a_bootstrap(ties: bool) -> None:
-    draw = np.random.default_rng(2)
-    x = draw.normal(size=150)
-    y = x + draw.normal(size=150)
+def test_the_interval_of_spearman_is_that_of_a_plain_bootstrap(ties: bool) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=150)
+    y = x + rng.normal(size=150)
     if ties:
         x, y = x.round(), (2 * y).round() / 2
-    picks = draw.integers(0, 150, (1000, 150))
-    plain = np.quantile([stats.spearmanr(x[pick], y[pick])[0] for pick in picks], [0.025, 0.975])
-    whole = RankedRegressionScores().update(x, y).intervals(0)["spearman"]
-    assert [whole["low"], whole["high"]] == pytest.approx(plain.tolist(), abs=0.025)
-    order = draw.permutation(150)
-    parts = [RankedRegressionScores().update(x[order[n : n + 7]], y[order[n : n + 7]]) for n in range(0, 150, 7)]
-    assert merge_all(parts).intervals(0)["spearman"] == whole, "the order does not matter"
-    for pair in ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([5.0], [3.0]):
-        flat = RankedRegressionScores().update(*pair).intervals(0)["spearman"]
-        assert (flat["low"], flat["high"]) == (0, 0)
+    resamples = rng.integers(0, 150, (1000, 150))  # indices of examples
+    correlations = [stats.spearmanr(x[indices], y[indices])[0] for indices in resamples]
+    expected = np.quantile(correlations, [0.025, 0.975]).tolist()
+    interval = RankedRegressionScores().update(x, y).intervals(0)["spearman"]
+    assert [interval["low"], interval["high"]] == pytest.approx(expected, abs=0.025)
+    order = rng.permutation(150)
+    batches = [order[start : start + 7] for start in range(0, 150, 7)]
+    parts = [RankedRegressionScores().update(x[indices], y[indices]) for indices in batches]
+    assert merge_all(parts).intervals(0)["spearman"] == interval, "the order does not matter"
+    for predicted, gold in (([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([5.0], [3.0])):
+        interval = RankedRegressionScores().update(predicted, gold).intervals(0)["spearman"]
+        assert (interval["low"], interval["high"]) == (0, 0), "a constant has no correlation"
 
 
-def test_weighted_ranks_are_those_of_repeated_examples() -> None:
-    draw = np.random.default_rng(8)
-    x, y = draw.integers(0, 9, (2, 40))
+def test_spearman_with_weights_equals_repeated_examples() -> None:
+    rng = np.random.default_rng(8)
+    x, y = rng.integers(0, 9, (2, 40))
     for _ in range(20):
-        times = draw.poisson(1, 40)
+        times = rng.poisson(1, 40)
         expected = stats.spearmanr(np.repeat(x, times), np.repeat(y, times))[0]
         assert _spearman(x, y, times) == pytest.approx(expected, abs=1e-12)
 
 
-def test_no_digits_are_lost_far_from_zero() -> None:
-    random = np.random.default_rng(0)
-    gold, predicted = random.normal(size=(2, 100)) + 1e9
+def test_large_and_tiny_numbers_lose_no_precision() -> None:
+    rng = np.random.default_rng(0)
+    gold, predicted = rng.normal(size=(2, 100)) + 1e9
     metrics = RegressionScores().update(predicted, gold).compute()
     assert metrics["pearson"] == pytest.approx(np.corrcoef(predicted - 1e9, gold - 1e9)[0, 1], abs=1e-13)
     assert metrics["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-13)
-    tiny = (
-        RegressionScores().update([1e-300, 2e-300, 4e-300], [1.0, 2.0, 4.0]).compute()
-    )  # whose squares are no doubles
-    assert tiny["pearson"] == pytest.approx(1, abs=1e-15)
+    tiny = [1e-300, 2e-300, 4e-300]  # their squares are 0 in float64
+    assert RegressionScores().update(tiny, [1.0, 2.0, 4.0]).compute()["pearson"] == pytest.approx(1, abs=1e-15)
 
 
 def test_half_precision_tensors() -> None:
@@ -131,19 +131,21 @@ def test_a_constant_has_no_correlation() -> None:
         ([1.0, 2.0], [1.0], "2 predictions for 1 gold scores"),
     ],
 )
-def test_what_regression_refuses(metric: Any, predicted: Any, gold: Any, message: str) -> None:
+def test_bad_input_of_regression(metric: Any, predicted: Any, gold: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
         metric.update(predicted, gold, ids=["s1", "s2"])
 
 
 def test_loss_of_tokens() -> None:
-    random = np.random.default_rng(0)
-    losses, tokens = random.exponential(20, 30), random.integers(0, 9, 30)
+    rng = np.random.default_rng(0)
+    losses, tokens = rng.exponential(20, 30), rng.integers(0, 9, 30)
     metrics = TokenLoss().update(losses, tokens).compute()
     assert metrics["loss"] == float(sum(map(Fraction, losses)) / int(tokens.sum()))
-    assert metrics["perplexity"] == math.exp(metrics["loss"]) and metrics["tokens"] == tokens.sum()
+    assert metrics["perplexity"] == math.exp(metrics["loss"])
+    assert metrics["tokens"] == tokens.sum()
     huge = TokenLoss().update([1e4], [1]).compute()
-    assert huge["perplexity"] == math.inf and huge["notes"] == ["the perplexity exp(10000) is more than a float holds"]
+    assert huge["perplexity"] == math.inf
+    assert huge["notes"] == ["the perplexity exp(10000) is more than a float holds"]
     with pytest.raises(HeedfulError, match=r"the number of tokens of example at index 1 .* is 1\.5: give a whole"):
         TokenLoss().update([1.0, 1.0], [1, 1.5])
     with pytest.raises(HeedfulError, match='the loss of example "b" is nan'):
@@ -155,9 +157,9 @@ def test_loss_of_tokens() -> None:
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("bins", [1, 10, 15])
 def test_calibration(seed: int, bins: int) -> None:
-    random = np.random.default_rng(seed)
-    p = np.round(random.random(200), 1 + seed % 3)  # many on the borders of bins
-    right = random.random(200) < p**2
+    rng = np.random.default_rng(seed)
+    p = np.round(rng.random(200), 1 + seed % 3)  # many of them are borders of bins
+    right = rng.random(200) < p**2
     metrics = Calibration(bins=bins).update(p, right).compute()
     accuracies, confidences = calibration_curve(right, p, n_bins=bins)
     assert [row["accuracy"] for row in metrics["table"]] == pytest.approx(accuracies)
@@ -165,32 +167,33 @@ def test_calibration(seed: int, bins: int) -> None:
     sizes = np.array([row["count"] for row in metrics["table"]])
     assert metrics["ece"] == pytest.approx(float((abs(accuracies - confidences) * sizes).sum() / 200))
     assert metrics["largest_gap"] == pytest.approx(float(abs(accuracies - confidences).max()))
-    assert metrics["count"] == sizes.sum() == 200 and metrics["accuracy"] == pytest.approx(right.mean())
+    assert metrics["count"] == sizes.sum() == 200
+    assert metrics["accuracy"] == pytest.approx(right.mean())
     for row in metrics["table"]:
         assert row["low"] - 1e-12 <= row["confidence"] <= row["high"] + 1e-12
 
 
 def test_calibration_of_classes() -> None:
     rows = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], dtype=torch.float64)
-    one = Calibration().update_classes(rows, [0, 1, 0])
-    assert one == Calibration().update([0.9, 0.8, 0.6], [1, 1, 0])
-    assert one.update_classes([], []) == one
+    metric = Calibration().update_classes(rows, [0, 1, 0])
+    assert metric == Calibration().update([0.9, 0.8, 0.6], [1, 1, 0])
+    assert metric.update_classes([], []) == metric
     with pytest.raises(HeedfulError, match=r"the probability of example at index 1 .* is nan"):
-        one.update_classes([[0.5, 0.5], [math.nan, 0.5]], [0, 1])
+        metric.update_classes([[0.5, 0.5], [math.nan, 0.5]], [0, 1])
     with pytest.raises(HeedfulError, match=r'example "b" has 1\.5, which should be a probability from 0 to 1'):
-        one.update([0.5, 1.5], [1, 1], ids=["a", "b"])
+        metric.update([0.5, 1.5], [1, 1], ids=["a", "b"])
     with pytest.raises(HeedfulError, match=r"example at index 0 .* has 2, which should be 0 \(wrong\) or 1"):
-        one.update([0.5], [2])
+        metric.update([0.5], [2])
 
 
-def test_the_best_temperature_is_that_of_the_scores() -> None:
-    """Labels drawn from softmax(scores) and scores that are 2.5 times as large: the temperature finds 2.5."""
+def test_best_temperature() -> None:
+    """Labels are drawn from softmax(scores); with scores 2.5 times as large, the best temperature is 2.5."""
     generator = np.random.default_rng(0)
     scores = generator.normal(size=(20_000, 3)) * 2
-    honest = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    gold = (honest.cumsum(1) < generator.random((20_000, 1))).sum(1)
-    sure = np.exp(2.5 * scores) / np.exp(2.5 * scores).sum(1, keepdims=True)
-    assert best_temperature(honest, gold) == pytest.approx(1, abs=0.05)
-    assert best_temperature(sure, gold) == pytest.approx(2.5, abs=0.1)
-    assert best_temperature(np.array([[0.9, 0.1]]), np.array([0])) < 0.1, "never wrong"
+    calibrated = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    gold = (calibrated.cumsum(1) < generator.random((20_000, 1))).sum(1)
+    overconfident = np.exp(2.5 * scores) / np.exp(2.5 * scores).sum(1, keepdims=True)
+    assert best_temperature(calibrated, gold) == pytest.approx(1, abs=0.05)
+    assert best_temperature(overconfident, gold) == pytest.approx(2.5, abs=0.1)
+    assert best_temperature(np.array([[0.9, 0.1]]), np.array([0])) < 0.1, "all predictions are right"
     assert best_temperature(np.array([[1.0, 0.0]] * 2), np.array([0, 1])) > 19

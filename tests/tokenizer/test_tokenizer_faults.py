@@ -1,4 +1,4 @@
-"""Broken and hostile tokenizer.json files: only HeedfulError comes out, and nothing stored changes a text."""
+"""Broken tokenizer.json files: they raise only HeedfulError, and stored truncation or dropout is switched off."""
 
 import copy
 import itertools
@@ -21,8 +21,8 @@ State = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, State]:
-    """tokenizer.json of a WordPiece and of a byte-level BPE."""
+def intact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, State]:
+    """The content of tokenizer.json of a WordPiece ("words") and of a byte-level BPE ("bytes")."""
     folder = tmp_path_factory.mktemp("whole")
     Tokenizer.load(write_wordpiece(folder / "a", wordpieces())).save(folder / "words")
     Tokenizer.load(write_byte_level(folder / "b", ANGLE_BRACKET_TOKENS)).save(folder / "bytes")
@@ -34,9 +34,9 @@ def load(folder: Path, state: State) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def test_stored_truncation_and_padding_are_dropped(whole: dict[str, State], tmp_path: Path) -> None:
+def test_stored_truncation_and_padding_are_dropped(intact: dict[str, State], tmp_path: Path) -> None:
     """Padding to a fixed 2,000,000,000 would end the process; a stride past max_length would panic."""
-    state = copy.deepcopy(whole["words"])
+    state = copy.deepcopy(intact["words"])
     state["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 9}
     state["padding"] = {
         **{"strategy": {"Fixed": 2_000_000_000}, "direction": "Right", "pad_to_multiple_of": None},
@@ -52,22 +52,24 @@ def test_stored_truncation_and_padding_are_dropped(whole: dict[str, State], tmp_
     load(tmp_path, state)
 
 
-def test_random_merges_are_switched_off(whole: dict[str, State], tmp_path: Path) -> None:
-    state = copy.deepcopy(whole["bytes"])
+def test_random_merges_are_switched_off(intact: dict[str, State], tmp_path: Path) -> None:
+    state = copy.deepcopy(intact["bytes"])
     state["model"]["dropout"] = 0.5
     with pytest.warns(HeedfulWarning, match=r"drops 0.5 of its merges at random \(switched off\)"):
         tokenizer = load(tmp_path, state)
     assert len({tokenizer.encode("hello world hello world").ids for _ in range(20)}) == 1
 
 
-def changed(**paths: Any) -> Callable[[State], None]:
+def with_changes(**paths: Any) -> Callable[[State], None]:
+    """A function that sets values inside a state; the keyword model__type is the key "type" of "model"."""
+
     def change(state: State) -> None:
         for path, value in paths.items():
             *parents, last = path.split("__")
-            place = state
+            container = state
             for parent in parents:
-                place = place[parent]
-            place[last] = value
+                container = container[parent]
+            container[last] = value
 
     return change
 
@@ -115,27 +117,27 @@ def unknown_token_missing(state: State) -> None:
         (template_id_past_the_vocabulary, "puts id 99999 around texts, but no token has it"),
         (template_with_an_unknown_token, "cannot be"),
         (unknown_token_missing, r"the unknown token '\[NONE\]' is not in the vocabulary"),
-        (changed(model=None), "has no model"),
-        (changed(model__type="Nonsense"), "cannot be read"),
-        (changed(model__vocab={}), "unknown token|empty"),
-        (changed(model__vocab=[]), "cannot be read"),
-        (changed(normalizer={"type": "Nonsense"}), "cannot be read"),
-        (changed(pre_tokenizer={"type": "Split"}), "cannot be read"),
-        (changed(added_tokens=3), "cannot be read"),
-        (changed(post_processor=[1]), "cannot be read"),
+        (with_changes(model=None), "has no model"),
+        (with_changes(model__type="Nonsense"), "cannot be read"),
+        (with_changes(model__vocab={}), "unknown token|empty"),
+        (with_changes(model__vocab=[]), "cannot be read"),
+        (with_changes(normalizer={"type": "Nonsense"}), "cannot be read"),
+        (with_changes(pre_tokenizer={"type": "Split"}), "cannot be read"),
+        (with_changes(added_tokens=3), "cannot be read"),
+        (with_changes(post_processor=[1]), "cannot be read"),
     ],
 )
 def test_broken_files_are_refused(
-    change: Callable[[State], None], message: str, whole: dict[str, State], tmp_path: Path
+    change: Callable[[State], None], message: str, intact: dict[str, State], tmp_path: Path
 ) -> None:
-    state = copy.deepcopy(whole["words"])
+    state = copy.deepcopy(intact["words"])
     change(state)
     with pytest.raises(HeedfulError, match=message) as raised:
         load(tmp_path, state)
     assert str(tmp_path) in str(raised.value)
 
 
-BOMB = {"Regex": r"(?:a|aa)+$"}  # looks at every way to split the letters
+BOMB = {"Regex": r"(?:a|aa)+$"}  # it tries every way to split a run of a
 
 
 @pytest.mark.parametrize(
@@ -145,31 +147,34 @@ BOMB = {"Regex": r"(?:a|aa)+$"}  # looks at every way to split the letters
         {"normalizer": {"type": "Replace", "pattern": BOMB, "content": "x"}},
     ],
 )
-def test_a_panic_inside_the_library_is_an_error(
-    part: State, whole: dict[str, State], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_panic_of_the_library_is_raised_as_an_error(
+    part: State, intact: dict[str, State], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    state = {**whole["words"], **part}
+    state = {**intact["words"], **part}
     with pytest.raises(HeedfulError, match=r"pattern .* is not used: it can backtrack too much"):
         load(tmp_path, state)
     assert capfd.readouterr().err == ""
-    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)))  # not a file: nothing was checked
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)))  # only files are checked
     for call in (tokenizer.encode_batch, tokenizer.pack):
         with pytest.raises(HeedfulError, match=r"the texts cannot be tokenized: .*retry-limit.*try them one by one"):
             call(["the", "a" * 40 + "c"])
-    assert tokenizer.encode("the").special[0]  # it lives on
+    assert tokenizer.encode("the").special[0], "the tokenizer can still be used"
 
 
-@pytest.mark.parametrize("passing", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit])
-def test_only_what_the_library_raises_is_turned_into_an_error(passing: type[BaseException]) -> None:
-    with pytest.raises(passing), translate_errors("x", "y"):
-        raise passing
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit])
+def test_exceptions_that_stop_a_program_are_not_translated(exception: type[BaseException]) -> None:
+    with pytest.raises(exception), translate_errors("x", "y"):
+        raise exception
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of everything inside a JSON value (of a long list or dict, of its first four entries)."""
+def all_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values inside a JSON value; only the first four entries of a list or dict are followed."""
     if isinstance(value, dict | list):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
-        return [path, *itertools.chain(*(leaves(each, (*path, key)) for key, each in itertools.islice(entries, 4)))]
+        return [
+            path,
+            *itertools.chain(*(all_paths(value, (*path, key)) for key, value in itertools.islice(entries, 4))),
+        ]
     return [path]
 
 
@@ -193,7 +198,7 @@ ODD_VALUES = [
 
 
 def mutated(state: State, rng: random.Random) -> str:
-    """The file with one value replaced, taken out or doubled, or with some bytes changed."""
+    """The file with one value replaced or deleted, with some bytes changed, or without its end."""
     kind = rng.randrange(4)
     if kind == 0:
         raw = bytearray(json.dumps(state).encode())
@@ -204,23 +209,23 @@ def mutated(state: State, rng: random.Random) -> str:
         text = json.dumps(state)
         return text[: rng.randrange(len(text))]
     state = copy.deepcopy(state)
-    *parents, last = rng.choice(leaves(state)[1:])
-    place: Any = state
+    *parents, last = rng.choice(all_paths(state)[1:])
+    container: Any = state
     for parent in parents:
-        place = place[parent]
+        container = container[parent]
     if kind == 2:
-        place[last] = rng.choice(ODD_VALUES)
+        container[last] = rng.choice(ODD_VALUES)
     else:
-        del place[last]
+        del container[last]
     return json.dumps(state)
 
 
 @pytest.mark.parametrize("kind", ["words", "bytes"])
-def test_mutations_give_a_tokenizer_or_an_error(kind: str, whole: dict[str, State], tmp_path: Path) -> None:
+def test_changed_files_give_a_tokenizer_or_an_error(kind: str, intact: dict[str, State], tmp_path: Path) -> None:
     rng = random.Random(4)
     refused = 0
     for _ in range(150):
-        text = mutated(whole[kind], rng)
+        text = mutated(intact[kind], rng)
         (tmp_path / "tokenizer.json").write_text(text, encoding="latin-1" if rng.random() < 0.5 else "utf-8")
         try:
             with warnings.catch_warnings():
@@ -231,7 +236,7 @@ def test_mutations_give_a_tokenizer_or_an_error(kind: str, whole: dict[str, Stat
                 tokenizer.encode(("hello", "a")),
                 tokenizer.encode(PreTokenized(["the"])),
             ]
-            assert all(0 <= number < tokenizer.size for each in encodings for number in each.ids)
+            assert all(0 <= number < tokenizer.size for encoding in encodings for number in encoding.ids)
             tokenizer.save(tmp_path / "out")
             assert Tokenizer.load(tmp_path / "out").fingerprint == tokenizer.fingerprint
         except HeedfulError:

@@ -1,4 +1,4 @@
-"""Tokenizer folders: what transformers reads from them, what is saved, refused or warned of."""
+"""Tokenizer folders: loaded like in transformers, saved for both, and refused or warned about if something is wrong."""
 
 import json
 from collections.abc import Callable
@@ -23,18 +23,18 @@ TEXTS = [
 PAIRS = [("hello world", "the cat"), ("a", "[SEP] b"), ("hello", " world")]
 
 
-def same(tokenizer: Tokenizer, oracle: Any) -> None:
+def assert_equals_transformers(tokenizer: Tokenizer, reference: Any) -> None:
     """Ids, types, offsets and decoding equal those of transformers."""
     for item in [*TEXTS, *PAIRS]:
         texts = [item] if isinstance(item, str) else item
-        theirs = oracle(*texts, return_offsets_mapping=True, return_token_type_ids=True)
-        ours = tokenizer.encode(item)
-        assert list(ours.ids) == theirs["input_ids"], item
-        assert list(ours.types) == theirs["token_type_ids"], item
-        assert list(ours.offsets) == theirs["offset_mapping"], item
-        assert list(ours.words) == theirs.word_ids(), item
-        plain = oracle.decode(theirs["input_ids"], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert tokenizer.decode(ours.ids) == plain
+        expected = reference(*texts, return_offsets_mapping=True, return_token_type_ids=True)
+        encoding = tokenizer.encode(item)
+        assert list(encoding.ids) == expected["input_ids"], item
+        assert list(encoding.types) == expected["token_type_ids"], item
+        assert list(encoding.offsets) == expected["offset_mapping"], item
+        assert list(encoding.words) == expected.word_ids(), item
+        decoded = reference.decode(expected["input_ids"], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert tokenizer.decode(encoding.ids) == decoded
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def same(tokenizer: Tokenizer, oracle: Any) -> None:
 def test_vocab_txt_equals_transformers(config: str, tmp_path: Path) -> None:
     write_wordpiece(tmp_path, wordpieces(["H", "S", "É", "é", "##É", "中", "中文"]), config)
     tokenizer = Tokenizer.load(tmp_path)
-    same(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
+    assert_equals_transformers(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
     assert tokenizer.lowercases == json.loads(config)["do_lower_case"]
     assert tokenizer.max_length == (64 if "64}" in config else None)
 
@@ -67,7 +67,7 @@ def test_vocab_txt_equals_transformers(config: str, tmp_path: Path) -> None:
 def test_byte_level_vocabulary_equals_transformers(config: str, tmp_path: Path) -> None:
     write_byte_level(tmp_path, ANGLE_BRACKET_TOKENS, config)
     tokenizer = Tokenizer.load(tmp_path)
-    same(tokenizer, transformers.RobertaTokenizerFast.from_pretrained(str(tmp_path)))
+    assert_equals_transformers(tokenizer, transformers.RobertaTokenizerFast.from_pretrained(str(tmp_path)))
     assert (tokenizer.special.bos_or_cls, tokenizer.special.pad, tokenizer.special.eos_or_sep) == (0, 1, 2)
     assert tokenizer.name(tokenizer.special.mask or 0) == "<mask>"
 
@@ -75,20 +75,25 @@ def test_byte_level_vocabulary_equals_transformers(config: str, tmp_path: Path) 
 def test_byte_level_without_wrapping_tokens_equals_transformers(tmp_path: Path) -> None:
     write_byte_level(tmp_path, ["<|endoftext|>"])
     tokenizer = Tokenizer.load(tmp_path)
-    same(tokenizer, transformers.GPT2TokenizerFast.from_pretrained(str(tmp_path)))
+    assert_equals_transformers(tokenizer, transformers.GPT2TokenizerFast.from_pretrained(str(tmp_path)))
     assert tokenizer.encode("hello").ids == (tokenizer.id("hello"),)
-    assert tokenizer.special.bos_or_cls == tokenizer.special.eos_or_sep == 0 and tokenizer.special.pad is None
+    assert tokenizer.special.bos_or_cls == tokenizer.special.eos_or_sep == 0
+    assert tokenizer.special.pad is None
 
 
 def test_tokenizer_json_equals_transformers_and_comes_first(tmp_path: Path) -> None:
     write_wordpiece(tmp_path, wordpieces())
     Tokenizer.load(tmp_path).save(tmp_path / "whole")
     (tmp_path / "whole" / "vocab.txt").write_text("not\nread\n")
-    same(Tokenizer.load(tmp_path / "whole"), transformers.AutoTokenizer.from_pretrained(str(tmp_path / "whole")))
+    assert_equals_transformers(
+        Tokenizer.load(tmp_path / "whole"), transformers.AutoTokenizer.from_pretrained(str(tmp_path / "whole"))
+    )
     (tmp_path / "whole" / "tokenizer_config.json").unlink()
     bare = Tokenizer.load(tmp_path / "whole")
     assert bare.special == Tokenizer.load(tmp_path).special
-    same(bare, transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "whole" / "tokenizer.json")))
+    assert_equals_transformers(
+        bare, transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "whole" / "tokenizer.json"))
+    )
 
 
 def test_added_tokens_of_the_config_equal_transformers(tmp_path: Path) -> None:
@@ -101,8 +106,9 @@ def test_added_tokens_of_the_config_equal_transformers(tmp_path: Path) -> None:
     config = {"do_lower_case": True, "added_tokens_decoder": added, "additional_special_tokens": ["[NEW]"]}
     write_wordpiece(tmp_path, wordpieces(), json.dumps(config))
     tokenizer = Tokenizer.load(tmp_path)
-    same(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
-    assert tokenizer.size == size + 2 and tokenizer.encode("x[NEW]caf\u00e9").ids[2:4] == (size, size + 1)
+    assert_equals_transformers(tokenizer, transformers.BertTokenizerFast.from_pretrained(str(tmp_path)))
+    assert tokenizer.size == size + 2
+    assert tokenizer.encode("x[NEW]caf\u00e9").ids[2:4] == (size, size + 1)
     config["added_tokens_decoder"] = {str(size + 5): {"content": "[NEW]", "special": True}}
     write_wordpiece(tmp_path, wordpieces(), json.dumps(config))
     with pytest.raises(HeedfulError, match=rf"'\[NEW\]' should have id {size + 5}, but it gets {size}"):
@@ -115,31 +121,31 @@ def test_a_published_folder_equals_transformers() -> None:
     folder = Path(package.__file__).parent / "model"
     assert json.loads((folder / "tokenizer.json").read_text())["truncation"]["max_length"] == 128
     tokenizer = Tokenizer.load(folder)
-    same(tokenizer, transformers.AutoTokenizer.from_pretrained(str(folder)))
+    assert_equals_transformers(tokenizer, transformers.AutoTokenizer.from_pretrained(str(folder)))
     assert len(tokenizer.encode("the " * 600)) == 602 and tokenizer.lowercases
     assert (tokenizer.size, tokenizer.special.bos_or_cls, tokenizer.special.mask) == (30522, 101, 103)
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "oracle"),
+    ("vocabulary", "reference"),
     [
         ("gpt2/encoder.json", transformers.GPT2TokenizerFast),
         ("roberta-base/roberta-base-vocab.json", transformers.RobertaTokenizerFast),
     ],
 )
 def test_published_byte_vocabularies_equal_transformers(
-    vocabulary: str, oracle: Any, data_dir: Path, tmp_path: Path
+    vocabulary: str, reference: Any, data_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "vocab.json").write_bytes((data_dir / "vocab" / vocabulary).read_bytes())
     (tmp_path / "merges.txt").write_bytes((data_dir / "vocab" / "gpt2" / "vocab.bpe").read_bytes())
     tokenizer = Tokenizer.load(tmp_path)
-    theirs = oracle.from_pretrained(str(tmp_path))
-    same(tokenizer, theirs)
+    loaded_reference = reference.from_pretrained(str(tmp_path))
+    assert_equals_transformers(tokenizer, loaded_reference)
     texts = random_texts(500, set())
-    expected = theirs(texts, return_offsets_mapping=True)
+    expected = loaded_reference(texts, return_offsets_mapping=True)
     encodings = tokenizer.encode_batch(texts)
-    assert [list(each.ids) for each in encodings] == expected["input_ids"]
-    assert [list(each.offsets) for each in encodings] == expected["offset_mapping"]
+    assert [list(encoding.ids) for encoding in encodings] == expected["input_ids"]
+    assert [list(encoding.offsets) for encoding in encodings] == expected["offset_mapping"]
 
 
 # Saving.
@@ -153,7 +159,7 @@ def unigram() -> Tokenizer:
 
 @pytest.mark.parametrize("kind", ["words", "cased", "bytes", "unwrapped", "unigram"])
 @pytest.mark.parametrize("model_type", [None, "bert", "roberta", "gpt2"])
-def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str | None, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_loads_in_transformers_and_heedful(kind: str, model_type: str | None, tmp_path: Path) -> None:
     make: dict[str, Callable[[], Tokenizer]] = {
         "words": lambda: Tokenizer.load(write_wordpiece(tmp_path / "in", wordpieces())),
         "cased": lambda: Tokenizer.load(
@@ -167,13 +173,16 @@ def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str
     tokenizer.save(tmp_path / "out")
     if model_type is not None:
         (tmp_path / "out" / "config.json").write_text(json.dumps({"model_type": model_type}))
-    oracle = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
+    reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out"))
     again = Tokenizer.load(tmp_path / "out")
-    assert again.fingerprint == tokenizer.fingerprint and again.special == tokenizer.special
-    same(again, oracle)
-    same(tokenizer, oracle)
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.special == tokenizer.special
+    assert_equals_transformers(again, reference)
+    assert_equals_transformers(tokenizer, reference)
     for role in ("pad", "unknown", "mask"):
-        named = {"pad": oracle.pad_token_id, "unknown": oracle.unk_token_id, "mask": oracle.mask_token_id}[role]
+        named = {"pad": reference.pad_token_id, "unknown": reference.unk_token_id, "mask": reference.mask_token_id}[
+            role
+        ]
         assert named == getattr(tokenizer.special, role)
     written = {path.name for path in (tmp_path / "out").iterdir()} - {"config.json"}
     assert written == {"tokenizer.json", "tokenizer_config.json"} | (
@@ -181,7 +190,7 @@ def test_what_is_saved_loads_in_transformers_and_here(kind: str, model_type: str
     )
 
 
-def test_a_vocabulary_of_another_kind_does_not_stay(tmp_path: Path) -> None:
+def test_saving_removes_a_vocabulary_of_another_kind(tmp_path: Path) -> None:
     Tokenizer.load(write_wordpiece(tmp_path / "in", wordpieces())).save(tmp_path / "out")
     unigram().save(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
@@ -199,11 +208,11 @@ def test_unknown_config_keys_survive_a_round_trip(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert {key: written[key] for key in config} == config
     assert Tokenizer.load(tmp_path / "out").max_length == tokenizer.max_length == 512
-    same(tokenizer, transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out")))
+    assert_equals_transformers(tokenizer, transformers.AutoTokenizer.from_pretrained(str(tmp_path / "out")))
     assert (tmp_path / "out" / "vocab.txt").read_text() == (tmp_path / "vocab.txt").read_text()
 
 
-def test_the_fingerprint_is_of_what_decides_ids(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_all_that_decides_ids(tmp_path: Path) -> None:
     folder = write_wordpiece(tmp_path / "a", wordpieces())
     first = Tokenizer.load(folder).fingerprint
     assert first.startswith("sha256:") and len(first) == 71
@@ -213,14 +222,14 @@ def test_the_fingerprint_is_of_what_decides_ids(tmp_path: Path) -> None:
         Tokenizer.load(write_wordpiece(tmp_path / "d", [*wordpieces()[:-2], wordpieces()[-1], wordpieces()[-2]])),
         Tokenizer.load(write_wordpiece(tmp_path / "e", wordpieces(), '{"do_lower_case": true, "sep_token": "[PAD]"}')),
     ]
-    assert len({first, *(each.fingerprint for each in variants)}) == 5
+    assert len({first, *(variant.fingerprint for variant in variants)}) == 5
     same_ids = Tokenizer.load(
         write_wordpiece(tmp_path / "f", wordpieces(), '{"do_lower_case": true, "model_max_length": 9}')
     )
     assert same_ids.fingerprint == first
 
 
-def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.load(write_wordpiece(tmp_path / "in", wordpieces()))
     tokenizer.save(tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -234,7 +243,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-# What is wrong with a folder, and what is said about it (F5).
+# Folders with something wrong.
 
 
 @pytest.mark.parametrize(
@@ -258,8 +267,8 @@ def test_forms_of_vocab_txt_keep_the_ids_of_transformers(data: bytes, message: s
             tokenizer = Tokenizer.load(tmp_path)
         assert len(warned) == 1
     if not data.startswith(b"\xef\xbb\xbf"):  # transformers takes the mark for a part of the first token
-        theirs = transformers.BertTokenizerFast.from_pretrained(str(tmp_path)).get_vocab()
-        assert tokenizer._backend.get_vocab() == {token: number for token, number in theirs.items() if token}
+        expected = transformers.BertTokenizerFast.from_pretrained(str(tmp_path)).get_vocab()
+        assert tokenizer._backend.get_vocab() == {token: number for token, number in expected.items() if token}
     assert tokenizer.encode("hello [MASK]").special == (True, False, False, True)
 
 
@@ -287,23 +296,25 @@ def test_a_vocabulary_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: 
         Tokenizer.load(write_wordpiece(tmp_path, wordpieces()))
 
 
-def test_missing_special_tokens_are_told_and_left_out(tmp_path: Path) -> None:
+def test_missing_special_tokens_give_a_warning(tmp_path: Path) -> None:
     write_wordpiece(tmp_path, ["[UNK]", "[CLS]", "hello"])
     with pytest.warns(HeedfulWarning, match=r"pad_token '\[PAD\]' is not .*sep_token.*mask_token") as warned:
         tokenizer = Tokenizer.load(tmp_path)
     assert len(warned) == 1 and tokenizer.size == 3
-    assert tokenizer.special.pad is None and tokenizer.special.mask is None and tokenizer.special.eos_or_sep is None
+    assert tokenizer.special.pad is None
+    assert tokenizer.special.mask is None
+    assert tokenizer.special.eos_or_sep is None
     assert tokenizer.encode(("hello", "hello")).ids == (1, 2, 2)
 
 
 @pytest.mark.parametrize(("extra", "lower"), [([], True), (["The"], False), (["[Unused1]", "<X>"], True)])
-def test_case_is_read_off_the_vocabulary_when_nothing_says_it(extra: list[str], lower: bool, tmp_path: Path) -> None:
+def test_case_is_guessed_from_the_vocabulary(extra: list[str], lower: bool, tmp_path: Path) -> None:
     with pytest.warns(HeedfulWarning, match="do_lower_case is not in tokenizer_config.json"):
         tokenizer = Tokenizer.load(write_wordpiece(tmp_path, wordpieces(extra), None))
     assert tokenizer.lowercases is lower
 
 
-def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(
         HeedfulError,
         match=r"tokenizer.json, for vocab.txt \(WordPiece\), for vocab.json with merges.txt .*, and for spiece",
@@ -362,7 +373,7 @@ def test_broken_byte_level_vocabularies_are_refused(name: str, data: str, messag
         Tokenizer.load(tmp_path)
 
 
-def test_a_byte_vocabulary_that_loses_text_is_told(tmp_path: Path) -> None:
+def test_an_incomplete_byte_vocabulary_gives_a_warning(tmp_path: Path) -> None:
     write_byte_level(tmp_path, ANGLE_BRACKET_TOKENS)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     del vocabulary["z"]
@@ -371,8 +382,8 @@ def test_a_byte_vocabulary_that_loses_text_is_told(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_flags_of_added_tokens_are_those_of_tokenizer_json(tmp_path: Path) -> None:
-    """added_tokens.json, which folders of before transformers 4.34 have beside it, knows none."""
+def test_flags_of_added_tokens_come_from_tokenizer_json(tmp_path: Path) -> None:
+    """Folders saved before transformers 4.34 also have added_tokens.json, which has no flags."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "c", "##at"]
     backend = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({t: n for n, t in enumerate(vocabulary)}, unk_token="[UNK]")
@@ -386,8 +397,8 @@ def test_flags_of_added_tokens_are_those_of_tokenizer_json(tmp_path: Path) -> No
     assert list(Tokenizer.load(tmp_path).encode("the cat at").ids) == expected == [5, 6, 7, 8]
 
 
-def test_gpt2s_tokenizer_json_names_its_end(tmp_path: Path) -> None:
-    """The published folder has nothing beside it but a length."""
+def test_the_end_token_of_gpt2_is_found_in_tokenizer_json(tmp_path: Path) -> None:
+    """The tokenizer_config.json of the published folder has only a length."""
     write_byte_level(tmp_path, ["<|endoftext|>"])
     Tokenizer.load(tmp_path).save(tmp_path / "whole")
     (tmp_path / "whole/tokenizer_config.json").write_text('{"model_max_length": 1024}')

@@ -1,4 +1,4 @@
-"""Training a tokenizer: the same for the same texts, in another process too, and clear about what it cannot read."""
+"""train_tokenizer: equal results for equal texts, also in another process, and errors that name what cannot be read."""
 
 import bz2
 import gzip
@@ -26,47 +26,53 @@ TEXTS = [
 KINDS: list[Any] = ["wordpiece", "bpe", "unigram"]
 
 
-def settings(kind: Any, **more: Any) -> TokenizerSettings:
-    return TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 120, **more)
+def settings_for(kind: Any, **options: Any) -> TokenizerSettings:
+    return TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 120, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trained_tokenizer_reads_its_texts(kind: Any) -> None:
-    tokenizer = train_tokenizer(TEXTS, settings(kind, max_length=64))
-    assert tokenizer.size <= settings(kind).vocab_size and tokenizer.max_length == 64
+def test_a_trained_tokenizer_encodes_its_texts(kind: Any) -> None:
+    tokenizer = train_tokenizer(TEXTS, settings_for(kind, max_length=64))
+    assert tokenizer.size <= settings_for(kind).vocab_size
+    assert tokenizer.max_length == 64
     special = tokenizer.special
     named = {special.pad, special.unknown, special.bos_or_cls, special.eos_or_sep, special.mask}
     assert named == {0, 1, 2, 3, 4}
     for text in TEXTS:
         encoded = tokenizer.encode((text, "dogs"))
         assert special.unknown not in encoded.ids
-        assert encoded.ids[0] == special.bos_or_cls and encoded.ids[-1] == special.eos_or_sep
+        assert encoded.ids[0] == special.bos_or_cls
+        assert encoded.ids[-1] == special.eos_or_sep
         assert set(encoded.types) == ({0} if kind == "bpe" else {0, 1})
     if kind != "wordpiece":
         assert tokenizer.decode(tokenizer.encode(TEXTS[0]).ids) == TEXTS[0]
-    unread = tokenizer.encode("ж").ids[1:-1]
-    assert special.unknown in unread if kind != "bpe" else special.unknown not in unread
+    new_letter = tokenizer.encode("ж").ids[1:-1]
+    is_unknown = special.unknown in new_letter
+    assert is_unknown == (kind != "bpe"), "byte-level BPE knows every byte"
     assert tokenizer.encode("the dogs").ids[1:-1] != tokenizer.encode("the cat").ids[1:-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_case_and_accents_follow_the_settings(kind: Any) -> None:
-    plain = train_tokenizer(TEXTS, settings(kind, lower_case=True))
-    assert plain.encode("ÅNGSTRÖM").ids == plain.encode("angstrom").ids and plain.lowercases
-    cased = train_tokenizer(TEXTS, settings(kind, lower_case=False))
-    assert cased.encode("Ångström").ids != cased.encode("angstrom").ids and not cased.lowercases
-    accents = train_tokenizer(TEXTS, settings(kind, lower_case=True, strip_accents=False))
-    assert accents.encode("ÅNGSTRÖM").ids == accents.encode("ångström").ids != accents.encode("angstrom").ids
-    published = train_tokenizer(TEXTS, settings(kind))
-    assert bool(published.lowercases) is (kind == "wordpiece")
+    lower_case = train_tokenizer(TEXTS, settings_for(kind, lower_case=True))
+    assert lower_case.lowercases
+    assert lower_case.encode("ÅNGSTRÖM").ids == lower_case.encode("angstrom").ids
+    cased = train_tokenizer(TEXTS, settings_for(kind, lower_case=False))
+    assert not cased.lowercases
+    assert cased.encode("Ångström").ids != cased.encode("angstrom").ids
+    with_accents = train_tokenizer(TEXTS, settings_for(kind, lower_case=True, strip_accents=False))
+    assert with_accents.encode("ÅNGSTRÖM").ids == with_accents.encode("ångström").ids
+    assert with_accents.encode("ångström").ids != with_accents.encode("angstrom").ids
+    default = train_tokenizer(TEXTS, settings_for(kind))
+    assert bool(default.lowercases) is (kind == "wordpiece")
 
 
-def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
-    """By hand: ab 7 times, then c##d 3 times; x##y once only, which is less than min_frequency."""
+def test_wordpiece_merges_the_most_frequent_pair_first() -> None:
+    """a ##b occurs 7 times, c ##d 3 times, and x ##y once, which is less than min_frequency."""
     texts = ["ab ab ab ab", "abe ab ab", "cd cd cd", "xy"]
     tokenizer = train_tokenizer(texts, TokenizerSettings(vocab_size=100))
-    named = [tokenizer.name(number) for number in range(tokenizer.size)]
-    assert named == [
+    tokens = [tokenizer.name(id) for id in range(tokenizer.size)]
+    assert tokens == [
         *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d", "e", "x", "y"),
         *("##b", "##d", "##e", "##y", "ab", "cd"),
     ]
@@ -75,7 +81,8 @@ def test_wordpiece_joins_the_most_frequent_pair_first() -> None:
 def test_the_alphabet_keeps_the_most_frequent_characters() -> None:
     tokenizer = train_tokenizer(["aaa bbb ccc", "aa bb", "a d"], TokenizerSettings(vocab_size=30, limit_alphabet=2))
     assert tokenizer.special.unknown not in tokenizer.encode("ab ba").ids
-    assert tokenizer.encode("c").ids[1] == tokenizer.special.unknown == tokenizer.encode("d").ids[1]
+    assert tokenizer.encode("c").ids[1] == tokenizer.special.unknown
+    assert tokenizer.encode("d").ids[1] == tokenizer.special.unknown
 
 
 PROGRAM = """
@@ -93,9 +100,9 @@ print(trained.fingerprint if sys.argv[2] != "unigram" else names)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path) -> None:
-    """The library's own WordPiece trainer does not: it breaks ties in the order of a hash table."""
+    """The tokenizers library's WordPiece trainer would not: it breaks ties in the order of a hash table."""
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    size = str(settings(kind).vocab_size)
+    size = str(settings_for(kind).vocab_size)
     fingerprints = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM, str(tmp_path / "texts.txt"), kind, size],
@@ -109,40 +116,43 @@ def test_training_in_two_processes_gives_one_tokenizer(kind: Any, tmp_path: Path
     assert fingerprints[0] == fingerprints[1] and len(fingerprints[0]) > 50
 
 
-def test_repeated_training_breaks_ties_in_one_way() -> None:
+def test_repeated_training_gives_one_tokenizer() -> None:
     texts = [f"{a}{b}{c} {c}{b}{a}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
     for kind in ("wordpiece", "bpe"):
-        fingerprints = {train_tokenizer(texts, settings(kind, limit_alphabet=15)).fingerprint for _ in range(5)}
+        fingerprints = {train_tokenizer(texts, settings_for(kind, limit_alphabet=15)).fingerprint for _ in range(5)}
         assert len(fingerprints) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_unigram_and_ids_of_all_kinds_are_stable(kind: Any) -> None:
-    first, second = train_tokenizer(TEXTS, settings(kind)), train_tokenizer(TEXTS, settings(kind))
+    first, second = train_tokenizer(TEXTS, settings_for(kind)), train_tokenizer(TEXTS, settings_for(kind))
     assert first._backend.get_vocab() == second._backend.get_vocab()
     if kind == "unigram":
-        scores = [dict(map(tuple, each.tokenizer_json()["model"]["vocab"])) for each in (first, second)]
+        scores = [dict(map(tuple, tokenizer.tokenizer_json()["model"]["vocab"])) for tokenizer in (first, second)]
         assert max(abs(scores[0][piece] - scores[1][piece]) for piece in scores[0]) < 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_tokenizer_survives_a_round_trip(kind: Any, tmp_path: Path) -> None:
-    own = SpecialNames(pad_token="<p>", unk_token="<u>", cls_token="<a>", sep_token="<b>", mask_token="<m>")
-    tokenizer = train_tokenizer(TEXTS, settings(kind, special_tokens=own, max_length=99))
+    special_tokens = SpecialNames(pad_token="<p>", unk_token="<u>", cls_token="<a>", sep_token="<b>", mask_token="<m>")
+    tokenizer = train_tokenizer(TEXTS, settings_for(kind, special_tokens=special_tokens, max_length=99))
     tokenizer.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    assert again.fingerprint == tokenizer.fingerprint and again.special == tokenizer.special
-    assert again.max_length == 99 and again.name(again.special.mask or 0) == "<m>"
-    assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.special == tokenizer.special
+    assert loaded.max_length == 99 and loaded.name(loaded.special.mask or 0) == "<m>"
+    assert loaded.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
 
 
-@pytest.mark.parametrize(("suffix", "opened"), [("", open), (".gz", gzip.open), (".xz", lzma.open), (".bz2", bz2.open)])
-def test_files_equal_texts(suffix: str, opened: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "open_file"), [("", open), (".gz", gzip.open), (".xz", lzma.open), (".bz2", bz2.open)]
+)
+def test_files_equal_texts(suffix: str, open_file: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / f"texts.txt{suffix}"
-    with opened(path, "wb") as file:
+    with open_file(path, "wb") as file:
         file.write(b"\xef\xbb\xbf" + "\r\n".join(TEXTS[:40]).encode() + b"\n\n")
-    expected = train_tokenizer(TEXTS, settings("wordpiece")).fingerprint
-    assert train_tokenizer([path, *TEXTS[40:]], settings("wordpiece")).fingerprint == expected
+    expected = train_tokenizer(TEXTS, settings_for("wordpiece")).fingerprint
+    assert train_tokenizer([path, *TEXTS[40:]], settings_for("wordpiece")).fingerprint == expected
 
 
 @pytest.mark.parametrize(
@@ -164,11 +174,11 @@ def test_files_that_cannot_be_read_are_named(kind: Any, name: str, data: bytes, 
     if name:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(HeedfulError, match=message):
-        train_tokenizer([tmp_path / name], settings(kind))
+        train_tokenizer([tmp_path / name], settings_for(kind))
 
 
 @pytest.mark.parametrize(
-    ("sources", "more", "message"),
+    ("sources", "options", "message"),
     [
         (lambda: "a text", {}, "sources is one str"),
         (lambda: Path("x"), {}, "sources is one"),
@@ -197,38 +207,37 @@ def test_files_that_cannot_be_read_are_named(kind: Any, name: str, data: bytes, 
         (lambda: TEXTS, {"min_frequency": -1}, "min_frequency is -1; expected a whole number from 0"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(sources: Callable[[], Any], more: dict[str, Any], message: str) -> None:
-    jaxtyping.config.update("jaxtyping_disable", True)  # a user gets our own messages
+def test_bad_training_input_is_refused(sources: Callable[[], Any], options: dict[str, Any], message: str) -> None:
+    jaxtyping.config.update("jaxtyping_disable", True)  # without the type checks of the tests, as for a user
     try:
         with pytest.raises(HeedfulError, match=message):
-            train_tokenizer(sources(), TokenizerSettings(**{"vocab_size": 300, **more}))
+            train_tokenizer(sources(), TokenizerSettings(**{"vocab_size": 300, **options}))
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sentinels_are_the_last_tokens(kind: Any, tmp_path: Path) -> None:
-    """As published: the first one has the highest id, and all are counted within the vocabulary."""
-    without = train_tokenizer(TEXTS, settings(kind))
-    room = settings(kind).vocab_size
-    tokenizer = train_tokenizer(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=room + 7, num_sentinels=7))
-    assert tokenizer.size == without.size + 7 <= room + 7
-    last = [tokenizer.name(number) for number in range(without.size, tokenizer.size)]
-    assert last == [f"<extra_id_{number}>" for number in reversed(range(7))]
-    assert [tokenizer.name(number) for number in range(without.size)] == [
-        without.name(number) for number in range(without.size)
-    ]
+    """As in T5, <extra_id_0> has the highest id. Sentinels count in the size of the vocabulary."""
+    without = train_tokenizer(TEXTS, settings_for(kind))
+    vocab_size = settings_for(kind).vocab_size
+    tokenizer = train_tokenizer(TEXTS, TokenizerSettings(algorithm=kind, vocab_size=vocab_size + 7, num_sentinels=7))
+    assert tokenizer.size == without.size + 7 <= vocab_size + 7
+    tokens = [tokenizer.name(id) for id in range(tokenizer.size)]
+    assert tokens[without.size :] == [f"<extra_id_{number}>" for number in reversed(range(7))]
+    assert tokens[: without.size] == [without.name(id) for id in range(without.size)]
     for text in TEXTS[:5]:
         assert tokenizer.encode(text).ids == without.encode(text).ids
     assert tokenizer.special == without.special
     ids = list(tokenizer.encode("the <extra_id_1> river").ids)
     assert tokenizer.size - 2 in ids and "extra" not in tokenizer.decode(ids)
     tokenizer.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    assert again.fingerprint == tokenizer.fingerprint and again.id("<extra_id_0>") == tokenizer.size - 1
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.id("<extra_id_0>") == tokenizer.size - 1
 
 
-def test_sentinels_leave_room_for_the_rest() -> None:
+def test_sentinels_that_leave_no_room_are_refused() -> None:
     message = r"vocab_size is 120 \(15 without the 105 sentinels\), but 5 special tokens, \d+ characters"
     with pytest.raises(HeedfulError, match=message):
         train_tokenizer(TEXTS, TokenizerSettings(vocab_size=120, num_sentinels=105))

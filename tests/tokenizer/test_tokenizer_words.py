@@ -1,4 +1,4 @@
-"""Whole words as tokens."""
+"""Tokenizers whose tokens are whole words."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from heedful.tokenizer.words import count_words, word_tokenizer
 TEXTS = ["The café, the end.", "the END"]
 
 
-def test_words_are_counted_and_found_again(tmp_path: Path) -> None:
-    counted = count_words(TEXTS)
-    assert list(counted.items()) == [("the", 3), ("cafe", 1), (",", 1), ("end", 2), (".", 1)]
+def test_count_words_and_word_tokenizer(tmp_path: Path) -> None:
+    counts = count_words(TEXTS)
+    assert list(counts.items()) == [("the", 3), ("cafe", 1), (",", 1), ("end", 2), (".", 1)]
     assert list(count_words(TEXTS, lower_case=False)) == ["The", "café", ",", "the", "end", ".", "END"]
-    tokenizer = word_tokenizer([word for word, _ in counted.most_common(3)])
+    tokenizer = word_tokenizer([word for word, _ in counts.most_common(3)])
     tokenizer.save(tmp_path)
-    for each in (tokenizer, Tokenizer.load(tmp_path)):
-        assert each.fingerprint == tokenizer.fingerprint and each.size == 4 and each.special.unknown == 0
-        assert each.encode("The tea, THE café!").ids == (1, 0, 0, 1, 3, 0)
-        assert each.encode(("the", "end")).types == (0, 1) and each.encode("").ids == ()
-        assert each.special.bos_or_cls is None and each.special.eos_or_sep is None
+    for loaded in (tokenizer, Tokenizer.load(tmp_path)):
+        assert loaded.fingerprint == tokenizer.fingerprint
+        assert loaded.size == 4
+        assert loaded.encode("The tea, THE café!").ids == (1, 0, 0, 1, 3, 0)
+        assert loaded.encode(("the", "end")).types == (0, 1)
+        assert loaded.encode("").ids == ()
+        assert loaded.special.unknown == 0
+        assert loaded.special.bos_or_cls is None
+        assert loaded.special.eos_or_sep is None
     with pytest.raises(HeedfulError, match="there are no words to make a vocabulary of"):
         word_tokenizer(["[UNK]"])

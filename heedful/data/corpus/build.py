@@ -52,6 +52,7 @@ __all__ = ["Corpus", "CorpusProgress", "CorpusSettings", "build_corpus", "contai
 PLAN = "plan.json"  # file with the input and the settings of an unfinished corpus
 TOKENIZER = "tokenizer"  # folder of the tokenizer
 SMALL_INPUT_BYTES = 8_000_000  # bytes of text below which no worker is started
+ASSUMED_COMPRESSION_RATIO = 4  # bytes of text per byte of a compressed file, for the choice of the number of workers
 ProgressCallback = Callable[["CorpusProgress"], None]
 
 
@@ -109,27 +110,37 @@ def build_corpus(
         plan = _write_or_check_plan(listed, tokenizer, output_dir, settings, on_bad_row)
         if plan is None:
             return Corpus.open(output_dir)
-        source = DocumentReader([path for path, _ in listed], settings, RowErrors(on_bad_row), notes)
-        text_bytes = sum(path.stat().st_size * (4 if path.suffix in COMPRESSED else 1) for path, _ in listed)
+        reader = DocumentReader([path for path, _ in listed], settings, RowErrors(on_bad_row), notes)
+        text_bytes = sum(_estimate_text_bytes(path) for path, _ in listed)
         num_processes = 1 if text_bytes < SMALL_INPUT_BYTES else processes or available_cores()
-        build = _Build(output_dir, tokenizer, settings, source, on_progress, start)
+        build = _Build(output_dir, tokenizer, settings, reader, on_progress, start)
         with build:
             if num_processes == 1:
                 build.run_in_this_process()
             else:
                 build.run_in_workers(num_processes)
         if not build.progress.documents:
-            raise DataError(
-                f"{', '.join(path.name for path, _ in listed[:5])}: no document is left: {build.explain_empty()}"
-            )
-        names = {str(path): name for path, name in listed}
-        bad_rows = Counter[str]()  # by the names of files in the plan
-        for file, count in source.row_errors.bad.items():
-            bad_rows[names.get(file, file)] += count
-        about = {"stated": source.notes, "cut": source.num_split, "bad_rows": dict(bad_rows)}
-        finish(output_dir, build.num_chunks, plan | about | {"seconds": time.monotonic() - start})
+            first_names = ", ".join(path.name for path, _ in listed[:5])
+            raise DataError(f"{first_names}: no document is left: {build.explain_empty()}")
+        name_in_plan = {str(path): name for path, name in listed}
+        bad_rows = Counter[str]()  # counts by the name of the file in the plan
+        for file, count in reader.row_errors.bad.items():
+            bad_rows[name_in_plan.get(file, file)] += count
+        facts = {
+            "stated": reader.notes,
+            "cut": reader.num_split,
+            "bad_rows": dict(bad_rows),
+            "seconds": time.monotonic() - start,
+        }
+        finish(output_dir, build.num_chunks, plan | facts)
         _remove_temporary_files(output_dir)
     return Corpus.open(output_dir)
+
+
+def _estimate_text_bytes(path: Path) -> int:
+    """Estimate the bytes of a file's text from the size of the file, which may be compressed."""
+    ratio = ASSUMED_COMPRESSION_RATIO if path.suffix in COMPRESSED else 1
+    return path.stat().st_size * ratio
 
 
 def contains_corpus(folder: Path) -> bool:
@@ -171,7 +182,7 @@ def _write_or_check_plan(
         old_plan = read_corpus_json(folder / (MANIFEST if is_finished else PLAN))
         if differences := list(_plan_differences(old_plan, plan)):
             raise DataError(
-                f"{folder}: holds {'a corpus' if is_finished else 'an unfinished corpus'} that is another one: "
+                f"{folder}: holds a different{'' if is_finished else ', unfinished'} corpus: "
                 f"{'; '.join(differences)}. Give another folder, or remove this one"
             )
         remove_stale(folder)
@@ -260,7 +271,7 @@ class _Build:
         output_dir: Path,
         tokenizer: Tokenizer,
         settings: CorpusSettings,
-        source: DocumentReader,
+        reader: DocumentReader,
         on_progress: ProgressCallback | None,
         start: float,
     ) -> None:
@@ -268,7 +279,7 @@ class _Build:
         self.num_chunks = 0  # chunks read so far
         self._folder = output_dir
         self._tokenizer = tokenizer
-        self._source = source
+        self._reader = reader
         self._on_progress = on_progress
         self._start = start  # time at which the build started
         self._num_left_out: Counter[str] = Counter()  # counts of short and empty documents
@@ -292,7 +303,7 @@ class _Build:
         self._next_chunk = 0  # index of the next chunk to deduplicate
 
     def __enter__(self) -> None:
-        self._report_progress(Counter())
+        self._report_progress({})
 
     def __exit__(self, *_: object) -> None:
         if self._deduplicator is not None:
@@ -301,15 +312,15 @@ class _Build:
     def explain_empty(self) -> str:
         """Return the reason why no document is left, as a phrase."""
         short, empty = self._num_left_out["short"], self._num_left_out["empty"]
-        num_bad_rows = sum(self._source.row_errors.bad.values())
+        num_bad_rows = sum(self._reader.row_errors.bad.values())
         return f"{short:,} are too short, {empty:,} have no text, {num_bad_rows:,} are bad rows"
 
     def run_in_this_process(self) -> None:
         """Read, deduplicate and tokenise all chunks in this process."""
         writer = ShardWriter(self._spec, self._tokenise)
-        for chunk in self._source.chunks():
+        for chunk in self._reader.chunks():
             if chunk is None:
-                self._report_progress(Counter())
+                self._report_progress({})
                 continue
             index = self._next_chunk_index()
             if self._is_finished(index):
@@ -334,10 +345,10 @@ class _Build:
     def run_in_workers(self, processes: int) -> None:
         """Read and deduplicate in this process, and tokenise in workers. At most one chunk waits for a worker."""
         with start_workers(processes, self._spec, self._folder / TOKENIZER / "tokenizer.json") as workers:
-            for chunk in self._source.chunks():
+            for chunk in self._reader.chunks():
                 if chunk is None:
                     self._receive_answers(workers, 0)
-                    self._report_progress(Counter())
+                    self._report_progress({})
                     continue
                 index = self._next_chunk_index()
                 if self._is_finished(index):
@@ -395,7 +406,11 @@ class _Build:
         self._report_progress(counts)
 
     def _report_progress(self, counts: Mapping[str, int]) -> None:
-        """Add the counts of a finished shard to the progress and report it; without counts, ten times a second."""
+        """Add the counts of a finished shard to the progress, and report it.
+
+        A call with empty counts only updates the time and the share that was read. Such calls report at most ten times
+        a second.
+        """
         self._num_left_out.update({name: counts.get(name, 0) for name in ("short", "empty")})
         last, now = self.progress, time.monotonic()
         self.progress = CorpusProgress(
@@ -405,7 +420,7 @@ class _Build:
             duplicates=last.duplicates + counts.get("exact", 0) + counts.get("near", 0),
             short=last.short + counts.get("short", 0) + counts.get("empty", 0),
             seconds=now - self._start,
-            share=self._source.fraction_read,
+            share=self._reader.fraction_read,
         )
         if self._on_progress is not None and (counts or now - self._last_report > 0.1):
             self._last_report = now

@@ -110,12 +110,12 @@ def near_duplicate_groups(signatures: NDArray[np.uint32], similarity: float) -> 
 
     count = len(signatures)
     bands, rows = lsh_bands(similarity)
-    edges = [np.zeros((0, 2), np.int64)]
+    candidates = [np.zeros((0, 2), np.int64)]  # [pairs, 2] for each band: first text of a bucket, another text in it
     for keys in _band_keys(signatures, bands, rows).T:
-        _, first, bucket = np.unique(keys, return_index=True, return_inverse=True)
-        pairs = np.stack([first[bucket.reshape(-1)], np.arange(count)], axis=1)
-        edges.append(pairs[pairs[:, 0] != pairs[:, 1]])
-    pairs = np.unique(np.concatenate(edges), axis=0)
+        _, first_in_bucket, bucket = np.unique(keys, return_index=True, return_inverse=True)
+        pairs = np.stack([first_in_bucket[bucket.reshape(-1)], np.arange(count)], axis=1)
+        candidates.append(pairs[pairs[:, 0] != pairs[:, 1]])
+    pairs = np.unique(np.concatenate(candidates), axis=0)
     are_near = np.zeros(len(pairs), bool)
     for start in range(0, len(pairs), BATCH_DOCUMENTS):
         batch = pairs[start : start + BATCH_DOCUMENTS]

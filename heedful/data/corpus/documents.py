@@ -23,9 +23,9 @@ from heedful.data.formats.text_files import (
 from heedful.data.labelled.data_file import FORMAT_BY_SUFFIX, DataSettings, open_data_file, stem_and_suffix
 from heedful.errors import DataError, HeedfulError, SettingError
 
-MIN_COUNTED_CHARS = 100  # minimum size of a document in characters, since a short one takes memory too
+MIN_COUNTED_CHARS = 100  # a shorter document counts as this many characters, the memory of its Python objects
 TICK_CHARS = 1_000_000  # characters between two yields of None by DocumentReader.chunks
-LINE_OVERHEAD = 50  # size of a line in addition to its characters, since it takes memory too
+LINE_OVERHEAD = 50  # characters added to the length of each line, for the memory of its Python object
 SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
 Chunk = list[tuple[str, bool]]  # (text, whether each line is a sentence) of each document
 TEXT_SUFFIXES = [suffix for suffix, name in FORMAT_BY_SUFFIX.items() if name != "conll"]  # CoNLL files are no text
@@ -101,7 +101,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 class CountingPath(type(Path())):  # type: ignore[misc]
-    """A path that tells how many bytes of its file were read so far, while the file is open."""
+    """A path that knows how many bytes of its file were read so far, while the file is open."""
 
     handle: IO[str] | IO[bytes] | None = None  # the file that was opened last
 
@@ -240,7 +240,9 @@ class DocumentReader:
 
 
 def _with_corpus_settings(message: str) -> str:
-    """Replace the names of data settings in a message by corpus settings, among which there is no encoding.
+    """Replace the names of data settings in a message by corpus settings.
+
+    Advice to set the encoding is removed, since corpora have no such setting.
 
     >>> _with_corpus_settings("say --data.columns.text=NAME")
     'say --corpus.text_column=NAME'
@@ -253,7 +255,7 @@ def _with_corpus_settings(message: str) -> str:
 
 LAYOUT_NOTES = {  # sentences for the user
     "line": "has no blank lines, so each line is a document",
-    "paragraph": "lines are sentences, and blank lines part documents",
+    "paragraph": "lines are sentences, and blank lines separate documents",
     "document": "is one document, whose paragraphs are separated by blank lines",
 }
 
@@ -268,12 +270,16 @@ def detect_layout(head: str) -> Literal["line", "paragraph", "document"]:
     >>> [detect_layout(head) for head in heads]
     ['line', 'paragraph', 'document']
     """
-    rows = [row.strip() for row in head.split("\n")[: -1 if len(head) > 1000 else None]]
-    while rows and not rows[-1]:
-        rows.pop()
-    if "" not in rows:
+    lines = [line.strip() for line in head.split("\n")]
+    if len(head) > 1000:
+        del lines[-1]  # may be cut off
+    while lines and not lines[-1]:
+        lines.pop()
+    if "" not in lines:
         return "line"
-    lines = [row for row in rows if row]
-    num_blocks = sum(1 for previous, row in zip(["", *rows], rows, strict=False) if row and not previous)
-    num_ended = sum(line.endswith(SENTENCE_END) for line in lines)
-    return "paragraph" if len(lines) >= 1.5 * num_blocks and num_ended >= 0.7 * len(lines) else "document"
+    filled_lines = [line for line in lines if line]
+    num_blocks = sum(1 for previous, line in zip(["", *lines], lines, strict=False) if line and not previous)
+    num_sentence_ends = sum(line.endswith(SENTENCE_END) for line in filled_lines)
+    has_long_blocks = len(filled_lines) >= 1.5 * num_blocks
+    has_sentence_lines = num_sentence_ends >= 0.7 * len(filled_lines)
+    return "paragraph" if has_long_blocks and has_sentence_lines else "document"

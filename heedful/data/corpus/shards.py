@@ -251,7 +251,7 @@ class ShardWriter:
             counts["exact"] = int((verdicts == EXACT).sum())
             counts["near"] = int((verdicts == NEAR).sum())
         counts["empty"] += len(self._documents) - len(documents) - counts["exact"] - counts["near"]
-        counts["characters"] = sum(len(self._documents[index][0]) for index in documents)
+        counts["characters"] = sum(len(self._documents[document][0]) for document in documents)
         with atomic_file(self.spec.folder / shard_name(index)) as file:
             for ids in segments.tokens:
                 file.write(ids.data)

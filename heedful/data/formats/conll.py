@@ -47,7 +47,7 @@ def read_sentences(
     size = 0  # characters of the sentence
     bad: BadRow | None = None  # the first bad line of the sentence
     for line_number, text, bad_line in all_lines(file):
-        line = text.strip(" \t\r\n\v\f") if bad_line is None else "?"
+        line = text.strip(" \t\r\n\v\f") if bad_line is None else "?"  # any text, so that the line is not blank
         cells = split_columns(line)
         if not line or cells[0] == DOCUMENT_BORDER:
             yield from _sentence(file, start, words, tags, bad, row_errors)
@@ -137,8 +137,13 @@ def has_header(head: str, word: int = 1, tag: int = 0, *, blank_lines: bool = Fa
 
 def is_conll(head: str) -> bool:
     """Whether all lines at the beginning of a file have equally many columns, the last one with tags like B-x."""
-    rows = _split_lines(head.split("\n")[:400][:-1])[has_header(head, blank_lines=True) :]
-    return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
+    lines = head.split("\n")[:400][:-1]  # the last line may be cut off
+    rows = _split_lines(lines)
+    if has_header(head, blank_lines=True):
+        rows = rows[1:]
+    if len(rows) < 2 or len(rows[0]) < 2:
+        return False
+    return all(len(cells) == len(rows[0]) and TAG.match(cells[-1]) for cells in rows)
 
 
 # ---------------------------------------------------------------------------------------------------- schemes

@@ -42,14 +42,12 @@ def parse_list_cell(value: object, name: str) -> object:
             parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         parsed = None
-    if (
-        parsed is None
-        or any(not isinstance(element, str | int | float) for element in parsed)
-        or _has_adjacent_strings(text)
-    ):
+    is_flat = parsed is not None and all(isinstance(element, str | int | float) for element in parsed)
+    if not is_flat or _has_adjacent_strings(text):
         raise CellError(
             name,
-            f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]',
+            f"is {shown(value)}, which looks like a list but cannot be read as one: write it as JSON, like "
+            '["one", "two"]',
         )
     return parsed
 

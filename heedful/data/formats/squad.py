@@ -38,7 +38,7 @@ def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionEx
             _reject(row_errors, file, question, error)
             continue
         for index, kind in enumerate(repairs):
-            cell_index = question.question_index * 1000 + min(index, 999)
+            cell_index = question.question_index * 1000 + min(index, 999)  # ascends over all answers of the file
             row_errors.count_repair(kind, file.display_name, question.line, cell_index)
         yield replace(example, file=file.display_name, line=question.line)
 
@@ -113,7 +113,10 @@ def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
     if not isinstance(impossible, bool):
         raise CellError("is_impossible", f"is {shown(impossible)}, expected true or false")
     answers = _list(raw, "answers")
-    pairs = [(_text(answer, "text", f"answers[{n}]."), answer.get("answer_start")) for n, answer in enumerate(answers)]
+    pairs = []  # (text, start) of each answer
+    for index, answer in enumerate(answers):
+        answer_text = _text(answer, "text", f"answers[{index}].")
+        pairs.append((answer_text, answer.get("answer_start")))
     spans, repairs = align_answers(pairs, context, impossible)
     example = QuestionExample(id=str(name), question=text, context=context, answers=spans, impossible=impossible)
     return example, repairs

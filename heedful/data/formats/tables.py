@@ -87,17 +87,18 @@ class _RowLines:
 
     def __next__(self) -> str:
         line = self._pushed_back.popleft() if self._pushed_back else next(self._source)
+        _, text, bad_row = line
         self.lines.append(line)
-        self._length += len(line[1])
-        if line[2] is not None and not line[1]:
-            raise _BadLinesError(line[2].reason, unclosed=False)
+        self._length += len(text)
+        if bad_row is not None and not text:  # the line is too long
+            raise _BadLinesError(bad_row.reason, unclosed=False)
         if len(self.lines) > MAX_ROW_LINES:
             raise _BadLinesError(f"has more than {MAX_ROW_LINES:,} lines: is a quote not closed?", unclosed=True)
         if self._length > self._max_row_bytes:
             raise _BadLinesError(
                 f"is longer than {self._max_row_bytes:,} characters: is a quote not closed?", unclosed=True
             )
-        return line[1]
+        return text
 
 
 def _read_quoted(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
@@ -189,33 +190,35 @@ def read_delimited(
     has_header = is_header(first_cells)
     if has_header:
         names = tuple(cell.strip() for cell in first_cells)
+        if len(head) < 2:
+            raise NoRowsError(f"{file.display_name}: has a header and no rows")
+        if duplicates := [name for name in names if names.count(name) > 1 and name]:
+            raise DataError(f"{file.display_name}:{first_line}: two columns are called {shown(duplicates[0])}")
     else:
         names = tuple(str(position) for position in range(1, num_cells + 1))
-    if len(head) == has_header:
-        raise NoRowsError(f"{file.display_name}: has a header and no rows")
-    if has_header and (duplicates := [name for name in names if names.count(name) > 1 and name]):
-        raise DataError(f"{file.display_name}:{first_line}: two columns are called {shown(duplicates[0])}")
+    separator = "tab" if delimiter == "\t" else delimiter
+    hint = f"a {separator} inside a text needs quotes around it"
+    if not quoted:
+        hint = "quotes count as text here: if they wrap cells, say --data.quoting=quoted"
 
     def rows(row_errors: RowErrors) -> Rows:
-        for line, cells in all_rows(row_errors):
-            if has_header and line == first_line:
+        for line_number, cells in all_rows(row_errors):
+            if has_header and line_number == first_line:
                 continue
-            if len(cells) == num_cells if min_cells is None else len(cells) >= min_cells:
-                yield line, cells
+            has_all_cells = len(cells) == num_cells if min_cells is None else len(cells) >= min_cells
+            if has_all_cells:
+                yield line_number, cells
                 continue
-            mark = "tab" if delimiter == "\t" else delimiter
-            hint = f"a {mark} inside a text needs quotes around it"
-            if not quoted:
-                hint = "quotes count as text here: if they wrap cells, say --data.quoting=quoted"
             expected = num_cells if min_cells is None else min_cells
             reason = f"has {len(cells)} cells, expected {expected} as in line {first_line}; {hint}"
             text = delimiter.join(cells)[:200]
-            row_errors.reject(BadRow(file=file.display_name, line=line, column="", reason=reason, text=text))
+            row_errors.reject(BadRow(file=file.display_name, line=line_number, column="", reason=reason, text=text))
 
+    _, first_row = head[1] if has_header else head[0]
     return Table(
         display_name=file.display_name,
         names=names,
-        first_row=head[has_header][1],
+        first_row=first_row,
         rows=rows,
         notes=() if has_header else (f"{file.path.name}: no header",),
     )

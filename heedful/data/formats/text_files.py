@@ -144,13 +144,13 @@ class _LimitedStream(io.RawIOBase):
 
     Args:
         path: the file, for messages.
-        packed: stream of the compressed bytes.
+        compressed: stream of the compressed bytes.
         stream: stream of the decompressed bytes.
-        size: size of the compressed data in bytes. If None, the position in `packed` is used.
+        size: size of the compressed data in bytes. If None, the position in `compressed` is used.
     """
 
-    def __init__(self, path: Path, packed: BinaryIO, stream: ByteStream, size: int | None) -> None:
-        self._path, self._packed, self._stream, self._size = path, packed, stream, size
+    def __init__(self, path: Path, compressed: BinaryIO, stream: ByteStream, size: int | None) -> None:
+        self._path, self._compressed, self._stream, self._size = path, compressed, stream, size
         self._num_bytes = 0  # decompressed bytes so far
 
     def readable(self) -> bool:
@@ -163,8 +163,8 @@ class _LimitedStream(io.RawIOBase):
             raise DataError(f"{self._path}: cannot be unpacked after {self._num_bytes:,} bytes: {error}") from None
         buffer[: len(data)] = data
         self._num_bytes += len(data)
-        packed_bytes = self._packed.tell() if self._size is None else self._size
-        if self._num_bytes > UNCHECKED_BYTES and self._num_bytes > MAX_COMPRESSION_RATIO * packed_bytes:
+        compressed_bytes = self._compressed.tell() if self._size is None else self._size
+        if self._num_bytes > UNCHECKED_BYTES and self._num_bytes > MAX_COMPRESSION_RATIO * compressed_bytes:
             raise DataError(
                 f"{self._path}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size, which text seldom does: "
                 "if you trust it, unpack it and give the result"
@@ -177,30 +177,30 @@ def _open_bytes(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file, which may be compressed, as a stream of decompressed bytes."""
     with ExitStack() as stack:
         try:
-            packed = stack.enter_context(path.open("rb"))
+            file = stack.enter_context(path.open("rb"))
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         size = None
         stream: ByteStream
         match path.suffix:
             case ".gz":
-                stream = stack.enter_context(gzip.GzipFile(fileobj=packed))
+                stream = stack.enter_context(gzip.GzipFile(fileobj=file))
             case ".xz":
-                stream = stack.enter_context(lzma.LZMAFile(packed))
+                stream = stack.enter_context(lzma.LZMAFile(file))
             case ".bz2":
-                stream = stack.enter_context(bz2.BZ2File(packed))
+                stream = stack.enter_context(bz2.BZ2File(file))
             case ".zip":
-                stream, size = _only_member(path, packed, stack)
+                stream, size = _only_member(path, file, stack)
             case _:
-                yield packed
+                yield file
                 return
-        yield io.BufferedReader(_LimitedStream(path, packed, stream, size), CHUNK_BYTES)
+        yield io.BufferedReader(_LimitedStream(path, file, stream, size), CHUNK_BYTES)
 
 
-def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[IO[bytes], int]:
+def _only_member(path: Path, file: BinaryIO, stack: ExitStack) -> tuple[IO[bytes], int]:
     """Open the only file in a ZIP archive. Return the open file and its compressed size in bytes."""
     try:
-        archive = stack.enter_context(zipfile.ZipFile(packed))
+        archive = stack.enter_context(zipfile.ZipFile(file))
         members = [member for member in archive.infolist() if not member.is_dir()]
         if len(members) != 1:
             raise DataError(f"{path}: holds {len(members)} files, expected one: unpack it and give the folder")

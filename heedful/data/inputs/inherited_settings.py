@@ -76,6 +76,7 @@ def inherit_settings(
     formats = {format_of(path, chosen.format or trained.format) for path in files}
     if trained.encoding and not _keeps_encoding(formats, run_formats, files):
         trained = replace(trained, encoding=None)
+    # plain text files have no columns, so they matter only if the run was on plain text too
     table_formats = formats if run_formats == {"text"} else formats - {"text"}
     is_same_format = bool(table_formats) and table_formats <= (run_formats or {"csv"})
     if not is_same_format:

@@ -353,7 +353,7 @@ def input_files(
             # answers in this folder would become texts when the same command is run again
             if exclude is not None and path.resolve() in (exclude.resolve(), *exclude.resolve().parents):
                 raise DataError(
-                    f"{exclude}: lies in the folder of texts {path}: give a folder for the answers outside of it"
+                    f"{exclude}: is inside the folder of texts {path}: give a folder for the answers outside of it"
                 )
             listed.append((path, path.absolute().name))
         else:

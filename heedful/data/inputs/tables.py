@@ -40,9 +40,10 @@ def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) 
         file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
         if file_format == "squad" or (file_format == "json" and is_squad(file)):
             return squad_table(file, row_errors)
-        if file_format == "conll" or (
-            settings.format is None and file_format != "json" and conll.is_conll(read_head(file))
-        ):
+        has_conll_format = file_format == "conll"
+        if settings.format is None and file_format in (None, "text"):
+            has_conll_format = conll.is_conll(read_head(file))
+        if has_conll_format:
             word = column_position(file, settings, "words", 1)
             header = conll.has_header(read_head(file), word) if settings.header is None else settings.header
             return conll_table(file, word, header, row_errors)
@@ -82,9 +83,10 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
         sentence_ended = False
         is_header_next = header
         for line_number, text, bad_line in all_lines(file):
-            cells = conll.split_columns(text.strip(BLANK)) if bad_line is None else ["?"]
-            if is_header_next or not cells[0] or cells[0] == conll.DOCUMENT_BORDER:
-                is_header_next = is_header_next and (not cells[0] or cells[0] == conll.DOCUMENT_BORDER)
+            cells = conll.split_columns(text.strip(BLANK)) if bad_line is None else ["?"]  # "?": not a blank line
+            is_separator = not cells[0] or cells[0] == conll.DOCUMENT_BORDER
+            if is_header_next or is_separator:
+                is_header_next = is_header_next and is_separator
                 sentence_ended = sentence_ended or bool(words or bad)
                 lines.append(text)
                 continue

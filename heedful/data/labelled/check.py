@@ -259,11 +259,12 @@ def check(
     splits = {split: _split_report(tally, source.kind, label_order, limit) for split, tally in tallies.items()}
     num_examples = sum(split.examples for split in splits.values())
     doubt = label_column_warning(next(iter(splits.values())).labels, num_examples) if has_labels else ""
-    leaks, errors = tuple(_leaks(tallies)), source.row_errors
+    leaks = tuple(_leaks(tallies))
+    row_errors = source.row_errors
     problems = [Problem(kind="label-column", count=1, message=doubt)] if doubt else []
     problems += [Problem(kind="leak", count=max(leak.alike, leak.groups), message=_leak_text(leak)) for leak in leaks]
-    for file, count in errors.bad.items():
-        first = next((f", like {bad}" for bad in errors.first if bad.file == file), "")
+    for file, count in row_errors.bad.items():
+        first = next((f", like {bad}" for bad in row_errors.first if bad.file == file), "")
         problems.append(Problem(kind="bad-row", count=count, message=f"{file}: {count:,} left out{first}"))
     for name, split_report in splits.items():
         problems += _split_problems(name, split_report, unit, limit)
@@ -272,9 +273,9 @@ def check(
         stated=source.stated,
         splits=splits,
         leaks=leaks,
-        bad=dict(errors.bad),
-        bad_rows=tuple(errors.first),
-        repairs=dict(errors.repairs),
+        bad=dict(row_errors.bad),
+        bad_rows=tuple(row_errors.first),
+        repairs=dict(row_errors.repairs),
         unit=unit,
         limit=limit,
         doubt=doubt,
@@ -293,9 +294,8 @@ def _split_report(tally: _Tally, kind: type[Example], label_order: Sequence[str]
     _, first_indices = np.unique(alike, return_index=True)
     places = dict(tally.places)
     # the target of a Seq2SeqExample is among its texts, so only sources are compared
-    num_contradicting, contradicting = _find_contradictions(
-        _as_array(tally.groups) if kind is Seq2SeqExample else alike, _as_array(tally.targets)
-    )
+    texts = _as_array(tally.groups) if kind is Seq2SeqExample else alike
+    num_contradicting, contradicting = _find_contradictions(texts, _as_array(tally.targets))
     if num_contradicting:
         places["contradicting"] = [tally.place(int(index)) for index in contradicting]
     if len(first_indices) < count:
@@ -361,22 +361,23 @@ def _split_problems(name: str, split: SplitReport, unit: str, limit: int) -> Ite
         listed = ", ".join(map(shown, missing[:10])) + (", ..." if len(missing) > 10 else "")
         yield Problem(kind="missing-label", count=len(missing), message=f"{name}: no example of {listed}")
     texts = "text" if split.contradicting == 1 else "texts"
-    for kind, count, what, finding in (
+    repeats = f"repeat earlier ones but for case and punctuation ({split.repeated:,} exactly)"
+    findings = [  # (kind of problem, count, description, key of split.places)
         ("contradiction", split.contradicting, f"{texts} with different targets", "contradicting"),
-        (
-            "repeat",
-            split.alike,
-            f"repeat earlier ones but for case and punctuation ({split.repeated:,} exactly)",
-            "alike",
-        ),
+        ("repeat", split.alike, repeats, "alike"),
         ("empty", split.empty, "with an empty text", "empty"),
         ("long", split.too_long, f"longer than {limit:,} {unit}", "too long"),
-        *(("odd", count, f"with {what}", what) for what, count in split.odd.items()),
-    ):
-        if count:
-            places = f": {', '.join(split.places[finding])}" if split.places.get(finding) else ""
-            more = ", ..." if places and count > len(split.places[finding]) else ""
-            yield Problem(kind=kind, count=count, message=f"{name}: {count:,} {what}{places}{more}")
+    ]
+    findings += [("odd", count, f"with {characters}", characters) for characters, count in split.odd.items()]
+    for kind, count, description, key in findings:
+        if not count:
+            continue
+        places = split.places.get(key, ())
+        message = f"{name}: {count:,} {description}"
+        if places:
+            message += f": {', '.join(places)}"
+            message += ", ..." if count > len(places) else ""
+        yield Problem(kind=kind, count=count, message=message)
 
 
 def _table_lines(splits: Mapping[str, SplitReport], unit: str) -> Iterator[str]:

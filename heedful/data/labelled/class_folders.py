@@ -109,16 +109,25 @@ def find_in_paths(
         return _detect_in_folders(paths_by_split, settings)
     if any(are_folders):
         return None
-    if settings.format != "class-files" and (
-        any(len(paths) < 2 for paths in paths_by_split.values())
-        or not all(map(_may_be_text, all_paths))
-        or (kind is None and any(stem_and_suffix(path)[1] for path in all_paths))
-        or not _has_unlabelled_lines(paths_by_split)
-    ):
+    if settings.format != "class-files" and not _may_be_class_files(paths_by_split, kind):
         return None
     if settings.format == "class-folders":
         return None
     return ClassLayout(layout="class-files", splits=_label_by_file_name(paths_by_split))
+
+
+def _may_be_class_files(paths_by_split: Mapping[str, Sequence[Path]], kind: type[Example] | None) -> bool:
+    """Whether files that the user lists are class files, though no format says so.
+
+    Each split must have several files of plain text without labels. If the class of the examples is unknown, files with
+    a known suffix are not class files.
+    """
+    all_paths = [path for paths in paths_by_split.values() for path in paths]
+    if any(len(paths) < 2 for paths in paths_by_split.values()) or not all(map(_may_be_text, all_paths)):
+        return False
+    if kind is None and any(stem_and_suffix(path)[1] for path in all_paths):
+        return False
+    return _has_unlabelled_lines(paths_by_split)
 
 
 def _is_class_layout_allowed(settings: DataSettings, kind: type[Example] | None) -> bool:

@@ -1,4 +1,4 @@
-"""Guesses of the roles of columns from their cells, for tables without a header."""
+"""Guesses of the roles of columns from their cells, for tables without a header. `columns.py` calls `guess_columns`."""
 
 from __future__ import annotations
 
@@ -82,23 +82,23 @@ def guess_columns(table: Table, roles: Sequence[str], used_columns: Sequence[str
     rows = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS) if isinstance(cells, list)]
     first, *below = rows or [[]]
     candidates = [position for position in range(1, len(table.names) + 1) if str(position) not in used_columns]
-    cells = {position: [row[position - 1].strip() for row in below if position <= len(row)] for position in candidates}
+    cells: dict[int, list[str]] = {}  # cells of each candidate column below the first row, by position
+    for position in candidates:
+        cells[position] = [row[position - 1].strip() for row in below if position <= len(row)]
     is_role = {"text": _is_text, "label": _is_label, "score": _is_score}
     columns: dict[str, tuple[int, ...]] = {}
     guessed: set[int] = set()  # positions of columns with a role
     for role in sorted(roles, key=("label", "score", "text").index):
-        columns[role] = tuple(n for n in candidates if n not in guessed and is_role[role](cells[n]))
+        free = [position for position in candidates if position not in guessed]
+        columns[role] = tuple(position for position in free if is_role[role](cells[position]))
         guessed |= {*columns[role]}
     if [*roles] == ["text"] and len(candidates) == 1 and not columns["text"]:
         columns["text"] = (candidates[0],)
         guessed.add(candidates[0])
-    may_have_header = table.header is None and any(
-        position <= len(first) and _looks_like_name(first[position - 1].strip(), cells[position])
-        for position in candidates
-        if position in guessed
-    )
+    guessed_in_first = [position for position in candidates if position in guessed and position <= len(first)]
+    has_names = any(_looks_like_name(first[position - 1].strip(), cells[position]) for position in guessed_in_first)
     doubt = ""
-    if may_have_header:
+    if has_names and table.header is None:
         cells_of_first = ", ".join(map(shown, first[:5]))
         doubt = f"The first row, {cells_of_first}, may name the columns: set --data.header=true if it does"
         doubt += f", else columns by number: {_options(columns)}"
@@ -122,10 +122,12 @@ def _is_label(values: Sequence[str]) -> bool:
 
 def _is_text(values: Sequence[str]) -> bool:
     """Whether a column has texts, by its cells below the first row."""
-    num_words = sum(len(value.split()) for value in values)
     if len(values) < MIN_ROWS - 1:
         return False
-    return num_words >= 2 * len(values) > 0 and 2 * len({*values}) > len(values) and not all(map(_is_number, values))
+    num_words = sum(len(value.split()) for value in values)
+    have_several_words = num_words >= 2 * len(values)
+    are_mostly_different = 2 * len({*values}) > len(values)
+    return have_several_words and are_mostly_different and not all(map(_is_number, values))
 
 
 def _is_score(values: Sequence[str]) -> bool:

@@ -154,7 +154,11 @@ def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRol
                 names[int(key) - 1] = ""  # a label or text in this column may happen to equal a known name
     if TARGET_NAMES & {*names}:
         return True
-    return any(all(any(_is_known_name(name, role) for name in names) for role in roles) for roles in HEADER_ROLES)
+
+    def has_name_of(role: str) -> bool:
+        return any(_is_known_name(name, role) for name in names)
+
+    return any(all(map(has_name_of, roles)) for roles in HEADER_ROLES)
 
 
 def _is_known_name(name: str, role: str) -> bool:
@@ -361,7 +365,7 @@ def _resolve_keys(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
             name = table.names[key - 1]
             if table.names.count(name) > 1:
                 raise DataError(
-                    f"{table.display_name}: column {key} is called {shown(name)} as another is: name them apart"
+                    f"{table.display_name}: column {key} and another one are called {shown(name)}: rename one of them"
                 )
             names.append(name)
         elif key in table.names:
@@ -384,7 +388,7 @@ def _missing_column_error(table: Table, role: str, guess: ColumnGuess | None = N
         advice = f"Say {column_option(role, 'NUMBER')} (from 1), or NAME instead if its first row is a header"
         if guess is not None:
             advice = str(guess) or advice
-        return MissingColumnError(f"{question} There is no header that is understood; a row is {cells}. {advice}", role)
+        return MissingColumnError(f"{question} No header was recognised; a row is {cells}. {advice}", role)
     known = " or ".join(map(shown, COLUMN_NAMES[role][:3]))
     names = ", ".join(map(shown, table.names[:20]))
     return MissingColumnError(
@@ -457,7 +461,8 @@ class RowReader:
         if role == "words":
             value = parse_list_cell(value, name)
         if isinstance(value, str):
-            parts = self.check_text(value, name).split(SEPARATOR if role != "words" and role != "tags" else None)
+            separator = None if role in ("words", "tags") else SEPARATOR  # None: white space
+            parts = self.check_text(value, name).split(separator)
             return tuple(part.strip() for part in parts)
         if not isinstance(value, list | tuple):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected a list of texts")
@@ -470,7 +475,9 @@ class RowReader:
             return self.texts(cells, role)
         value, name = values[0]
         value = parse_list_cell(value, name)
-        texts = [value] if isinstance(value, str) and value else value or ()
+        if not value:
+            return ()
+        texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list | tuple):
             raise CellError(name, f"is {shown(value)}, expected a text or a list of texts")
         return tuple(self.check_text(text, f"{name}[{index}]") for index, text in enumerate(texts))

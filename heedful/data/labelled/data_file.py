@@ -219,7 +219,9 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
         return replace(table, notes=(*notes, PLAIN_TEXT_NOTE))
     if file_format not in ("csv", "tsv", "json", "jsonl") or (file_format == "json" and is_squad(file)):
         what = "SQuAD's JSON" if file_format == "json" else file_format
-        raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
+        raise DataError(
+            f"{path}: {what} is not a table: convert it to CSV, TSV, JSON lines or Parquet, with a row for each input"
+        )
     table = _open_rows(file, file_format, settings, row_errors)
     # the keys of the first row are the columns; a row with other keys is reported when it is read
     names = tuple(table.first_row) if isinstance(table.first_row, dict) else table.names
@@ -305,12 +307,16 @@ def _detect_format(file: TextFile, kind: type[Example] | None) -> Format:
     """Detect the format of a file by its suffix, its first lines, and the class of its examples."""
     suffix = stem_and_suffix(file.path)[1]
     file_format = FORMAT_BY_SUFFIX.get(suffix)
-    if (kind is TaggedExample or file_format in (None, "text", "tsv")) and file_format not in ("csv", "json", "jsonl"):
+    needs_tags = kind is TaggedExample
+    may_be_conll = needs_tags or file_format in (None, "text", "tsv")
+    if may_be_conll and file_format not in ("csv", "json", "jsonl"):
         head = read_head(file)
-        has_tsv_header = file_format == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
+        first_line = head.split("\n", 1)[0]
+        has_tsv_header = file_format == "tsv" and is_header(first_line.split("\t"), None, {})
         looks_like_conll = conll.is_conll(head) or conll.has_header(head, blank_lines=True)
-        # for a task that needs tags, any file without a header of TSV is CoNLL
-        if kind in (None, TaggedExample) and (looks_like_conll or (kind is TaggedExample and not has_tsv_header)):
+        if needs_tags and not has_tsv_header:
+            return "conll"
+        if looks_like_conll and (kind is None or needs_tags):
             return "conll"
     if file_format in (None, "text"):
         labelled_format = _detect_labelled_format(file, kind, guess=kind is not None or file_format is None)
@@ -358,9 +364,11 @@ def _delimited_table(
     delimiter = settings.delimiter or ("\t" if file_format == "tsv" else ",")
     if settings.delimiter is None and file_format == "csv":
         first_line = read_head(file).split("\n", 1)[0]
-        if "," not in first_line and (separator := max(";\t", key=first_line.count)) in first_line:
+        separator = max(";\t", key=first_line.count)
+        if "," not in first_line and separator in first_line:
             delimiter = separator
-            notes = [f"{file.path.name}: cells are separated by {'tabs' if separator == chr(9) else 'semicolons'}"]
+            plural = "tabs" if separator == "\t" else "semicolons"
+            notes = [f"{file.path.name}: cells are separated by {plural}"]
     quoted = settings.quoting == "quoted" if settings.quoting else file_format == "csv"
     table = read_delimited(
         file,

@@ -86,8 +86,7 @@ class Dataset(Generic[Kind]):
             return self._label_names
         seen: set[str] = set()
         for example in self._read_with_iob2(self._first_split):
-            assert isinstance(example, LabelledExample | MultiLabelExample)
-            seen.update((example.label,) if isinstance(example, LabelledExample) else example.labels)
+            seen.update(_labels_of(example))
             if len(seen) > MAX_LABELS:
                 raise DataError(
                     f"{example.file}:{example.line}: more than {MAX_LABELS:,} different labels: is that the label "
@@ -121,7 +120,7 @@ class Dataset(Generic[Kind]):
             splits = ", ".join(self.splits)
             raise DataError(f"there is no split {shown(split)}, but {splits}{did_you_mean(split, self.splits)}")
         is_part_of_train = self.has_generated_dev and split in ("train", "dev")
-        file_split = "train" if is_part_of_train else split
+        file_split = "train" if is_part_of_train else split  # the split whose files have the examples
         known: frozenset[str] = frozenset()  # empty: any label
         if self.known_labels:
             known = frozenset(self.known_labels)
@@ -129,7 +128,8 @@ class Dataset(Generic[Kind]):
             known = frozenset(self.labels)
         across_schemes = self.kind is TaggedExample and bool(self.known_labels)
         for index, example in enumerate(self._read_with_iob2(file_split)):
-            if unknown := unknown_labels(_labels_of(example), known, tags=across_schemes) if known else []:
+            unknown = unknown_labels(_labels_of(example), known, tags=across_schemes) if known else []
+            if unknown:
                 bad = BadRow(
                     file=example.file,
                     line=example.line,
@@ -272,10 +272,12 @@ def read(
             return _make_dataset(files_by_split, notes, settings, row_errors, corrections)
         if settings.format == "glue":
             raise DataError(
-                f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
+                f"{folder}: is not the folder of a GLUE task, which has a train.tsv and one of the names "
+                f"{', '.join(glue.LAYOUTS)}"
             )
         sources_by_split: dict[str, tuple[object, ...]] = {"train": (folder,)}
-        classes, notes = class_folders.find_in_folder(folder, settings, kind), []
+        classes = class_folders.find_in_folder(folder, settings, kind)
+        notes = []
         if classes is None and settings.format not in class_folders.LAYOUTS:
             split_files, notes = find_split_files(folder)
             sources_by_split = dict(split_files)
@@ -453,7 +455,9 @@ def _split_data(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]
     if isinstance(data, Mapping):
         keys_by_split = {SPLIT_BY_WORD.get(str(key).casefold(), str(key)): key for key in data}
         if len(keys_by_split) < len(data) or not data:
-            raise DataError(f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once")
+            raise DataError(
+                f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev and test, at most once each"
+            )
         order = sorted(keys_by_split, key=lambda split: split != "train")
         return {split: _to_sources(data[keys_by_split[split]]) for split in order}, []
     sources = _to_sources(data)
@@ -466,13 +470,14 @@ def _split_data(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]
 
 def _to_sources(data: object) -> tuple[object, ...]:
     """Return the paths and objects of one split as a tuple. Other values raise DataError."""
-    sources = (data,) if isinstance(data, str | Path) or is_in_memory(data) else data
-    if (
-        isinstance(sources, Sequence)
-        and sources
-        and all(isinstance(source, str | Path) or is_in_memory(source) for source in sources)
-    ):
-        return tuple(sources)
+
+    def is_source(value: object) -> bool:
+        return isinstance(value, str | Path) or is_in_memory(value)
+
+    if is_source(data):
+        return (data,)
+    if isinstance(data, Sequence) and data and all(map(is_source, data)):
+        return tuple(data)
     raise DataError(
         f"data is {shown(data)}, expected a folder, files, a frame, a data set, a list of "
         "dicts, a pair (texts, labels), or a mapping from splits to any of these"

@@ -183,7 +183,7 @@ def _add_missing_pairs(
 
     def is_missing(cells: Cells) -> bool:
         assert isinstance(cells, list)
-        return (cells[1], cells[2]) in missing
+        return (cells[1], cells[2]) in missing  # the columns of the two ids
 
     file = _open_file(folder / MRPC_ORIGINAL, LabelledExample, _MRPC, True, settings, row_errors, is_missing)
     files_by_split["train"] = (*files_by_split["train"], file)

@@ -1,4 +1,7 @@
-"""Decisions whether the first row of a table is a header, if neither a setting nor known column names decide."""
+"""Decisions whether the first row of a table is a header, if neither a setting nor known column names decide.
+
+`data_file.py` calls `check_header` for a table without known column names whose columns are set by number.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files of label descriptions: {"label": "description"} in JSON, or CSV with the columns label and description."""
+"""Files of label descriptions: {"label": "description"} in JSON, or CSV with the columns label and description.
+
+`heedful predict` reads them for zero-shot classification.
+"""
 
 from __future__ import annotations
 

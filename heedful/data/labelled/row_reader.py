@@ -1,6 +1,7 @@
 """Conversion of the rows of a table to examples, with one function for each class of examples.
 
-A data file calls `read_examples`. The functions read cells by their roles, through a `RowReader`.
+A data file calls `read_examples`. Each function `_x_fields` yields the fields of the examples in one row, as a dict for
+each example. It reads the cells of the row by their roles, through a `RowReader`.
 """
 
 from __future__ import annotations
@@ -94,9 +95,23 @@ def _tag_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
 
 
 def _question_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    """Yield the fields of a question, and under "repairs" the kinds of repairs for `read_examples` to count."""
     context = reader.text(cells, "context")
-    value = reader.value(cells, "answers")
-    name = reader.name("answers")
+    answers = _texts_and_starts(reader, reader.value(cells, "answers"), reader.name("answers"))
+    impossible = reader.value(cells, "impossible") if reader.has("impossible") else not answers
+    spans, repairs = align_answers(answers, context, impossible in (True, 1, "1", "true", "True"))
+    yield {
+        "question": reader.text(cells, "question"),
+        "id": str(reader.value(cells, "id")) if reader.has("id") else "",
+        "context": context,
+        "answers": spans,
+        "impossible": not spans,
+        "repairs": repairs,
+    }
+
+
+def _texts_and_starts(reader: RowReader, value: object, name: str) -> list[tuple[str, object]]:
+    """Return (text, start) of each answer in a cell. The cell has a dict of lists, as published, or a list of dicts."""
     texts: object = None
     starts: object = None
     if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
@@ -106,31 +121,13 @@ def _question_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, obje
         starts = [answer.get("answer_start") for answer in value]
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
-    pairs = [(reader.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
-    impossible = reader.value(cells, "impossible") if reader.has("impossible") else not pairs
-    spans, repairs = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
-    question = reader.text(cells, "question")
-    id_text = str(reader.value(cells, "id")) if reader.has("id") else ""
-    fields = {"id": id_text, "question": question, "context": context, "answers": spans, "impossible": not spans}
-    yield fields | {"repairs": repairs}
+    return [(reader.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
 
 
 def _choice_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     questions = reader.value(cells, "question") if reader.has("question") else None
-    if isinstance(questions, list):  # one passage with several questions
-        columns = (reader.value(cells, "candidates"), reader.value(cells, "answer"))
-        lists = [values for values in columns if isinstance(values, list) and len(values) == len(questions)]
-        if len(lists) < 2:
-            raise CellError(
-                reader.name("answer"), f"expected {len(questions)} answers and lists of options, one a question"
-            )
-        for index, (question, texts, answer) in enumerate(zip(questions, *lists, strict=True)):
-            question = reader.check_text(question, f"{reader.name('question')}[{index}]")
-            name = f"{reader.name('candidates')}[{index}]"
-            if not isinstance(texts, list):
-                raise CellError(name, f"is {shown(texts)}, expected a list of texts")
-            candidates = tuple(reader.check_text(candidate, name) for candidate in texts)
-            yield _one_choice(reader, cells, question, candidates, answer, ())
+    if isinstance(questions, list):
+        yield from _passage_fields(reader, cells, questions)
         return
     question = reader.text(cells, "question") if reader.has("question") else None
     marks: Sequence[object] = ()
@@ -140,6 +137,23 @@ def _choice_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object
         if isinstance(cells, dict):
             cells = {**cells, reader.name("candidates"): value.get("text")}
     yield _one_choice(reader, cells, question, reader.texts(cells, "candidates"), reader.value(cells, "answer"), marks)
+
+
+def _passage_fields(reader: RowReader, cells: Cells, questions: list[object]) -> Iterator[dict[str, object]]:
+    """Yield the fields of each question of a row that has a passage with lists of questions, options and answers."""
+    columns = (reader.value(cells, "candidates"), reader.value(cells, "answer"))
+    lists = [values for values in columns if isinstance(values, list) and len(values) == len(questions)]
+    if len(lists) < 2:
+        raise CellError(
+            reader.name("answer"), f"expected {len(questions)} answers and lists of options, one a question"
+        )
+    for index, (question, texts, answer) in enumerate(zip(questions, *lists, strict=True)):
+        question_text = reader.check_text(question, f"{reader.name('question')}[{index}]")
+        name = f"{reader.name('candidates')}[{index}]"
+        if not isinstance(texts, list):
+            raise CellError(name, f"is {shown(texts)}, expected a list of texts")
+        candidates = tuple(reader.check_text(candidate, name) for candidate in texts)
+        yield _one_choice(reader, cells, question_text, candidates, answer, ())
 
 
 def _one_choice(
@@ -303,7 +317,7 @@ def read_examples(table: Table, columns: Columns, row_errors: RowErrors, max_tex
             row_errors.reject(bad, index=row_index, stage="cells")
             continue
         for fields in fields_of_examples:
-            repairs = fields.pop("repairs", ())
+            repairs = fields.pop("repairs", ())  # not a field of the class
             assert isinstance(repairs, list | tuple)
             for index, kind in enumerate(repairs):
                 row_errors.count_repair(kind, table.display_name, line, row_index * 1000 + min(index, 999))

@@ -115,7 +115,7 @@ def assign_splits(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], l
     assigned: dict[str, tuple[Path, ...]] = {}
     for split in dict.fromkeys(SPLIT_BY_WORD.values()):
         if split in splits:
-            assigned[split] = tuple(path for path, name in zip(files, splits, strict=True) if name == split)
+            assigned[split] = tuple(path for path, its_split in zip(files, splits, strict=True) if its_split == split)
     return assigned, [f"{split}: {', '.join(path.name for path in paths)}" for split, paths in assigned.items()]
 
 

@@ -109,8 +109,8 @@ def write_rankings(path: Path, rankings: Iterable[tuple[str, Mapping[str, float]
                 yield f"{query} Q0 {document} {rank} {ranking[document]!r} {tag}\n".encode()
 
     try:
-        with atomic_path(path) as part:
-            write_synced(part, lines())
+        with atomic_path(path) as temporary_path:
+            write_synced(temporary_path, lines())
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -43,11 +43,11 @@ def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.nd
     Here `gold` and `predicted` count words. A precision of 0 is smoothed by sacrebleu's method "exp".
     """
     scorer = _scorer()
-    rows = np.rint(sums).astype(int).tolist()
-    scores = [
-        scorer.compute_bleu(row[2 : 2 + ORDER], row[2 + ORDER :], row[0], row[1], smooth_method="exp").score / 100
-        for row in rows
-    ]
+    scores = []
+    for predicted_words, gold_words, *ngrams in np.rint(sums).astype(int).tolist():
+        correct, predicted = ngrams[:ORDER], ngrams[ORDER:]
+        bleu = scorer.compute_bleu(correct, predicted, predicted_words, gold_words, smooth_method="exp")
+        scores.append(bleu.score / 100)
     return np.array(scores, dtype=np.float64)
 
 

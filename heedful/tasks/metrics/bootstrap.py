@@ -205,11 +205,11 @@ def resampled_interval(
         level: Share of the replicates in the interval.
     """
     require_examples(count, "an interval")
-    keys = (np.array([seed, replicate], dtype=np.uint64) for replicate in range(REPLICATES))
-    values = [
-        formula(np.searchsorted(POISSON_THRESHOLDS, np.random.Philox(key=key).random_raw(count), "right"))
-        for key in keys
-    ]
+    values = []
+    for replicate in range(REPLICATES):
+        generator = np.random.Philox(key=np.array([seed, replicate], dtype=np.uint64))
+        weights = np.searchsorted(POISSON_THRESHOLDS, generator.random_raw(count), side="right")
+        values.append(formula(weights))
     return _quantile_interval(np.array(values), level, count)
 
 

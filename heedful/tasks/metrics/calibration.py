@@ -24,8 +24,6 @@ from heedful.tasks.metrics.base import (
     require_same_length,
 )
 
-Rows = Float64[np.ndarray, "_ columns"]
-
 
 def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int64[np.ndarray, " n"]) -> float:
     """Return the temperature T that minimizes the mean of -log softmax(log p / T)[gold] (Guo et al. 2017, section 4.2).

@@ -1,4 +1,8 @@
-"""Split conformal prediction: sets of labels that contain the correct label with a chosen probability."""
+"""Split conformal prediction: sets of labels that contain the correct label with a chosen probability.
+
+`Classify` stores the probabilities of a dev split in its model; from them, the engine finds the least probability of
+the labels in a set.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
     spans: list[EntitySpan] = []
     open_entity: tuple[str, int] | None = None  # type and start of the entity that the next tag may continue
     lenient, needs_end = scheme == "conlleval", scheme == "strict-iobes"
-    for index, tag in enumerate([*tags, OUTSIDE]):
+    for index, tag in enumerate([*tags, OUTSIDE]):  # the added O ends an entity at the end of the sentence
         mark, kind = parse_tag(tag)
         if mark != OUTSIDE and mark not in MARKS[scheme]:
             raise HeedfulError(_unknown_tag(tag, scheme))

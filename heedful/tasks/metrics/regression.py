@@ -23,8 +23,6 @@ from heedful.tasks.metrics.base import (
 from heedful.tasks.metrics.bootstrap import resampled_interval
 from heedful.tasks.metrics.row_store import RowStore
 
-Rows = Float64[np.ndarray, "_ columns"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressionScores:
@@ -124,10 +122,11 @@ def _spearman(
     counts: Int64[np.ndarray, " examples"],
 ) -> float:
     """Return rho of examples that occur `counts` times each, from their dense ranks, or 0 if a side is constant."""
-    deviations = []
+    deviations = []  # of x and y: rank of each example minus the mean rank
     for dense in (x_ranks, y_ranks):
-        ties = np.bincount(dense, counts)
-        deviations.append((np.cumsum(ties) - (ties - 1) / 2)[dense] - (counts.sum() + 1) / 2)
+        ties = np.bincount(dense, counts)  # occurrences of each value
+        mean_rank_of_value = np.cumsum(ties) - (ties - 1) / 2
+        deviations.append(mean_rank_of_value[dense] - (counts.sum() + 1) / 2)
     x, y = deviations
     denominator = math.sqrt((counts * x**2).sum() * (counts * y**2).sum())
     return float(np.clip((counts * x * y).sum() / denominator, -1, 1)) if denominator else 0.0

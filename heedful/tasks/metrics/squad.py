@@ -45,7 +45,9 @@ def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tu
         accepted = (accepted - {""}) or {""}
     prediction = normalize_answer(prediction)
     f1 = max(word_f1(prediction.split(), gold.split()) for gold in accepted)
-    return float(prediction in accepted), f1 if prediction or version == "2.0" else 0.0
+    if version == "1.1" and not prediction:
+        f1 = 0.0
+    return float(prediction in accepted), f1
 
 
 def word_f1(prediction: list[str], gold: list[str]) -> float:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-from jaxtyping import Float64
-
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import (
     Ids,
@@ -20,8 +17,6 @@ from heedful.tasks.metrics.base import (
     require_examples,
     require_same_length,
 )
-
-Rows = Float64[np.ndarray, "_ columns"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

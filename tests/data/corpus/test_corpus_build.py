@@ -1,4 +1,4 @@
-"""Building a corpus: every kind of file, the same bytes however it is done, and going on after any death."""
+"""build_corpus: the kinds of input files, equal results with any number of processes, and resuming after a crash."""
 
 from __future__ import annotations
 
@@ -35,41 +35,42 @@ WORDS = [
 ROOT = Path(__file__).parents[3]
 
 
-def invented(count: int, seed: int = 0, paragraphs: int = 3) -> list[str]:
-    """Documents of a few paragraphs."""
-    draw = random.Random(seed)
+def random_documents(count: int, seed: int = 0, paragraphs: int = 3) -> list[str]:
+    """Documents of 1 to `paragraphs` paragraphs, of random sentences."""
+    rng = random.Random(seed)
 
     def sentence() -> str:
-        return " ".join(draw.choices(WORDS, k=draw.randint(3, 12))).capitalize() + draw.choice(".!?")
+        return " ".join(rng.choices(WORDS, k=rng.randint(3, 12))).capitalize() + rng.choice(".!?")
 
     def paragraph() -> str:
-        return " ".join(sentence() for _ in range(draw.randint(1, 5)))
+        return " ".join(sentence() for _ in range(rng.randint(1, 5)))
 
-    return ["\n\n".join(paragraph() for _ in range(draw.randint(1, paragraphs))) for _ in range(count)]
+    return ["\n\n".join(paragraph() for _ in range(rng.randint(1, paragraphs))) for _ in range(count)]
 
 
-def jsonl(path: Path, texts: list[str], column: str = "text") -> Path:
+def write_jsonl(path: Path, texts: list[str], column: str = "text") -> Path:
     path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts))
     return path
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(invented(200), TokenizerSettings(vocab_size=200))
+    return train_tokenizer(random_documents(200), TokenizerSettings(vocab_size=200))
 
 
-def texts(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
-    """The documents as their tokens tell them."""
-    edges = corpus.segments[corpus.documents].tolist()
-    return [tokenizer.decode(corpus.tokens(*each).tolist()) for each in pairwise(edges)]
+def decoded_documents(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
+    """The text of every document, decoded from its tokens."""
+    token_edges = corpus.segments[corpus.documents].tolist()
+    return [tokenizer.decode(corpus.tokens(start, stop).tolist()) for start, stop in pairwise(token_edges)]
 
 
-def plain(tokenizer: Tokenizer, *arguments: str) -> list[str]:
-    return [tokenizer.decode(tokenizer.ids([text])[0].tolist()) for text in arguments]
+def round_trip(tokenizer: Tokenizer, *texts: str) -> list[str]:
+    """The texts encoded and decoded again."""
+    return [tokenizer.decode(tokenizer.ids([text])[0].tolist()) for text in texts]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a corpus; of the manifest all but how long it took."""
+def file_contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file of a corpus, by relative path; the manifest without the seconds that the build took."""
     content_by_path = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     about = json.loads(content_by_path.pop("manifest.json"))
     about.pop("seconds")
@@ -85,7 +86,7 @@ def test_every_kind_of_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
     folder = tmp_path / "data"
     (folder / "more").mkdir(parents=True)
-    a, b, c, d, e, f, g = invented(7, paragraphs=1)
+    a, b, c, d, e, f, g = random_documents(7, paragraphs=1)
     (folder / "a.txt").write_text(f"{a}\n{b}\n")
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({"id": 1, "text": c}).encode()))
     write_table(pyarrow.table({"text": [d]}), folder / "c.parquet")
@@ -94,11 +95,11 @@ def test_every_kind_of_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (folder / "more" / "f.unknown").write_bytes(b"\0")
     (folder / "more" / "g.txt").write_bytes(b"")
     (folder / ".ipynb_checkpoints").mkdir()
-    (folder / ".ipynb_checkpoints" / "a.txt").write_bytes(a.encode())  # hidden: it is not read
+    (folder / ".ipynb_checkpoints" / "a.txt").write_bytes(a.encode())  # in a hidden folder, so it is not read
     with zipfile.ZipFile(tmp_path / "last.txt.zip", "w") as file:
         file.writestr("last.txt", g)
     corpus = build_corpus([folder, tmp_path / "last.txt.zip"], tokenizer, tmp_path / "out")
-    assert texts(corpus, tokenizer) == plain(tokenizer, a, b, c, d, e, f, g)
+    assert decoded_documents(corpus, tokenizer) == round_trip(tokenizer, a, b, c, d, e, f, g)
     names = ["a.txt", "b.jsonl.gz", "c.parquet", "d.txt.xz", "more/e.txt.bz2", "more/g.txt", "last.txt.zip"]
     assert [file["name"] for file in corpus.about["files"]] == names
     stated = corpus.about["stated"]
@@ -123,7 +124,7 @@ def test_layouts_of_text(
     counts = (len(corpus), int(corpus.paragraphs.sum()), len(corpus.paragraphs))
     assert counts == (documents, paragraphs, segments)
     if form == "auto":
-        assert corpus.about["stated"] == ["a.txt: lines are sentences, and blank lines part documents"]
+        assert corpus.about["stated"] == ["a.txt: lines are sentences, and blank lines separate documents"]
 
 
 @pytest.mark.parametrize(
@@ -140,23 +141,24 @@ def test_layouts_of_text(
         ("A.\u2028B.\n\u2028\nD.\nE.\n", "paragraph"),
     ],
 )
-def test_auto_looks_at_the_beginning(head: str, expected: str) -> None:
+def test_detect_layout(head: str, expected: str) -> None:
     assert documents.detect_layout(head) == expected
 
 
-def test_lines_are_parted_as_they_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Not at characters that end lines elsewhere."""
+def test_only_newlines_separate_lines(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """NEL, LINE SEPARATOR and form feed, at which str.splitlines splits, stay inside a line."""
     (tmp_path / "a.txt").write_text("Rain fell.\x85\nBoats came.\u2028\nThe storm and the sea.\x0c\n", encoding="utf-8")
     corpus = build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
-    assert len(corpus) == 3 and corpus.about["stated"] == ["a.txt: has no blank lines, so each line is a document"]
+    assert len(corpus) == 3
+    assert corpus.about["stated"] == ["a.txt: has no blank lines, so each line is a document"]
 
 
-def test_words_with_tags_are_no_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_files_of_tagged_words_are_not_read_as_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "data").mkdir()
-    for name, rows in (("a.txt", "Rain fell.\n"), ("train.conll", "EU NNP B-ORG\n"), ("dev.iob.gz", "")):
-        (tmp_path / "data" / name).write_text(rows)
+    for name, text in (("a.txt", "Rain fell.\n"), ("train.conll", "EU NNP B-ORG\n"), ("dev.iob.gz", "")):
+        (tmp_path / "data" / name).write_text(text)
     corpus = build_corpus([tmp_path / "data"], tokenizer, tmp_path / "out")
-    assert [each["name"] for each in corpus.about["files"]] == ["a.txt"]
+    assert [file["name"] for file in corpus.about["files"]] == ["a.txt"]
     assert corpus.about["stated"][0] == "data: 2 files of unknown kinds are not used"
     message = r"train\.conll: \.conll files hold words with tags, not text: write their text to a \.txt file"
     with pytest.raises(HeedfulError, match=message):
@@ -168,7 +170,7 @@ def test_words_with_tags_are_no_text(tmp_path: Path, tokenizer: Tokenizer) -> No
         build_corpus([tmp_path / "data"], tokenizer, tmp_path / "other")
 
 
-def test_a_document_without_end_is_cut_and_counted(
+def test_an_overlong_document_is_cut_and_the_cut_is_counted(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "MAX_ROW_BYTES", 1000)
@@ -178,7 +180,7 @@ def test_a_document_without_end_is_cut_and_counted(
     assert corpus.about["counts"]["segments"] == 100
 
 
-def test_a_line_without_end_is_a_bad_row(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_an_overlong_line_is_a_bad_row(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("Rain fell.\n" + "x" * 10_000_001 + "\nBoats came.\n")
     with pytest.raises(HeedfulError, match=r"a.txt:2: is longer than 10,000,000 bytes, the most that a row may have"):
         build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out")
@@ -187,13 +189,13 @@ def test_a_line_without_end_is_a_bad_row(tmp_path: Path, tokenizer: Tokenizer) -
 
 
 def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = jsonl(tmp_path / "a.jsonl", invented(4))
+    file = write_jsonl(tmp_path / "a.jsonl", random_documents(4))
     file.write_text('{"text": 5}\n' + file.read_text() + "{\n")
     policy = Quarantine(file=tmp_path / "bad.jsonl")
     with pytest.raises(HeedfulError, match=r"a\.jsonl:1:text: is 5, expected text"):
         build_corpus([file], tokenizer, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "finish", interrupted)
+        patch.setattr(module, "finish", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_corpus([file], tokenizer, tmp_path / "out", on_bad_row=policy)
     assert len(build_corpus([file], tokenizer, tmp_path / "out", on_bad_row=policy)) == 4
@@ -203,37 +205,38 @@ def test_bad_rows_are_set_aside_once(tmp_path: Path, tokenizer: Tokenizer, monke
 def test_a_corpus_is_the_same_however_its_paths_are_spelled(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = jsonl(tmp_path / "a.jsonl", invented(4))
+    file = write_jsonl(tmp_path / "a.jsonl", random_documents(4))
     file.write_text(file.read_text() + "{\n")
     monkeypatch.chdir(tmp_path)
-    spelled = file, Path("a.jsonl"), Path("..") / tmp_path.name / "a.jsonl"
-    corpora = [build_corpus([path], tokenizer, tmp_path / str(n), on_bad_row=Skip()) for n, path in enumerate(spelled)]
-    assert [each.about["bad_rows"] for each in corpora] == [{"a.jsonl": 1}] * 3
-    assert len({each.digest for each in corpora}) == 1
+    spellings = file, Path("a.jsonl"), Path("..") / tmp_path.name / "a.jsonl"
+    corpora = [
+        build_corpus([spelling], tokenizer, tmp_path / str(index), on_bad_row=Skip())
+        for index, spelling in enumerate(spellings)
+    ]
+    assert [corpus.about["bad_rows"] for corpus in corpora] == [{"a.jsonl": 1}] * 3
+    assert len({corpus.digest for corpus in corpora}) == 1
 
 
-def interrupted(*_: Any) -> None:
+def raise_interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_folder_is_known_to_hold_a_corpus(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Be it unfinished or damaged; a manifest of something else makes none."""
+def test_contains_corpus(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """True of unfinished and damaged corpora too; false of folders with the manifest.json of something else."""
     (tmp_path / "text").mkdir()
-    file = jsonl(tmp_path / "text" / "a.jsonl", invented(4))
+    file = write_jsonl(tmp_path / "text" / "a.jsonl", random_documents(4))
     (tmp_path / "text" / "manifest.json").write_text('{"made": "by hand"}')
     (tmp_path / "text" / "parts").mkdir()
-    assert (
-        not contains_corpus(tmp_path / "text") and not contains_corpus(file) and not contains_corpus(tmp_path / "none")
-    )
+    assert not contains_corpus(tmp_path / "text")
+    assert not contains_corpus(file)
+    assert not contains_corpus(tmp_path / "none")
     with pytest.raises(
         HeedfulError, match=r"manifest\.json: has no rows: .*: if it is no text, give the other files by name"
     ):
         build_corpus([tmp_path / "text"], tokenizer, tmp_path / "refused")
-    assert contains_corpus(tmp_path / "refused"), "it was begun"
+    assert contains_corpus(tmp_path / "refused"), "the build began before it failed"
     with monkeypatch.context() as patch:
-        patch.setattr(module, "finish", interrupted)
+        patch.setattr(module, "finish", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_corpus([file], tokenizer, tmp_path / "out")
     assert contains_corpus(tmp_path / "out")
@@ -258,7 +261,7 @@ def test_a_folder_is_known_to_hold_a_corpus(
         ({"a.txt": "a\0" * 99}, "if this is UTF-16, say iconv -f utf-16le -t utf-8"),
     ],
 )
-def test_what_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[str, Any], message: str) -> None:
+def test_inputs_that_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[str, Any], message: str) -> None:
     for name, text in files.items():
         if text is not None:
             (tmp_path / name).write_text(text)
@@ -266,172 +269,190 @@ def test_what_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[
         build_corpus([tmp_path / name for name in files], tokenizer, tmp_path / "out")
 
 
-def test_a_column_is_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    documents = invented(2)
+def test_the_text_column_can_be_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    documents = random_documents(2)
     corpus = build_corpus(
-        [jsonl(tmp_path / "a.jsonl", documents, "body")],
+        [write_jsonl(tmp_path / "a.jsonl", documents, "body")],
         tokenizer,
         tmp_path / "out",
         CorpusSettings(text_column="body"),
     )
-    assert texts(corpus, tokenizer) == plain(tokenizer, *documents)
+    assert decoded_documents(corpus, tokenizer) == round_trip(tokenizer, *documents)
 
 
 def test_settings_are_settings() -> None:
     corpus_settings = CorpusSettings(dedup="near", min_document_chars=3)
     assert settings.from_mapping(CorpusSettings, settings.to_mapping(corpus_settings), source="test") == corpus_settings
-    for wrong in ({"jaccard_threshold": 0.1}, {"min_document_chars": -1}, {"shard_chars": 0}):
-        with pytest.raises(HeedfulError, match=f"^{next(iter(wrong))} is "):
-            CorpusSettings(**wrong)
+    for name, value in {"jaccard_threshold": 0.1, "min_document_chars": -1, "shard_chars": 0}.items():
+        with pytest.raises(HeedfulError, match=f"^{name} is "):
+            CorpusSettings(**{name: value})
 
 
 # ---------------------------------------------------------------------------------------------------- documents
 
 
-def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    original = invented(40, paragraphs=8)
-    near = [text + " Rain fell." for text in original if len(text) > 700]
-    assert near
-    file = jsonl(tmp_path / "a.jsonl", [*original, "Rain.", "", *near, *original[:5], "  " + original[7]])
-    long = sum(len(text) >= 20 for text in original)
-    for duplicates, exact, alike in (("none", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
-        chosen = CorpusSettings(dedup=duplicates, min_document_chars=20, shard_chars=2000)
-        seen: list[CorpusProgress] = []
-        corpus = build_corpus([file], tokenizer, tmp_path / duplicates, chosen, on_progress=seen.append)
-        left = corpus.about["left_out"]
-        assert (left["exact"], left["near"], left["short"], left["empty"]) == (exact, alike, 41 - long, 1)
-        assert len(corpus) == 47 + len(near) - (41 - long) - exact - alike
-        assert len(set(corpus.hashes.tolist())) == len(corpus) - (6 if duplicates == "none" else 0)
+def test_duplicate_and_short_documents_are_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    originals = random_documents(40, paragraphs=8)
+    near_duplicates = [text + " Rain fell." for text in originals if len(text) > 700]
+    assert near_duplicates
+    exact_duplicates = [*originals[:5], "  " + originals[7]]
+    documents = [*originals, "Rain.", "", *near_duplicates, *exact_duplicates]
+    file = write_jsonl(tmp_path / "a.jsonl", documents)
+    short = 1 + sum(len(text) < 20 for text in originals)  # "Rain." is short too
+    for dedup, exact, near in (("none", 0, 0), ("exact", 6, 0), ("near", 6, len(near_duplicates))):
+        chosen = CorpusSettings(dedup=dedup, min_document_chars=20, shard_chars=2000)
+        updates: list[CorpusProgress] = []
+        corpus = build_corpus([file], tokenizer, tmp_path / dedup, chosen, on_progress=updates.append)
+        left_out = corpus.about["left_out"]
+        assert left_out["exact"] == exact
+        assert left_out["near"] == near
+        assert left_out["short"] == short
+        assert left_out["empty"] == 1
+        assert len(corpus) == len(documents) - 1 - short - exact - near
+        duplicates_in_corpus = 6 if dedup == "none" else 0
+        assert len(set(corpus.hashes.tolist())) == len(corpus) - duplicates_in_corpus
         repeated = corpus.about["repeated"]["documents"]
-        assert repeated == pytest.approx(6 / len(corpus) if duplicates == "none" else 0)
-        last = seen[-1]
-        assert (last.documents, last.tokens, last.duplicates) == (len(corpus), corpus.count, exact + alike)
-        assert last.short == 41 - long + 1 and last.characters == corpus.about["counts"]["characters"]
+        assert repeated == pytest.approx(duplicates_in_corpus / len(corpus))
+        last = updates[-1]
+        assert (last.documents, last.tokens, last.duplicates) == (len(corpus), corpus.count, exact + near)
+        assert last.short == short + 1, "the empty document is counted as short"
+        assert last.characters == corpus.about["counts"]["characters"]
         assert last.share == 1 and last.seconds > 0
-        assert [each.share for each in seen] == sorted(each.share for each in seen)
+        shares = [update.share for update in updates]
+        assert shares == sorted(shares)
 
 
-def test_repeated_lines_are_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_the_share_of_repeated_lines_is_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("Rain fell on the quiet harbour.\nThe boats came home before dark.\n" * 50)
     about = build_corpus([tmp_path / "a.txt"], tokenizer, tmp_path / "out").about
     assert about["repeated"] == {"documents": 0.98, "segments": 0.98}
 
 
-# ---------------------------------------------------------------------------------------------------- the same bytes
+# ---------------------------------------------------------------------------------------------------- equal results
 
 
 @pytest.fixture
-def many(tmp_path: Path) -> list[Path]:
-    """Files with duplicates in later chunks, and documents of all sizes."""
-    documents = invented(150, seed=7)
-    first = jsonl(tmp_path / "a.jsonl", documents)
-    (tmp_path / "b.txt").write_text(
-        "\n".join(invented(60, seed=8, paragraphs=1) + [documents[3].replace("\n", " ")] * 3)
-    )
-    return [first, tmp_path / "b.txt", jsonl(tmp_path / "c.jsonl", documents[100:120] + invented(40, seed=9))]
+def corpus_files(tmp_path: Path) -> list[Path]:
+    """Three files; the second and third repeat documents of the first."""
+    documents = random_documents(150, seed=7)
+    first = write_jsonl(tmp_path / "a.jsonl", documents)
+    lines = random_documents(60, seed=8, paragraphs=1) + [documents[3].replace("\n", " ")] * 3
+    (tmp_path / "b.txt").write_text("\n".join(lines))
+    return [
+        first,
+        tmp_path / "b.txt",
+        write_jsonl(tmp_path / "c.jsonl", documents[100:120] + random_documents(40, seed=9)),
+    ]
 
 
-@pytest.mark.parametrize("duplicates", ["none", "near"])
+@pytest.mark.parametrize("dedup", ["none", "near"])
 def test_processes_make_no_difference(
-    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, duplicates: Any
+    corpus_files: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, dedup: Any
 ) -> None:
-    chosen = CorpusSettings(dedup=duplicates, shard_chars=6000)
-    alone = build_corpus(many, tokenizer, tmp_path / "alone", chosen)
-    assert len(alone.about["shards"]) > 5
+    chosen = CorpusSettings(dedup=dedup, shard_chars=6000)
+    expected = build_corpus(corpus_files, tokenizer, tmp_path / "one_process", chosen)
+    assert len(expected.about["shards"]) > 5
     monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
-    build_corpus(many, tokenizer, tmp_path / "together", chosen, processes=3)
-    assert contents(tmp_path / "together") == contents(tmp_path / "alone")
-    assert not [path for path in (tmp_path / "together").rglob("*") if path.name.endswith(".part")]
-    other = build_corpus(many, tokenizer, tmp_path / "one", CorpusSettings(dedup=duplicates))
-    assert other.tokens(0, other.count).tolist() == alone.tokens(0, alone.count).tolist()
+    build_corpus(corpus_files, tokenizer, tmp_path / "three_processes", chosen, processes=3)
+    assert file_contents(tmp_path / "three_processes") == file_contents(tmp_path / "one_process")
+    assert not [path for path in (tmp_path / "three_processes").rglob("*") if path.name.endswith(".part")]
+    one_shard = build_corpus(corpus_files, tokenizer, tmp_path / "one_shard", CorpusSettings(dedup=dedup))
+    assert one_shard.tokens(0, one_shard.count).tolist() == expected.tokens(0, expected.count).tolist()
     for name in ("documents", "segments", "paragraphs", "hashes"):
-        assert (getattr(other, name) == getattr(alone, name)).all(), name
+        assert (getattr(one_shard, name) == getattr(expected, name)).all(), name
 
 
-@pytest.mark.parametrize("after", range(0, 26, 3))
-def test_it_goes_on_wherever_it_stopped(
-    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, after: int
+@pytest.mark.parametrize("writes_before", range(0, 26, 3))
+def test_an_interrupted_build_is_resumed(
+    corpus_files: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, writes_before: int
 ) -> None:
+    """The build is interrupted in the middle of a file, after `writes_before` complete ones."""
     chosen = CorpusSettings(dedup="near", shard_chars=8000)
-    expected = build_corpus(many, tokenizer, tmp_path / "whole", chosen)
-    left, atomic_file = [after], shards.atomic_file
+    expected = build_corpus(corpus_files, tokenizer, tmp_path / "whole", chosen)
+    original_atomic_file = shards.atomic_file
+    writes = 0
 
     @contextmanager
-    def stops(path: Path) -> Any:
-        with atomic_file(path) as file:
-            left[0] -= 1
-            if left[0] < 0:
+    def interrupted_atomic_file(path: Path) -> Any:
+        nonlocal writes
+        with original_atomic_file(path) as file:
+            writes += 1
+            if writes > writes_before:
                 file.write(b"half")
                 raise KeyboardInterrupt
             yield file
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "atomic_file", stops)
+        patch.setattr(shards, "atomic_file", interrupted_atomic_file)
         try:
-            build_corpus(many, tokenizer, tmp_path / "out", chosen)
+            build_corpus(corpus_files, tokenizer, tmp_path / "out", chosen)
         except KeyboardInterrupt:
             with pytest.raises(HeedfulError, match=r"is not finished|is no corpus"):
                 Corpus.open(tmp_path / "out")
-    again = build_corpus(many, tokenizer, tmp_path / "out", chosen)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    again = build_corpus(corpus_files, tokenizer, tmp_path / "out", chosen)
+    assert file_contents(tmp_path / "out") == file_contents(tmp_path / "whole")
     assert again.count == expected.count
 
 
-def test_a_finished_one_is_reused_and_another_refused(
-    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_corpus_is_reused_and_a_different_one_refused(
+    corpus_files: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, chosen = tmp_path / "out", CorpusSettings(shard_chars=8000)
 
-    def refused(message: str, **more: Any) -> None:
-        options = {"files": many, "tokenizer": tokenizer, "settings": chosen} | more
+    def assert_refused(message: str, **changes: Any) -> None:
+        options = {"files": corpus_files, "tokenizer": tokenizer, "settings": chosen} | changes
         with pytest.raises(HeedfulError, match=message):
             build_corpus(options["files"], options["tokenizer"], out, options["settings"])
 
-    for state in ("an unfinished corpus", "a corpus"):
+    for state in ("a different, unfinished corpus", "a different corpus"):
         with monkeypatch.context() as patch:
-            if state == "an unfinished corpus":
-                patch.setattr(module, "finish", interrupted)
+            if state == "a different, unfinished corpus":
+                patch.setattr(module, "finish", raise_interrupt)
                 with pytest.raises(KeyboardInterrupt):
-                    build_corpus(many, tokenizer, out, chosen)
+                    build_corpus(corpus_files, tokenizer, out, chosen)
             else:
-                build_corpus(many, tokenizer, out, chosen)
-        start = f"out: holds {state} that is another one: "
+                build_corpus(corpus_files, tokenizer, out, chosen)
+        start = f"out: holds {state}: "
         both = (
             'its setting dedup is "none", not "exact"; its setting shard_chars is 8000, not 9000. Give another folder'
         )
-        refused(start + both, settings=CorpusSettings(shard_chars=9000, dedup="exact"))
-        refused(start + r'its files are \["a.jsonl", "b.txt", "c.jsonl"\], not \["a.jsonl"\]', files=many[:1])
-        other = train_tokenizer(invented(50), TokenizerSettings(vocab_size=150))
-        refused(start + "its tokenizer gives other ids", tokenizer=other)
-        before = many[1].read_text()
-        many[1].write_text(before + "More.\n")
-        refused(start + '"b.txt" has other bytes now')
-        many[1].write_text(before)
-    stamp = (out / "manifest.json").stat().st_mtime_ns
-    assert build_corpus(many, tokenizer, out, chosen).count > 0
-    assert (out / "manifest.json").stat().st_mtime_ns == stamp
+        assert_refused(start + both, settings=CorpusSettings(shard_chars=9000, dedup="exact"))
+        assert_refused(
+            start + r'its files are \["a.jsonl", "b.txt", "c.jsonl"\], not \["a.jsonl"\]', files=corpus_files[:1]
+        )
+        other_tokenizer = train_tokenizer(random_documents(50), TokenizerSettings(vocab_size=150))
+        assert_refused(start + "its tokenizer gives other ids", tokenizer=other_tokenizer)
+        text_before = corpus_files[1].read_text()
+        corpus_files[1].write_text(text_before + "More.\n")
+        assert_refused(start + '"b.txt" has other bytes now')
+        corpus_files[1].write_text(text_before)
+    written_at = (out / "manifest.json").stat().st_mtime_ns
+    assert build_corpus(corpus_files, tokenizer, out, chosen).count > 0
+    assert (out / "manifest.json").stat().st_mtime_ns == written_at
 
 
-def test_what_lies_where_the_results_go_is_not_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_the_output_folder_is_not_read_as_input(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "text.txt").write_text("One boat.\n")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "environment.json").write_text("{}")
     corpus = build_corpus([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")
-    assert [each["name"] for each in corpus.about["files"]] == ["text.txt"]
+    assert [file["name"] for file in corpus.about["files"]] == ["text.txt"]
     assert len(build_corpus([tmp_path], tokenizer, tmp_path / "run" / "corpus", exclude=tmp_path / "run")) == 1
 
 
-def test_a_folder_with_something_else_is_left_alone(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_folder_with_something_else_is_left_alone(
+    corpus_files: list[Path], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     with pytest.raises(HeedfulError, match=r'holds "a.jsonl" and no corpus: give a new or an empty folder'):
-        build_corpus(many, tokenizer, tmp_path)
+        build_corpus(corpus_files, tokenizer, tmp_path)
 
 
-def test_one_build_at_a_time(many: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
-    def again(_: CorpusProgress) -> None:
+def test_one_build_at_a_time(corpus_files: list[Path], tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def build_again(_: CorpusProgress) -> None:
         with pytest.raises(HeedfulError, match="out: another process builds a corpus there"):
-            build_corpus(many, tokenizer, tmp_path / "out")
+            build_corpus(corpus_files, tokenizer, tmp_path / "out")
 
-    build_corpus(many, tokenizer, tmp_path / "out", on_progress=again)
+    build_corpus(corpus_files, tokenizer, tmp_path / "out", on_progress=build_again)
 
 
 # ---------------------------------------------------------------------------------------------------- processes
@@ -445,13 +466,13 @@ from heedful.tokenizer import Tokenizer
 corpus.SMALL_INPUT_BYTES = 0
 folder, *files = map(Path, sys.argv[1:])
 
-def told(progress):
+def report_progress(progress):
     if progress.documents:
         print("going", flush=True)
 
 settings = corpus.CorpusSettings(shard_chars=20_000, dedup="exact")
 tokenizer = Tokenizer.load(folder / "tokenizer")
-corpus.build_corpus(files, tokenizer, folder / "out", settings, processes=2, on_progress=told)
+corpus.build_corpus(files, tokenizer, folder / "out", settings, processes=2, on_progress=report_progress)
 print("done", flush=True)
 """
 
@@ -461,16 +482,18 @@ def children(pid: int) -> list[int]:
     return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
-def gone(pids: list[int]) -> bool:
-    return not any(Path(f"/proc/{pid}/cmdline").is_file() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
+def have_ended(pids: list[int]) -> bool:
+    """A process that has ended has no cmdline file, or, as a zombie, an empty one."""
+    command_lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+    return not any(path.is_file() and path.read_bytes() for path in command_lines)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokenizer: Tokenizer, sent: int) -> None:
     tokenizer.save(tmp_path / "tokenizer")
-    documents = invented(1500, seed=5)
-    files = [jsonl(tmp_path / "a.jsonl", documents), jsonl(tmp_path / "b.jsonl", documents[:100])]
+    documents = random_documents(1500, seed=5)
+    files = [write_jsonl(tmp_path / "a.jsonl", documents), write_jsonl(tmp_path / "b.jsonl", documents[:100])]
     command = [sys.executable, "-c", CHILD, str(tmp_path), *map(str, files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -480,28 +503,31 @@ def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokeni
         process.send_signal(sent)
         assert process.wait(60) == -sent
         errors = process.stderr.read()
-    until = time.monotonic() + 30
-    while not gone(workers) and time.monotonic() < until:
+    deadline = time.monotonic() + 30
+    while not have_ended(workers) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert gone(workers)
-    assert errors.count("Traceback") == (sent == signal.SIGINT), errors
+    assert have_ended(workers)
+    assert errors.count("Traceback") == (1 if sent == signal.SIGINT else 0), errors
     out = tmp_path / "out"
-    assert not (out / "manifest.json").exists() and list((out / "parts").glob("*.npz"))
+    assert not (out / "manifest.json").exists()
+    assert list((out / "parts").glob("*.npz"))
     chosen = CorpusSettings(shard_chars=20_000, dedup="exact")
     build_corpus(files, tokenizer, out, chosen, processes=1)
     build_corpus(files, tokenizer, tmp_path / "whole", chosen, processes=1)
-    assert contents(out) == contents(tmp_path / "whole")
+    assert file_contents(out) == file_contents(tmp_path / "whole")
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
 def test_the_death_of_a_worker_is_an_error(
-    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    corpus_files: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
     before = children(os.getpid())
 
-    def report_progress(progress: CorpusProgress) -> None:
-        for pid in children(os.getpid()) if progress.documents else []:
+    def kill_workers(progress: CorpusProgress) -> None:
+        if not progress.documents:
+            return
+        for pid in children(os.getpid()):
             if pid not in before:
                 os.kill(pid, signal.SIGKILL)
 
@@ -510,58 +536,58 @@ def test_the_death_of_a_worker_is_an_error(
     )
     with pytest.raises(HeedfulError, match=message):
         build_corpus(
-            many,
+            corpus_files,
             tokenizer,
             tmp_path / "out",
             CorpusSettings(shard_chars=3000),
             processes=2,
-            on_progress=report_progress,
+            on_progress=kill_workers,
         )
     assert children(os.getpid()) == before
 
 
-def test_an_error_in_a_worker_is_told_here(
-    many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_an_error_in_a_worker_is_raised_in_the_parent(
+    corpus_files: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
 
-    def report_progress(_: CorpusProgress) -> None:
+    def block_the_output_file(_: CorpusProgress) -> None:
         if not (tmp_path / "out" / "tokens-00000.bin").exists():
             (tmp_path / "out" / "tokens-00000.bin").mkdir()
 
     with pytest.raises(HeedfulError, match=r"tokens-00000.bin: cannot be written: "):
-        build_corpus(many, tokenizer, tmp_path / "out", processes=2, on_progress=report_progress)
+        build_corpus(corpus_files, tokenizer, tmp_path / "out", processes=2, on_progress=block_the_output_file)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
-    """The same peak, of the reader and of its workers, for an input ten times as large."""
-    train_tokenizer(invented(200), TokenizerSettings(vocab_size=200)).save(tmp_path / "tokenizer")
-    documents = invented(3000, paragraphs=12)
+    """The peak memory of the main process and of its workers is about the same for an input ten times as large."""
+    train_tokenizer(random_documents(200), TokenizerSettings(vocab_size=200)).save(tmp_path / "tokenizer")
+    documents = random_documents(3000, paragraphs=12)
 
-    def peaks(times: int) -> list[int]:
-        with (tmp_path / f"{times}.jsonl").open("w") as file:
-            for number in range(times):
-                file.writelines(json.dumps({"text": f"{number} {text}"}) + "\n" for text in documents)
-        code = (
-            CHILD.replace("20_000", "1_000_000").replace("out", f"out{times}").replace("std" + f"out{times}", "stdout")
-        )
+    def peak_kilobytes(repetitions: int) -> list[int]:
+        """The peak of the main process and the largest peak of its workers."""
+        with (tmp_path / f"{repetitions}.jsonl").open("w") as file:
+            for repetition in range(repetitions):
+                file.writelines(json.dumps({"text": f"{repetition} {text}"}) + "\n" for text in documents)
+        code = CHILD.replace("20_000", "1_000_000").replace('"out"', f'"out{repetitions}"')
         code += "import resource\nprint(*(resource.getrusage(who).ru_maxrss for who in (0, -1)))\n"
-        command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / f"{times}.jsonl")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-        return [int(word) for word in done.stdout.splitlines()[-1].split()]
+        command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / f"{repetitions}.jsonl")]
+        result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        return [int(word) for word in result.stdout.splitlines()[-1].split()]
 
-    small, large = peaks(6), peaks(60)
+    small, large = peak_kilobytes(6), peak_kilobytes(60)
     assert (tmp_path / "60.jsonl").stat().st_size > 60_000_000
-    for one, other in zip(small, large, strict=True):
-        assert other < one + 40_000, "kilobytes"
+    for small_peak, large_peak in zip(small, large, strict=True):
+        assert large_peak < small_peak + 40_000
 
 
-def test_a_name_that_is_no_utf_8(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_file_name_that_is_not_utf_8(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "data").mkdir()
-    place = os.fsencode(tmp_path / "data") + b"/caf\xe9.txt"
-    with open(place, "wb") as file:
+    path = os.fsencode(tmp_path / "data") + b"/caf\xe9.txt"
+    with open(path, "wb") as file:
         file.write(b"one two\n\nthree\n")
     corpus = build_corpus([tmp_path / "data"], tokenizer, tmp_path / "out")
-    assert len(corpus.documents) >= 2 and Corpus.open(tmp_path / "out").about["files"][0]["name"] == "caf\udce9.txt"
+    assert len(corpus.documents) >= 2
+    assert Corpus.open(tmp_path / "out").about["files"][0]["name"] == "caf\udce9.txt"

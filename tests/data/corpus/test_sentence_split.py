@@ -1,6 +1,8 @@
-"""Cleaning and cutting: every sentence that is cut by hand here, and that nothing is ever lost."""
+"""clean_text and split_sentences: compared with texts split by hand, and no character may get lost."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from heedful.data.corpus.sentence_split import MAX_SEGMENT_CHARS, clean_text, split_sentences
 
-CUT = [  # by hand: a bar stands where a sentence ends
+SPLIT_BY_HAND = [  # a bar marks where one sentence ends and the next begins
     "One.| Two.| Three.",
     "Is it?| Yes!| No.",
     "A lonely text without an end",
@@ -61,11 +63,12 @@ CUT = [  # by hand: a bar stands where a sentence ends
 ]
 
 
-@pytest.mark.parametrize("cut", CUT)
-def test_sentences_cut_by_hand(cut: str) -> None:
-    sentences, begins = split_sentences(cut.replace("|", ""))
-    assert sentences == cut.split("|")
-    assert begins == [number == 0 or each.startswith("\n") for number, each in enumerate(sentences)]
+@pytest.mark.parametrize("marked", SPLIT_BY_HAND)
+def test_sentences_split_by_hand(marked: str) -> None:
+    sentences, begins_paragraph = split_sentences(marked.replace("|", ""))
+    assert sentences == marked.split("|")
+    expected = [index == 0 or sentence.startswith("\n") for index, sentence in enumerate(sentences)]
+    assert begins_paragraph == expected
 
 
 def test_lines_are_sentences_as_they_stand() -> None:
@@ -76,17 +79,17 @@ def test_lines_are_sentences_as_they_stand() -> None:
     assert split_sentences("") == ([], [])
 
 
-def test_what_has_no_end_is_cut_at_a_space() -> None:
+def test_an_overlong_sentence_is_cut_at_a_space() -> None:
     text = "word " * (MAX_SEGMENT_CHARS // 2) + "x" * (MAX_SEGMENT_CHARS + 5)
-    sentences, begins = split_sentences(text)
+    sentences, begins_paragraph = split_sentences(text)
     assert "".join(sentences) == text
     assert max(map(len, sentences)) == MAX_SEGMENT_CHARS and len(sentences) == 4
-    assert begins == [True] + [False] * 3
-    assert all(each.startswith((" ", "word", "x")) for each in sentences)
+    assert begins_paragraph == [True] + [False] * 3
+    assert all(sentence.startswith((" ", "word", "x")) for sentence in sentences)
 
 
 @pytest.mark.parametrize("unit", [".", "(", ". (", "e.g. ", "A. ", "a.", "\n", "。", "1. ", '."', ". ", "x\n\n", "… "])
-def test_no_text_takes_time_without_end(unit: str) -> None:
+def test_repetitive_texts_are_split_in_linear_time(unit: str) -> None:
     text = clean_text(unit * (50_000 // len(unit)))
     assert "".join(split_sentences(text)[0]) == text
     assert split_sentences(text + " (")[0]
@@ -96,13 +99,13 @@ def test_no_text_takes_time_without_end(unit: str) -> None:
 def test_nothing_is_lost(raw: str, lines: bool) -> None:
     text = clean_text(raw, lines=lines)
     assert clean_text(text, lines=lines) == text
-    sentences, begins = split_sentences(text, lines=lines)
+    sentences, begins_paragraph = split_sentences(text, lines=lines)
     assert "".join(sentences) == text
-    assert all(each.strip() for each in sentences)
-    assert sum(begins) == len([each for each in text.split("\n\n") if each])
-    assert all(
-        each[0] in " \n" or sentences[number - 1][-1] in "。”" for number, each in enumerate(sentences) if number
-    )
+    assert all(sentence.strip() for sentence in sentences)
+    paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph]
+    assert sum(begins_paragraph) == len(paragraphs)
+    for previous, sentence in pairwise(sentences):
+        assert sentence[0] in " \n" or previous[-1] in "。”"
 
 
 @given(st.text(max_size=60), st.booleans())

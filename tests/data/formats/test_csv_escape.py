@@ -1,4 +1,4 @@
-"""Cells that a spreadsheet would run."""
+"""escape_cell: cells that a spreadsheet would run as formulas."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def test_formulas_become_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a=b", "-1", "+1.5", "-2.5e-7", "1-2", "'=x", "fine"])
-def test_others_stay(text: str) -> None:
+def test_other_cells_are_unchanged(text: str) -> None:
     assert escape_cell(text) == text

@@ -1,4 +1,4 @@
-"""Odd forms of JSON in data files: examples, bad rows or a HeedfulError that names the file, and nothing else."""
+"""Unusual and invalid JSON in data files: it gives examples, bad rows or a HeedfulError that names the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heedful.data import DataSettings, Skip, check, read
 from heedful.errors import HeedfulError
 
 GOOD = b'{"text": "Rain again", "label": "a"}'
-VALUES: dict[str, bytes] = {  # in the place of a text
+VALUES: dict[str, bytes] = {  # written where the text of an example is expected
     "null": b"null",
     "true": b"true",
     "NaN": b"NaN",
@@ -44,7 +44,7 @@ VALUES: dict[str, bytes] = {  # in the place of a text
     "never closed": b"[" * 100_000,
     "long": b'"' + b"x" * 11_000_000 + b'"',
 }
-ROWS: dict[str, bytes] = {  # in the place of an object
+ROWS: dict[str, bytes] = {  # written where the object of an example is expected
     "key twice": b'{"text": "x", "text": "y", "label": "a"}',
     "key twice, escaped": b'{"text": "x", "\\u0074ext": "y", "label": "a"}',
     "many keys": b"{" + b",".join(b'"k%d": 1' % number for number in range(300_000)) + b', "text": "x", "label": "a"}',
@@ -67,13 +67,13 @@ def test_forms(tmp_path: Path, form: str, kind: str) -> None:
     path.write_bytes(b"\n".join(rows) if kind == "jsonl" else b"[" + b",\n".join(rows) + b"]")
     texts = []
     try:
-        source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
-        texts = [each.texts[0] for each in source.examples("train")]
-        check(source).lines()
-        errors = [str(bad) for bad in source.row_errors.first]
+        dataset = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+        texts = [example.texts[0] for example in dataset.examples("train")]
+        check(dataset).lines()
+        errors = [str(bad_row) for bad_row in dataset.row_errors.first]
     except HeedfulError as error:
         errors = [str(error)]
-    assert all(str(path) in each and len(each) < 1000 and each.isprintable() for each in errors)
-    if kind == "jsonl":  # one bad row costs itself alone
+    assert all(str(path) in error and len(error) < 1000 and error.isprintable() for error in errors)
+    if kind == "jsonl":  # the rows before and after a bad row are read
         assert texts[0] == "Rain again" and texts[-1] == "The last"
-    assert len(texts) == 3 or errors
+    assert len(texts) == 3 or errors, "a row is either read or reported"

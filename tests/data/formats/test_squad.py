@@ -1,4 +1,4 @@
-"""SQuAD's JSON: both versions, wrong starts mended or refused, places named."""
+"""SQuAD's JSON: both versions, wrong answer starts corrected or refused, errors that name the position."""
 
 from __future__ import annotations
 
@@ -14,46 +14,54 @@ from heedful.errors import HeedfulError
 CONTEXT = "Ada met Ada. Bob wrote the notes."
 
 
-def asked(name: str, *answers: tuple[str, Any], **more: Any) -> dict[str, Any]:
-    listed = [{"text": text, "answer_start": start} for text, start in answers]
-    return {"id": name, "question": f"Who {name}?", "answers": listed, **more}
+def squad_question(name: str, *answers: tuple[str, Any], **fields: Any) -> dict[str, Any]:
+    """A question as SQuAD's JSON has it; the answers are pairs of a text and its start."""
+    answer_objects = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": name, "question": f"Who {name}?", "answers": answer_objects, **fields}
 
 
-def opened(path: Path, *questions: Any, indent: int | None = None) -> Dataset[Any]:
+def write_and_read(path: Path, *questions: Any, indent: int | None = None) -> Dataset[Any]:
     data = {"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": list(questions)}]}], "version": "x"}
     path.write_text(json.dumps(data, indent=indent))
     return read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
 
 
 def test_questions(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.json", asked("1", ("Bob", 13), ("the notes", 23)), indent=1)
+    dataset = write_and_read(tmp_path / "a.json", squad_question("1", ("Bob", 13), ("the notes", 23)), indent=1)
     expected = (AnswerSpan("Bob", 13), AnswerSpan("the notes", 23))
-    assert list(source.examples("train")) == [
+    assert list(dataset.examples("train")) == [
         QuestionExample(id="1", question="Who 1?", context=CONTEXT, answers=expected)
     ]
-    assert next(source.examples("train")).line == 6
-    assert source.stated == (
+    assert next(dataset.examples("train")).line == 6
+    assert dataset.stated == (
         "each example is a question, its context and its right answers",
         "SQuAD's JSON, v1.1: the beginning of the file has no impossible questions",
     )
-    source = opened(tmp_path / "b.json", asked("2", is_impossible=True), asked("3", ("Bob", 13), is_impossible=False))
-    assert [each.impossible for each in source.examples("train")] == [True, False]
-    assert "v2.0" in source.stated[1]
-    assert check(source).splits["train"].labels == {"answerable": 1, "impossible": 1}
+    dataset = write_and_read(
+        tmp_path / "b.json",
+        squad_question("2", is_impossible=True),
+        squad_question("3", ("Bob", 13), is_impossible=False),
+    )
+    assert [example.impossible for example in dataset.examples("train")] == [True, False]
+    assert "v2.0" in dataset.stated[1]
+    assert check(dataset).splits["train"].labels == {"answerable": 1, "impossible": 1}
 
 
-def test_wrong_starts(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.json", asked("1", ("Bob", 3), ("Ada", 7)), asked("2", ("Ada", 2), ("Bob", -1)))
-    read_examples = list(source.examples("train")) and list(source.examples("train"))
-    assert [[span.start for span in each.answers] for each in read_examples] == [[13, 8], [0, 13]]
-    assert all(CONTEXT.startswith(span.text, span.start) for each in read_examples for span in each.answers)
-    assert source.row_errors.repairs == {
+def test_wrong_answer_starts_are_corrected(tmp_path: Path) -> None:
+    dataset = write_and_read(
+        tmp_path / "a.json", squad_question("1", ("Bob", 3), ("Ada", 7)), squad_question("2", ("Ada", 2), ("Bob", -1))
+    )
+    list(dataset.examples("train"))
+    read_examples = list(dataset.examples("train"))  # the second reading must not count the corrections again
+    assert [[span.start for span in example.answers] for example in read_examples] == [[13, 8], [0, 13]]
+    assert all(CONTEXT.startswith(span.text, span.start) for example in read_examples for span in example.answers)
+    assert dataset.row_errors.repairs == {
         "answers whose start was wrong, found at the only occurrence of their text in the context": 2,
         "answers whose start was wrong, found at the occurrence of their text that is nearest to it": 2,
     }
     assert (
         "2 answers whose start was wrong, found at the occurrence of their text that is nearest to it"
-        in check(source).lines()
+        in check(dataset).lines()
     )
 
 
@@ -61,15 +69,18 @@ def test_wrong_starts(tmp_path: Path) -> None:
     ("question", "message"),
     [
         (
-            asked("1", ("Eve", 3)),
+            squad_question("1", ("Eve", 3)),
             'answers[0].answer_start: is 3, but the context does not have "Eve" there or anywhere',
         ),
-        (asked("1", ("Ada", "0")), 'answers[0].answer_start: is "0", expected a whole number'),
-        (asked("1", ("Ada", None)), "answers[0].answer_start: is null, expected a whole number"),
-        (asked("1", ("", 0)), "answers[0].text: is empty"),
-        (asked("1"), "answers: is empty, and the question is not marked impossible"),
-        (asked("1", ("Ada", 0), is_impossible=True), "answers: has answers, but the question is marked impossible"),
-        (asked("1", ("Ada", 0), is_impossible="no"), 'is_impossible: is "no", expected true or false'),
+        (squad_question("1", ("Ada", "0")), 'answers[0].answer_start: is "0", expected a whole number'),
+        (squad_question("1", ("Ada", None)), "answers[0].answer_start: is null, expected a whole number"),
+        (squad_question("1", ("", 0)), "answers[0].text: is empty"),
+        (squad_question("1"), "answers: is empty, and the question is not marked impossible"),
+        (
+            squad_question("1", ("Ada", 0), is_impossible=True),
+            "answers: has answers, but the question is marked impossible",
+        ),
+        (squad_question("1", ("Ada", 0), is_impossible="no"), 'is_impossible: is "no", expected true or false'),
         ({"id": "1", "question": "Who?"}, "answers: is missing"),
         ({"id": "1", "answers": []}, "question: is missing"),
         ({"question": "Who?", "answers": []}, "id: is missing"),
@@ -79,10 +90,12 @@ def test_wrong_starts(tmp_path: Path) -> None:
     ],
 )
 def test_bad_questions(tmp_path: Path, question: Any, message: str) -> None:
-    source = opened(tmp_path / "a.json", asked("0", ("Ada", 0)), question, asked("2", ("Ada", 8)))
-    assert [each.id for each in source.examples("train")] == ["0", "2"]
+    dataset = write_and_read(
+        tmp_path / "a.json", squad_question("0", ("Ada", 0)), question, squad_question("2", ("Ada", 8))
+    )
+    assert [example.id for example in dataset.examples("train")] == ["0", "2"]
     where = f"{tmp_path / 'a.json'}:1:data[0].paragraphs[0].qas[1]"
-    assert [str(bad) for bad in source.row_errors.first] == [f"{where}.{message}"]
+    assert [str(bad_row) for bad_row in dataset.row_errors.first] == [f"{where}.{message}"]
     with pytest.raises(HeedfulError, match=r"qas\[1\]"):
         list(read(tmp_path / "a.json", QuestionExample).examples("train"))
 
@@ -90,9 +103,9 @@ def test_bad_questions(tmp_path: Path, question: Any, message: str) -> None:
 def test_bad_paragraphs_and_files(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"data": [{"paragraphs": [{"qas": []}, 5, {"context": "x", "qas": 1}]}]}')
-    source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
-    assert not list(source.examples("train"))
-    assert [bad.column for bad in source.row_errors.first] == [
+    dataset = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+    assert not list(dataset.examples("train"))
+    assert [bad_row.column for bad_row in dataset.row_errors.first] == [
         "data[0].paragraphs[0].context",
         "data[0].paragraphs[1]",
         "data[0].paragraphs[2].qas",
@@ -113,13 +126,13 @@ def test_flat_columns(tmp_path: Path) -> None:
         {"id": 9, "question": "Who?", "context": CONTEXT, "answers": "Bob"},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
-    read_examples = list(source.examples("train"))
-    assert [(each.id, each.answers, each.impossible) for each in read_examples] == [
+    dataset = read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+    read_examples = list(dataset.examples("train"))
+    assert [(example.id, example.answers, example.impossible) for example in read_examples] == [
         ("7", (AnswerSpan("Bob", 13),), False),
         ("8", (), True),
     ]
-    assert str(source.row_errors.first[0]).endswith(
+    assert str(dataset.row_errors.first[0]).endswith(
         '3:answers: is "Bob", expected lists of the same length under text and answer_start'
     )
 
@@ -127,6 +140,6 @@ def test_flat_columns(tmp_path: Path) -> None:
 def test_other_tasks_are_refused(tmp_path: Path) -> None:
     from heedful.data import LabelledExample
 
-    opened(tmp_path / "a.json", asked("1", ("Ada", 0)))
+    write_and_read(tmp_path / "a.json", squad_question("1", ("Ada", 0)))
     with pytest.raises(HeedfulError, match=r"which column is the text"):
         read(tmp_path / "a.json", LabelledExample)

@@ -1,4 +1,4 @@
-"""Tables of every format, and every way in which a row can be bad."""
+"""Tables in CSV, TSV, JSON, Parquet and in memory, and the ways in which a row can be bad."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from heedful.data import (
 from heedful.errors import HeedfulError
 
 
-def written(path: Path, data: str | bytes) -> Path:
+def write_file(path: Path, data: str | bytes) -> Path:
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return path
 
 
-def rows(source: Dataset[Any], split: str = "train") -> list[Any]:
-    """What a split holds: text and label with their line."""
-    return [(each.line, *each.texts, each.target) for each in source.examples(split)]
+def rows(dataset: Dataset[Any], split: str = "train") -> list[Any]:
+    """The line, the texts and the target of every example of a split."""
+    return [(example.line, *example.texts, example.target) for example in dataset.examples(split)]
 
 
-def opened(path: Path, data: str | bytes, **settings: Any) -> Dataset[Any]:
-    """All of a file as train, bad rows left out."""
-    return read(written(path, data), settings=DataSettings(dev_fraction=0.0, **settings), on_bad_row=Skip())
+def write_and_read(path: Path, content: str | bytes, **settings: Any) -> Dataset[Any]:
+    """Write a file and read all of it as train, without its bad rows."""
+    return read(write_file(path, content), settings=DataSettings(dev_fraction=0.0, **settings), on_bad_row=Skip())
 
 
-def error_texts(source: Dataset[Any]) -> list[str]:
-    """The bad rows without their file."""
-    return [str(bad).removeprefix(f"{bad.file}:") for bad in source.row_errors.first]
+def error_texts(dataset: Dataset[Any]) -> list[str]:
+    """The errors of the bad rows, without the path of the file."""
+    return [str(bad_row).removeprefix(f"{bad_row.file}:") for bad_row in dataset.row_errors.first]
 
 
 TABLE = [(2, 'a, "b"', "x"), (3, "c\nd", "y"), (5, "", "x")]
@@ -47,42 +47,42 @@ TABLE = [(2, 'a, "b"', "x"), (3, "c\nd", "y"), (5, "", "x")]
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_csv(tmp_path: Path, end: str) -> None:
-    source = opened(tmp_path / "a.csv", f'text,label{end}"a, ""b""",x{end}"c{end}d",y{end},x{end}')
-    assert rows(source) == [(line, text.replace("\n", end), label) for line, text, label in TABLE]
-    assert source.kind is LabelledExample
-    assert source.stated == (
+    dataset = write_and_read(tmp_path / "a.csv", f'text,label{end}"a, ""b""",x{end}"c{end}d",y{end},x{end}')
+    assert rows(dataset) == [(line, text.replace("\n", end), label) for line, text, label in TABLE]
+    assert dataset.kind is LabelledExample
+    assert dataset.stated == (
         "each example is a text, or two, with one label",
         'columns: text="text", label="label"',
         'labels in order: "x", "y"',
     )
 
 
-def test_tsv_takes_quotes_as_they_are(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.tsv", 'sentence\tlabel\n"open\t1\n\n a "" b\t0\n')
-    assert rows(source) == [(2, '"open', "1"), (4, ' a "" b', "0")]
-    assert "a.tsv: quotes are read literally" in source.stated
-    source = opened(tmp_path / "a.tsv", 'sentence\tlabel\n"a\tb"\t1\n', quoting="quoted")
-    assert rows(source) == [(2, "a\tb", "1")]
+def test_quotes_in_tsv_are_literal(tmp_path: Path) -> None:
+    dataset = write_and_read(tmp_path / "a.tsv", 'sentence\tlabel\n"open\t1\n\n a "" b\t0\n')
+    assert rows(dataset) == [(2, '"open', "1"), (4, ' a "" b', "0")]
+    assert "a.tsv: quotes are read literally" in dataset.stated
+    dataset = write_and_read(tmp_path / "a.tsv", 'sentence\tlabel\n"a\tb"\t1\n', quoting="quoted")
+    assert rows(dataset) == [(2, "a\tb", "1")]
 
 
 def test_semicolons(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.csv", "text;label\na, b;1\n")
-    assert rows(source) == [(2, "a, b", "1")]
-    assert "a.csv: cells are separated by semicolons" in source.stated
-    assert rows(opened(tmp_path / "a.csv", "text|label\na, b|1\n", delimiter="|")) == [(2, "a, b", "1")]
+    dataset = write_and_read(tmp_path / "a.csv", "text;label\na, b;1\n")
+    assert rows(dataset) == [(2, "a, b", "1")]
+    assert "a.csv: cells are separated by semicolons" in dataset.stated
+    assert rows(write_and_read(tmp_path / "a.csv", "text|label\na, b|1\n", delimiter="|")) == [(2, "a, b", "1")]
 
 
 def test_json_lines_and_lists(tmp_path: Path) -> None:
     values = [{"text": "a", "label": 1}, {"label": True, "text": "b"}, {"text": "c", "label": 2.0}]
-    each = "\n\n".join(map(json.dumps, values))
+    json_lines = "\n\n".join(map(json.dumps, values))
     expected = [("a", "1"), ("b", "true"), ("c", "2")]
     for name, data in [
-        ("a.jsonl", each),
-        ("b.json", each),
+        ("a.jsonl", json_lines),
+        ("b.json", json_lines),
         ("c.json", json.dumps(values)),
         ("d.json", json.dumps({"version": 1, "data": values}, indent=1)),
     ]:
-        assert [row[1:] for row in rows(opened(tmp_path / name, data))] == expected
+        assert [row[1:] for row in rows(write_and_read(tmp_path / name, data))] == expected
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -91,17 +91,17 @@ def test_parquet(tmp_path: Path) -> None:
 
     table = pyarrow.table({"text": ["a", None, "c"] * 300, "label": [1, 0, 1] * 300})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    source = read(tmp_path / "a.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
-    assert rows(source)[:2] == [(1, "a", "1"), (3, "c", "1")]
-    assert len(rows(source)) == 600
-    assert error_texts(source)[0] == "2:text: is missing"
-    kept = {"info": {"features": {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}}}
-    table = table.replace_schema_metadata({"huggingface": json.dumps(kept)})
+    dataset = read(tmp_path / "a.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+    assert rows(dataset)[:2] == [(1, "a", "1"), (3, "c", "1")]
+    assert len(rows(dataset)) == 600
+    assert error_texts(dataset)[0] == "2:text: is missing"
+    features_metadata = {"info": {"features": {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}}}
+    table = table.replace_schema_metadata({"huggingface": json.dumps(features_metadata)})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
-    source = read(tmp_path / "b.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
-    assert (rows(source)[0], source.labels) == ((1, "a", "pos"), ("neg", "pos"))
+    dataset = read(tmp_path / "b.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+    assert (rows(dataset)[0], dataset.labels) == ((1, "a", "pos"), ("neg", "pos"))
     with pytest.raises(HeedfulError, match=r"c\.parquet: is no Parquet file that can be read"):
-        read(written(tmp_path / "c.parquet", "text,label"))
+        read(write_file(tmp_path / "c.parquet", "text,label"))
     (tmp_path / "d.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-40])
     with pytest.raises(HeedfulError, match=r"d\.parquet: is no Parquet file"):
         read(tmp_path / "d.parquet")
@@ -117,22 +117,22 @@ def test_parquet_bomb(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
 
 
-def test_parquet_whose_dictionary_stands_for_far_more_text(tmp_path: Path) -> None:
+def test_a_parquet_dictionary_that_expands_too_much_is_refused(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
     count = 20_000
-    once = pyarrow.array([0] * count, pyarrow.int32())
-    text = pyarrow.DictionaryArray.from_arrays(once, pyarrow.array(["x y " * 2_500]))
+    indices = pyarrow.array([0] * count, pyarrow.int32())  # every row is the one text of the dictionary
+    text = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x y " * 2_500]))
     for name, column in (("a.parquet", text), ("b.parquet", text.cast(pyarrow.string()))):
         pyarrow.parquet.write_table(pyarrow.table({"text": column, "label": ["a"] * count}), tmp_path / name)
-        source = read(tmp_path / name, settings=DataSettings(dev_fraction=0.0))
+        dataset = read(tmp_path / name, settings=DataSettings(dev_fraction=0.0))
         with pytest.raises(HeedfulError, match=r"100 times its size \(10,\d+,\d+ characters up to row 1,\d+\)"):
-            sum(1 for _ in source.examples("train"))
+            sum(1 for _ in dataset.examples("train"))
 
 
 @pytest.mark.parametrize("line", ["\n", "a,b\n"])
-def test_an_open_quote_over_many_short_lines_ends_soon(tmp_path: Path, line: str) -> None:
+def test_an_unclosed_quote_over_many_short_lines_is_refused(tmp_path: Path, line: str) -> None:
     with lzma.open(tmp_path / "a.csv.xz", "wb") as file:
         file.write(b'text,label\n"open' + line.encode() * 300_000)
     with pytest.raises(HeedfulError, match=r"a\.csv\.xz:2: has more than 100,000 lines: is a quote not closed"):
@@ -140,9 +140,12 @@ def test_an_open_quote_over_many_short_lines_ends_soon(tmp_path: Path, line: str
 
 
 def test_plain_text(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.txt", "one\n\n  \ntwo\u2028 still two\r\n")
-    assert [(each.line, each.text) for each in source.examples("train")] == [(1, "one"), (4, "two\u2028 still two")]
-    assert "one text on each line; empty lines are left out" in source.stated
+    dataset = write_and_read(tmp_path / "a.txt", "one\n\n  \ntwo\u2028 still two\r\n")
+    assert [(example.line, example.text) for example in dataset.examples("train")] == [
+        (1, "one"),
+        (4, "two\u2028 still two"),
+    ]
+    assert "one text on each line; empty lines are left out" in dataset.stated
 
 
 # ---------------------------------------------------------------------------------------------------- bad rows
@@ -167,21 +170,23 @@ def test_plain_text(tmp_path: Path) -> None:
     ],
 )
 def test_bad_csv(tmp_path: Path, data: str | bytes, message: str, left: str) -> None:
-    source = opened(tmp_path / "a.csv", data)
-    assert "".join(row[1] for row in rows(source)) == left
-    assert len(error_texts(source)) == 1 and error_texts(source)[0].startswith(message)
-    assert rows(source) and source.row_errors.bad == {str(tmp_path / "a.csv"): 1}, "read twice, counted once"
+    dataset = write_and_read(tmp_path / "a.csv", data)
+    assert "".join(row[1] for row in rows(dataset)) == left
+    assert len(error_texts(dataset)) == 1
+    assert error_texts(dataset)[0].startswith(message)
+    rows(dataset)
+    assert dataset.row_errors.bad == {str(tmp_path / "a.csv"): 1}, "a bad row that is read again is counted once"
     with pytest.raises(HeedfulError) as error:
         rows(read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0)))
     assert str(error.value).startswith(f"{tmp_path / 'a.csv'}:{message}")
     assert str(error.value).endswith("(correct it, or skip such rows: --on-bad-row skip)")
 
 
-def test_an_endless_quote_costs_one_row(tmp_path: Path) -> None:
+def test_an_unclosed_quote_costs_one_row(tmp_path: Path) -> None:
     body = "".join(f"text {number},{number % 2}\n" for number in range(1000))
-    source = opened(tmp_path / "a.csv", 'text,label\n"open,1\n' + body, max_row_bytes=300)
-    assert len(rows(source)) == 1000
-    assert error_texts(source) == ["2: is longer than 300 characters: is a quote not closed?"]
+    dataset = write_and_read(tmp_path / "a.csv", 'text,label\n"open,1\n' + body, max_row_bytes=300)
+    assert len(rows(dataset)) == 1000
+    assert error_texts(dataset) == ["2: is longer than 300 characters: is a quote not closed?"]
 
 
 @pytest.mark.parametrize(
@@ -202,47 +207,52 @@ def test_an_endless_quote_costs_one_row(tmp_path: Path) -> None:
 )
 def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
     good = '{"text": "a", "label": 1}\n'
-    source = opened(tmp_path / "a.jsonl", good + line + "\n" + good)
-    assert [row[0] for row in rows(source)] == [1, 3]
-    assert len(error_texts(source)) == 1 and error_texts(source)[0].startswith(message)
+    dataset = write_and_read(tmp_path / "a.jsonl", good + line + "\n" + good)
+    assert [row[0] for row in rows(dataset)] == [1, 3]
+    assert len(error_texts(dataset)) == 1
+    assert error_texts(dataset)[0].startswith(message)
 
 
 def test_bad_json_list(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.json", '[{"text": "a"}, 5, {"text": 6}, {"text": "b"}]')
-    assert [each.text for each in source.examples("train")] == ["a", "b"]
-    assert error_texts(source) == ["1:[1]: is 5, expected a JSON object", "1:text: is 6, expected text"]
+    dataset = write_and_read(tmp_path / "a.json", '[{"text": "a"}, 5, {"text": 6}, {"text": "b"}]')
+    assert [example.text for example in dataset.examples("train")] == ["a", "b"]
+    assert error_texts(dataset) == ["1:[1]: is 5, expected a JSON object", "1:text: is 6, expected text"]
 
 
 def test_scores_and_several_labels(tmp_path: Path) -> None:
     data = "text,score\na,1.5\nb,high\nc,nan\nd, 2 \ne,\n"
-    source = opened(tmp_path / "a.csv", data)
-    assert source.kind is ScoredExample
-    assert [each.score for each in source.examples("train")] == [1.5, 2.0]
-    assert error_texts(source) == [
-        f"{n}:score: is {v}, expected a number" for n, v in ((3, '"high"'), (4, '"nan"'), (6, '""'))
+    dataset = write_and_read(tmp_path / "a.csv", data)
+    assert dataset.kind is ScoredExample
+    assert [example.score for example in dataset.examples("train")] == [1.5, 2.0]
+    assert error_texts(dataset) == [
+        '3:score: is "high", expected a number',
+        '4:score: is "nan", expected a number',
+        '6:score: is "", expected a number',
     ]
-    source = opened(tmp_path / "b.jsonl", '{"text": "a", "labels": ["x", "y"]}\n{"text": "b", "labels": []}')
-    assert source.kind is MultiLabelExample
-    assert [each.labels for each in source.examples("train")] == [("x", "y"), ()]
+    dataset = write_and_read(tmp_path / "b.jsonl", '{"text": "a", "labels": ["x", "y"]}\n{"text": "b", "labels": []}')
+    assert dataset.kind is MultiLabelExample
+    assert [example.labels for example in dataset.examples("train")] == [("x", "y"), ()]
     columns = {"labels": ("rude", "odd")}
-    source = opened(tmp_path / "c.csv", "text,rude,odd\na,1,0\nb,1,1\nc,2,0\n", columns=columns)
-    assert [each.labels for each in source.examples("train")] == [("rude",), ("rude", "odd")]
-    assert error_texts(source) == ['4:rude: is "2", expected 0 or 1']
-    source = read(
-        written(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelExample, DataSettings(dev_fraction=0.0)
+    dataset = write_and_read(tmp_path / "c.csv", "text,rude,odd\na,1,0\nb,1,1\nc,2,0\n", columns=columns)
+    assert [example.labels for example in dataset.examples("train")] == [("rude",), ("rude", "odd")]
+    assert error_texts(dataset) == ['4:rude: is "2", expected 0 or 1']
+    dataset = read(
+        write_file(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelExample, DataSettings(dev_fraction=0.0)
     )
-    assert ([each.labels for each in source.examples("train")], source.labels) == ([("x", "y"), ()], ("x", "y"))
+    assert [example.labels for example in dataset.examples("train")] == [("x", "y"), ()]
+    assert dataset.labels == ("x", "y")
 
 
-def test_set_aside(tmp_path: Path) -> None:
-    data, aside = "text,label\na,1\nb\n" + "x" * 500 + "\nc,2\n", tmp_path / "aside.jsonl"
-    source = read(
-        written(tmp_path / "a.csv", data), settings=DataSettings(dev_fraction=0.0), on_bad_row=Quarantine(file=aside)
-    )
-    assert len(rows(source)) == len(rows(source)) == 2
+def test_bad_rows_are_written_to_the_quarantine_file(tmp_path: Path) -> None:
+    aside = tmp_path / "aside.jsonl"
+    path = write_file(tmp_path / "a.csv", "text,label\na,1\nb\n" + "x" * 500 + "\nc,2\n")
+    dataset = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Quarantine(file=aside))
+    assert len(rows(dataset)) == 2
+    assert len(rows(dataset)) == 2, "the second reading must not write the bad rows again"
     bad_rows = [json.loads(line) for line in aside.read_text().splitlines()]
-    assert [(each["line"], each["column"], each["text"]) for each in bad_rows] == [(3, "", "b"), (4, "", "x" * 200)]
-    assert bad_rows[0]["file"] == str(tmp_path / "a.csv") and bad_rows[0]["reason"].startswith("has 1 cells")
+    assert [(error["line"], error["column"], error["text"]) for error in bad_rows] == [(3, "", "b"), (4, "", "x" * 200)]
+    assert bad_rows[0]["file"] == str(tmp_path / "a.csv")
+    assert bad_rows[0]["reason"].startswith("has 1 cells")
     with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; give a new file for bad rows"):
         rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=aside)))
     with pytest.raises(HeedfulError, match="bad rows cannot be written there: No such file or directory"):
@@ -261,18 +271,18 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         ("a.docx", "text", "the format is not known: the name should end in .csv"),
     ]:
         with pytest.raises(HeedfulError, match=message.replace(".", r"\.")):
-            read(written(tmp_path / name, data))
+            read(write_file(tmp_path / name, data))
 
 
 class Features:
-    """As much of a feature as is looked at."""
+    """A stand-in for a feature of the `datasets` library, with the attributes that Heedful uses."""
 
     def __init__(self, names: list[str] | None = None, feature: Any = None) -> None:
         self.names, self.feature = names, feature
 
 
 class Data:
-    """As much of a data set of the `datasets` library as is looked at."""
+    """A stand-in for a data set of the `datasets` library, with the attributes that Heedful uses."""
 
     def __init__(self, rows: list[Any], features: dict[str, Any] | None) -> None:
         self.rows, self.features = rows, features
@@ -282,23 +292,23 @@ class Data:
         return iter(self.rows)
 
 
-def test_objects(tmp_path: Path) -> None:
+def test_data_sets_of_the_datasets_library(tmp_path: Path) -> None:
     features = {"text": Features(), "label": Features(["bad", "good"])}
     train = Data([{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": 2}], features)
     hidden = Data([{"text": "a", "label": -1}], features)
-    source = read({"train": train, "validation": train, "test": hidden}, on_bad_row=Skip())
-    assert source.splits == ("train", "dev")
-    assert source.labels == ("bad", "good"), "in the order of the features"
-    assert rows(source) == [(1, "a", "good"), (2, "b", "bad")]
-    assert error_texts(source) == ["3:label: is 2, expected 0 to 1"]
-    assert "test: has no label, so it is left out" in source.stated
-    assert 'the names of "label" come with the data' in source.stated
+    dataset = read({"train": train, "validation": train, "test": hidden}, on_bad_row=Skip())
+    assert dataset.splits == ("train", "dev")
+    assert dataset.labels == ("bad", "good"), "in the order of the features"
+    assert rows(dataset) == [(1, "a", "good"), (2, "b", "bad")]
+    assert error_texts(dataset) == ["3:label: is 2, expected 0 to 1"]
+    assert "test: has no label, so it is left out" in dataset.stated
+    assert 'the names of "label" come with the data' in dataset.stated
     tags = Features(feature=Features(["O", "B-PER", "I-PER"]))
-    source = read(Data([{"tokens": ["Ada", "ran"], "ner_tags": [1, 0]}], {"tokens": Features(), "ner_tags": tags}))
-    assert next(source.examples("train")).tags == ("B-PER", "O")
-    source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
-    assert [each.text for each in source.examples("train")] == ["a"]
-    assert error_texts(source) == ["2: is int, expected a mapping from columns to values"]
+    dataset = read(Data([{"tokens": ["Ada", "ran"], "ner_tags": [1, 0]}], {"tokens": Features(), "ner_tags": tags}))
+    assert next(dataset.examples("train")).tags == ("B-PER", "O")
+    dataset = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+    assert [example.text for example in dataset.examples("train")] == ["a"]
+    assert error_texts(dataset) == ["2: is int, expected a mapping from columns to values"]
     with pytest.raises(HeedfulError, match="expected a folder, files, a frame"):
         read(5)
 
@@ -311,26 +321,26 @@ def test_objects(tmp_path: Path) -> None:
         '{"data":\n[{"text": "a", "label": "x"}]}\n{"data": []}\n',
     ],
 )
-def test_what_follows_json_is_not_lost(tmp_path: Path, data: str) -> None:
+def test_text_after_the_json_value_is_an_error(tmp_path: Path, data: str) -> None:
     with pytest.raises(HeedfulError, match=r"a\.json:[123]:\d+: is not valid JSON: expected the end of the file"):
-        list(opened(tmp_path / "a.json", data, format="json").examples("train"))
+        list(write_and_read(tmp_path / "a.json", data, format="json").examples("train"))
 
 
-def test_utf_16_without_a_mark_needs_its_order(tmp_path: Path) -> None:
+def test_utf_16_without_a_byte_order_mark(tmp_path: Path) -> None:
     data = "text,label\na,x\n".encode("utf-16-le")
     with pytest.raises(HeedfulError, match=r"no byte order mark: say --data\.encoding=utf-16-le"):
-        opened(tmp_path / "a.csv", data, encoding="utf-16")
-    assert len(list(opened(tmp_path / "a.csv", data, encoding="utf-16-le").examples("train"))) == 1
+        write_and_read(tmp_path / "a.csv", data, encoding="utf-16")
+    assert len(list(write_and_read(tmp_path / "a.csv", data, encoding="utf-16-le").examples("train"))) == 1
 
 
 def test_a_column_that_the_first_object_lacks(tmp_path: Path) -> None:
     data = '{"text": "a", "label": "x"}\n{"text": "b", "text2": "c", "label": "y"}\n'
     with pytest.raises(HeedfulError, match=r"a\.jsonl:1:text2: is missing"):
-        list(read(written(tmp_path / "a.jsonl", data), settings=DataSettings(dev_fraction=0.0)).examples("train"))
+        list(read(write_file(tmp_path / "a.jsonl", data), settings=DataSettings(dev_fraction=0.0)).examples("train"))
 
 
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    """One of its values would be lost."""
+def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
+    """If it were accepted, one of its values would be lost without notice."""
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": "a", "text": "b", "label": "x"}\n')
     with pytest.raises(HeedfulError, match=r'a.jsonl:2: .*an object has the key "text" twice'):
         list(read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0)).examples("train"))
@@ -339,18 +349,18 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
         list(read(tmp_path / "a.json", settings=DataSettings(dev_fraction=0.0)).examples("train"))
 
 
-def test_a_bad_byte_in_a_text_of_several_lines_costs_that_row_alone(tmp_path: Path) -> None:
-    """Its end is no row of its own."""
-    source = opened(tmp_path / "a.csv", b'text,label\n"caf\xe9 was\nthe rest",pos\n"ok",neg\n')
-    assert rows(source) == [(4, "ok", "neg")]
-    assert [bad.line for bad in source.row_errors.first] == [2]
+def test_a_bad_byte_in_a_multi_line_row_makes_only_that_row_bad(tmp_path: Path) -> None:
+    """The rest of that row, on the next line, is not read as another row."""
+    dataset = write_and_read(tmp_path / "a.csv", b'text,label\n"caf\xe9 was\nthe rest",pos\n"ok",neg\n')
+    assert rows(dataset) == [(4, "ok", "neg")]
+    assert [bad_row.line for bad_row in dataset.row_errors.first] == [2]
 
 
 def test_a_row_of_tsv_with_quoted_cells_says_how_to_read_it(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('text\tlabel\n"a\tb"\tx\n')
     with pytest.raises(HeedfulError, match=r"if they wrap cells, say --data\.quoting=quoted"):
         rows(read(tmp_path / "a.tsv", settings=DataSettings(dev_fraction=0.0)))
-    assert rows(opened(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n', quoting="quoted")) == [(2, "a\tb", "x")]
+    assert rows(write_and_read(tmp_path / "a.tsv", 'text\tlabel\n"a\tb"\tx\n', quoting="quoted")) == [(2, "a\tb", "x")]
 
 
 def test_parquet_with_two_columns_of_one_name(tmp_path: Path) -> None:
@@ -364,18 +374,18 @@ def test_parquet_with_two_columns_of_one_name(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
 
 
-def test_a_number_with_underscores_is_none(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.csv", "text,score\na,1_000\nb,1000\n")
-    assert [each.score for each in source.examples("train")] == [1000.0]
-    assert error_texts(source) == ['2:score: is "1_000", expected a number']
+def test_a_number_with_underscores_is_not_a_number(tmp_path: Path) -> None:
+    dataset = write_and_read(tmp_path / "a.csv", "text,score\na,1_000\nb,1000\n")
+    assert [example.score for example in dataset.examples("train")] == [1000.0]
+    assert error_texts(dataset) == ['2:score: is "1_000", expected a number']
 
 
 def test_label_names_that_come_with_the_data(tmp_path: Path) -> None:
-    """They are those of every file, and of every row."""
+    """They must be the same set in every file, and the label of every row must be among them."""
     import pyarrow
     import pyarrow.parquet
 
-    def kept(name: str, *names: str) -> Path:
+    def write_parquet(name: str, *names: str) -> Path:
         about = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
         table = pyarrow.table({"text": ["a", "b"], "label": [0, 1]})
         pyarrow.parquet.write_table(
@@ -383,15 +393,17 @@ def test_label_names_that_come_with_the_data(tmp_path: Path) -> None:
         )
         return tmp_path / f"{name}.parquet"
 
-    one, other, turned = kept("a", "neg", "pos"), kept("b", "negative", "positive"), kept("c", "pos", "neg")
+    path = write_parquet("a", "neg", "pos")
+    other_names = write_parquet("b", "negative", "positive")
+    other_order = write_parquet("c", "pos", "neg")
     with pytest.raises(
         HeedfulError, match=r'b\.parquet comes with the labels "negative", "positive", but .*a\.parquet'
     ):
-        read([one, other])
-    source = read([one, turned], settings=DataSettings(dev_fraction=0.0))
-    assert [each.label for each in source.examples("train")] == ["neg", "pos", "pos", "neg"]
-    more = written(tmp_path / "d.csv", "text,label\nc,pos\nd,good\n")
-    for dev, result in ((0.0, "abc"), (1e-9, "abc")):
-        source = read([one, more], settings=DataSettings(dev_fraction=dev), on_bad_row=Skip())
-        assert "".join(each.text for each in source.examples("train")) == result
-        assert error_texts(source) == ['3: the label "good" is not among those that come with train: "neg", "pos"']
+        read([path, other_names])
+    dataset = read([path, other_order], settings=DataSettings(dev_fraction=0.0))
+    assert [example.label for example in dataset.examples("train")] == ["neg", "pos", "pos", "neg"]
+    csv_path = write_file(tmp_path / "d.csv", "text,label\nc,pos\nd,good\n")
+    for dev_fraction in (0.0, 1e-9):
+        dataset = read([path, csv_path], settings=DataSettings(dev_fraction=dev_fraction), on_bad_row=Skip())
+        assert [example.text for example in dataset.examples("train")] == ["a", "b", "c"]
+        assert error_texts(dataset) == ['3: the label "good" is not among those that come with train: "neg", "pos"']

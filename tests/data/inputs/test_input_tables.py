@@ -1,4 +1,4 @@
-"""Files of labelled forms as inputs: CoNLL and SQuAD without labels, a text in each file."""
+"""Inputs for prediction in the file formats of training data: CoNLL and SQuAD without labels, folders of texts."""
 
 from __future__ import annotations
 
@@ -19,31 +19,35 @@ from heedful.infer.batch.writers import input_arrow_types
 COLUMNS = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nbad\n\nPeter NNP B-PER\n\n-DOCSTART- -X- O\n\nhere RB O"
 
 
-def cells(path: Path, **settings: Any) -> list[Any]:
+def read_cells(path: Path, **settings: Any) -> list[Any]:
+    """The cells of every row of a file."""
     table = open_input_table(path, DataSettings(**settings), RowErrors(Skip()))
     return [cells for _, cells in table.rows(RowErrors(Skip()))]
 
 
 @pytest.mark.parametrize("name", ["a.conll", "eng.testb", "a.txt"])
-def test_all_lines_of_conll_are_in_the_rows(tmp_path: Path, name: str) -> None:
+def test_the_rows_of_a_conll_file_contain_all_its_lines(tmp_path: Path, name: str) -> None:
     text = COLUMNS.replace("bad\n\n", "")
     (tmp_path / name).write_text(text)
-    rows = cells(tmp_path / name)
+    rows = read_cells(tmp_path / name)
     assert [row["words"] for row in rows] == [["EU", "rejects"], ["Peter"], ["here"]]
     assert "".join(row["lines"] for row in rows) == text
 
 
 def test_conll_needs_no_tags(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("Ada\nhere\n\nPeter\n")
-    assert [row["words"] for row in cells(tmp_path / "a.conll")] == [["Ada", "here"], ["Peter"]]
+    assert [row["words"] for row in read_cells(tmp_path / "a.conll")] == [["Ada", "here"], ["Peter"]]
     (tmp_path / "a.conll").write_text("1\tAda\n2\there\n\n1\tPeter\n")
-    assert [row["words"] for row in cells(tmp_path / "a.conll", columns={"words": 2})] == [["Ada", "here"], ["Peter"]]
+    assert [row["words"] for row in read_cells(tmp_path / "a.conll", columns={"words": 2})] == [
+        ["Ada", "here"],
+        ["Peter"],
+    ]
     for border in ("", "-DOCSTART- -X-\n\n"):
         (tmp_path / "a.conll").write_text(f"{border}word tag\nAda B-PER\n\nhere O\n")
-        assert [row["words"] for row in cells(tmp_path / "a.conll")] == [["Ada"], ["here"]], border
+        assert [row["words"] for row in read_cells(tmp_path / "a.conll")] == [["Ada"], ["here"]], border
 
 
-def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:
+def test_a_bad_sentence_keeps_its_lines_and_its_position(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text(COLUMNS)
     (inputs,) = open_inputs(
@@ -57,13 +61,15 @@ def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:
         (13, ["RB"]),
     ]
     assert "".join(row.cells["lines"] for row in inputs.rows() if isinstance(row.cells, dict)) == COLUMNS
-    assert any("words in column 2" in each for each in inputs.notes)
+    assert any("words in column 2" in note for note in inputs.notes)
 
 
 def test_squad_needs_no_answers(tmp_path: Path) -> None:
-    asked = [{"id": "q1", "question": "Who?"}, {"question": "Where?", "answers": []}, {"id": "q3"}]
+    questions = [{"id": "q1", "question": "Who?"}, {"question": "Where?", "answers": []}, {"id": "q3"}]
     path = tmp_path / "test.json"
-    path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [{"context": "Ada is here.", "qas": asked}]}]}))
+    path.write_text(
+        json.dumps({"data": [{"title": "T", "paragraphs": [{"context": "Ada is here.", "qas": questions}]}]})
+    )
     (inputs,) = open_inputs([path], "question_answering", DataSettings(), exclude=tmp_path / "out")
     values = [row.error or inputs.engine_input(row)[0] for row in inputs.rows()]
     assert values == [
@@ -71,7 +77,7 @@ def test_squad_needs_no_answers(tmp_path: Path) -> None:
         {"question": "Where?", "context": "Ada is here."},
         "data[0].paragraphs[0].qas[2].question: is missing",
     ]
-    assert [row["id"] for row in cells(path)] == ["q1", ""]
+    assert [row["id"] for row in read_cells(path)] == ["q1", ""]
 
 
 def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
@@ -97,7 +103,7 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "news" / "tea" / "loop").symlink_to(tmp_path / "news")
     assert len(list(list_text_files(tmp_path / "news"))) == 1, "files beside a folder are passed over"
     (tmp_path / "news" / "tea" / "loop").unlink()
-    with pytest.raises(HeedfulError, match="lies in the folder of texts"):
+    with pytest.raises(HeedfulError, match="is inside the folder of texts"):
         open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=tmp_path / "news" / "out")
     (tmp_path / "news" / "a.txt").write_text("a\nb\n")
     for folder, texts in ((tmp_path / "news" / "tea", ["a\nb", "c"]), (tmp_path / "news" / "tea" / "1", ["a\nb"])):
@@ -107,19 +113,21 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_answers_beside_class_files_are_not_read(tmp_path: Path) -> None:
-    """They may be there from an earlier run of the same command."""
+    """Outputs of an earlier run of the same command may lie there."""
     (tmp_path / "news" / "out").mkdir(parents=True)
     for name in ("plot.tok", "quote.tok", "out/part.txt"):
         (tmp_path / "news" / name).write_text("a\nb\n")
     settings = DataSettings(format="class-files")
-    opened = open_inputs([tmp_path / "news"], "sequence_classification", settings, exclude=tmp_path / "news" / "out")
-    assert [inputs.name for inputs in opened] == ["plot.tok", "quote.tok"]
+    tables = open_inputs([tmp_path / "news"], "sequence_classification", settings, exclude=tmp_path / "news" / "out")
+    assert [inputs.name for inputs in tables] == ["plot.tok", "quote.tok"]
 
 
 def test_a_file_without_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n")
     (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=None)
-    assert inputs.table is None and inputs.file_format == "csv" and inputs.roles == ()
+    assert inputs.table is None
+    assert inputs.file_format == "csv"
+    assert inputs.roles == ()
     assert list(inputs.rows()) == [] and inputs.fraction_read == 1.0
     assert any("has a header and no rows" in text for text in inputs.notes)
 
@@ -128,7 +136,8 @@ def test_a_header_may_begin_with_a_number(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,text,label\n5,hello there,good\n")
     (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=None)
     assert [inputs.engine_input(row)[0] for row in inputs.rows()] == ["hello there"]
-    assert inputs.first_cells == [] and not any("by what is in their cells" in text for text in inputs.notes)
+    assert inputs.first_cells == []
+    assert not any("by what is in their cells" in text for text in inputs.notes)
 
 
 def test_columns_without_names_have_numbers(tmp_path: Path) -> None:
@@ -146,20 +155,18 @@ def test_columns_without_names_have_numbers(tmp_path: Path) -> None:
     ]
 
 
-def test_the_layout_of_a_run_holds_for_folders_and_names_without_a_format(tmp_path: Path) -> None:
+def test_the_format_of_a_run_applies_to_folders_and_unknown_suffixes(tmp_path: Path) -> None:
     (tmp_path / "pos").mkdir()
     (tmp_path / "pos" / "1.txt").write_text("a\nb\n")
     (tmp_path / "plot.tok").write_text("a\nb\n")
     (tmp_path / "a.csv").write_text("text\na\n")
     folders, files = DataSettings(format="class-folders"), DataSettings(format="class-files")
-    assert (
-        settings_for_inputs(folders, "sequence_classification", [tmp_path / "pos"], DataSettings()).format
-        == "class-folders"
-    )
-    assert settings_for_inputs(folders, "sequence_classification", [tmp_path / "a.csv"], DataSettings()).format is None
-    assert (
-        settings_for_inputs(files, "sequence_classification", [tmp_path / "plot.tok"], DataSettings()).format
-        == "class-files"
-    )
+
+    def format_for(training: DataSettings, name: str) -> str | None:
+        return settings_for_inputs(training, "sequence_classification", [tmp_path / name], DataSettings()).format
+
+    assert format_for(folders, "pos") == "class-folders"
+    assert format_for(folders, "a.csv") is None
+    assert format_for(files, "plot.tok") == "class-files"
     (inputs,) = open_inputs([tmp_path / "plot.tok"], "sequence_classification", files, exclude=tmp_path / "out")
     assert [inputs.engine_input(row)[0] for row in inputs.rows()] == ["a", "b"]

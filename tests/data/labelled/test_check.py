@@ -1,4 +1,4 @@
-"""What `check` finds, in data where it is known what there is."""
+"""The problems that `check` reports, in small data sets with known problems."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from heedful.data import ChoiceExample, DataReport, DataSettings, Seq2SeqExample
 
 TRAIN = [
     ("a fine day", "pos"),
-    ("a fine day", "pos"),  # the same to the letter
-    ("A  fine day!", "neg"),  # alike, and at odds
+    ("a fine day", "pos"),  # an exact repeat
+    ("A  fine day!", "neg"),  # equal but for case and punctuation, with another label
     ("rain again", "neg"),
     ("  ", "neg"),
     ("caf\u00c3\u00a9 by the sea", "pos"),
@@ -25,7 +25,7 @@ TRAIN = [
 DEV = [("rain again", "neg"), ("RAIN AGAIN.", "neg"), ("a fine day", "pos"), ("something else", "neg")]
 
 
-def report(path: Path, **files: list[tuple[str, str]]) -> DataReport:
+def check_files(path: Path, **files: list[tuple[str, str]]) -> DataReport:
     for name, rows in files.items():
         lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
         (path / f"{name}.jsonl").write_text("\n".join(lines))
@@ -33,8 +33,8 @@ def report(path: Path, **files: list[tuple[str, str]]) -> DataReport:
 
 
 def test_findings(tmp_path: Path) -> None:
-    problems = report(tmp_path, train=TRAIN, dev=DEV)
-    train = problems.splits["train"]
+    report = check_files(tmp_path, train=TRAIN, dev=DEV)
+    train = report.splits["train"]
     assert (train.examples, train.labels) == (111, {"neg": 3, "pos": 108})
     assert (train.repeated, train.alike, train.contradicting, train.empty, train.too_long) == (1, 2, 1, 1, 1)
     assert train.lengths == (3, 3, 5, 500)
@@ -50,13 +50,13 @@ def test_findings(tmp_path: Path) -> None:
         "contradicting": ("train.jsonl:1",),
         "alike": ("train.jsonl:2", "train.jsonl:3"),
     }
-    (leak,) = problems.leaks
+    (leak,) = report.leaks
     assert (leak.splits, leak.texts, leak.alike, leak.groups) == (("train", "dev"), 2, 2, 0)
     assert leak.places == (("train.jsonl:1", "dev.jsonl:3"), ("train.jsonl:4", "dev.jsonl:1"))
 
 
 def test_lines(tmp_path: Path) -> None:
-    assert report(tmp_path, train=TRAIN, dev=DEV).lines() == [
+    assert check_files(tmp_path, train=TRAIN, dev=DEV).lines() == [
         "! leaks: train and dev share 2 texts but for case and punctuation (2 exactly): "
         "train.jsonl:1 = dev.jsonl:3, train.jsonl:4 = dev.jsonl:1",
         "! contradiction: train: 1 text with different targets: train.jsonl:1",
@@ -93,63 +93,64 @@ def test_lines(tmp_path: Path) -> None:
 
 
 def test_bad_rows_and_labels_without_examples(tmp_path: Path) -> None:
-    problems = report(tmp_path, train=TRAIN[:4], dev=[("x", "new"), ("y", "neg")])
+    report = check_files(tmp_path, train=TRAIN[:4], dev=[("x", "new"), ("y", "neg")])
     file = str(tmp_path / "dev.jsonl")
-    assert problems.bad == {file: 1}
-    assert problems.lines()[:2] == [
+    assert report.bad == {file: 1}
+    assert report.lines()[:2] == [
         f'! bad row: {file}: 1 left out, like {file}:1: the label "new" is not in train, which has "neg", "pos"',
         '! label without examples: dev: no example of "pos"',
     ]
-    assert problems.verdict() == "4 problems: 1 bad row, 1 label without examples, 1 contradiction, 2 repeats"
+    assert report.verdict() == "4 problems: 1 bad row, 1 label without examples, 1 contradiction, 2 repeats"
 
 
 def test_clean_data_has_no_problems(tmp_path: Path) -> None:
-    reported = report(tmp_path, train=[("a cat", "x"), ("a dog", "y")], dev=[("a cow", "x"), ("a hen", "y")])
-    assert reported.problems == () and reported.lines()[-1] == reported.verdict() == "no problems found"
-    assert not [line for line in reported.lines() if line.startswith("!")]
+    report = check_files(tmp_path, train=[("a cat", "x"), ("a dog", "y")], dev=[("a cow", "x"), ("a hen", "y")])
+    assert report.problems == ()
+    assert report.lines()[-1] == report.verdict() == "no problems found"
+    assert not [line for line in report.lines() if line.startswith("!")]
 
 
 def test_questions_of_one_passage(tmp_path: Path) -> None:
     rows = [{"article": "A passage.", "question": f"{n}?", "options": ["a", "b"], "answer": n % 2} for n in range(3)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
     (tmp_path / "dev.jsonl").write_text(json.dumps(rows[2] | {"article": "a passage"}))
-    problems = check(read(tmp_path, ChoiceExample))
-    assert problems.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
-    assert [(leak.alike, leak.groups) for leak in problems.leaks] == [(0, 1)]
-    assert problems.lines()[0].startswith("! leak: train and dev share 1 contexts, prompts or sources")
+    report = check(read(tmp_path, ChoiceExample))
+    assert report.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
+    assert [(leak.alike, leak.groups) for leak in report.leaks] == [(0, 1)]
+    assert report.lines()[0].startswith("! leak: train and dev share 1 contexts, prompts or sources")
 
 
-def test_another_measure(tmp_path: Path) -> None:
+def test_another_unit_of_length(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc\nabcdef\n")
 
     def characters(example: Any) -> int:
         return len(example.text)
 
-    problems = check(
+    report = check(
         read(tmp_path / "a.txt", settings=DataSettings(dev_fraction=0.0)), limit=4, length=characters, unit="characters"
     )
-    assert "! long: train: 1 longer than 4 characters: a.txt:2" in problems.lines()
+    assert "! long: train: 1 longer than 4 characters: a.txt:2" in report.lines()
 
 
-def test_texts_that_are_rewritten(tmp_path: Path) -> None:
-    """One source with other targets is at odds in a split, and a leak between two."""
+def test_repeated_sources_of_seq2seq_examples(tmp_path: Path) -> None:
+    """A source with two targets is a contradiction inside a split, and a leak between splits."""
     pairs = {"train": [("One way.", "a"), ("two", "b"), ("one way", "c")], "dev": [("two!", "d"), ("three", "e")]}
     for name, rows in pairs.items():
         lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    problems = check(read(tmp_path, Seq2SeqExample))
-    assert problems.splits["train"].contradicting == 1 and problems.splits["dev"].contradicting == 0
-    assert problems.splits["train"].places["contradicting"] == ("train.jsonl:1",)
-    assert [(leak.alike, leak.groups) for leak in problems.leaks] == [(0, 1)]
+    report = check(read(tmp_path, Seq2SeqExample))
+    assert report.splits["train"].contradicting == 1
+    assert report.splits["dev"].contradicting == 0
+    assert report.splits["train"].places["contradicting"] == ("train.jsonl:1",)
+    assert [(leak.alike, leak.groups) for leak in report.leaks] == [(0, 1)]
 
 
-def test_labels_that_look_like_ids_are_doubted(tmp_path: Path) -> None:
-    ids = report(tmp_path, train=[(f"the cat {n}", f"id-{n}") for n in range(120)])
-    assert (
-        "120 different labels for 120 examples" in ids.doubt and f"! doubtful label column: {ids.doubt}" in ids.lines()
-    )
-    assert "--data.columns.label=NAME" in ids.doubt
-    one_shot = [(f"the cat {n}", f"label {n}") for n in range(30)]
-    more = [(f"the dog {n}", f"label {n % 30}") for n in range(60)]
-    assert not report(tmp_path, train=one_shot, dev=more).doubt, "labels that come again are labels"
-    assert not report(tmp_path, train=TRAIN, dev=DEV).doubt
+def test_labels_that_look_like_ids_are_reported(tmp_path: Path) -> None:
+    report = check_files(tmp_path, train=[(f"the cat {index}", f"id-{index}") for index in range(120)])
+    assert "120 different labels for 120 examples" in report.doubt
+    assert "--data.columns.label=NAME" in report.doubt
+    assert f"! doubtful label column: {report.doubt}" in report.lines()
+    one_shot = [(f"the cat {index}", f"label {index}") for index in range(30)]
+    repeated = [(f"the dog {index}", f"label {index % 30}") for index in range(60)]
+    assert not check_files(tmp_path, train=one_shot, dev=repeated).doubt, "labels that occur again are not ids"
+    assert not check_files(tmp_path, train=TRAIN, dev=DEV).doubt

@@ -1,4 +1,4 @@
-"""Labels that are names of files or folders: SUBJ, IMDB and 20 Newsgroups as they are published."""
+"""Labels that are names of files or folders, in the published layouts of SUBJ, IMDB and 20 Newsgroups."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from heedful.runs.overrides import override
 PLAIN = DataSettings(dev_fraction=0.0)
 
 
-def written(folder: Path, files: dict[str, str | bytes]) -> Path:
+def write_files(folder: Path, files: dict[str, str | bytes]) -> Path:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
     return folder
 
 
-def rows(source: Dataset[Any], split: str = "train") -> list[tuple[str, str]]:
-    return [(each.label, each.text) for each in source.examples(split)]
+def rows(dataset: Dataset[Any], split: str = "train") -> list[tuple[str, str]]:
+    return [(example.label, example.text) for example in dataset.examples(split)]
 
 
 SUBJ = {
@@ -37,12 +37,13 @@ SUBJ_ROWS = [("plot", "a cat finds a map ."), ("plot", "the map is old ."), ("qu
 
 @pytest.mark.parametrize("kind", [None, LabelledExample])
 def test_a_file_for_each_class(tmp_path: Path, kind: Any) -> None:
-    folder = written(tmp_path / "subj", SUBJ | {"README": "about"})
+    folder = write_files(tmp_path / "subj", SUBJ | {"README": "about"})
     for paths in (folder, [folder / name for name in SUBJ]):
-        source = read(paths, kind, PLAIN)
-        assert rows(source) == SUBJ_ROWS and source.labels == ("plot", "quote")
-        assert "a text on each line, its label the name of the file (format=class-files)" in source.stated
-    assert [(each.file, each.line) for each in source.examples("train")][1] == (str(folder / "plot.tok.gt9.5000"), 2)
+        dataset = read(paths, kind, PLAIN)
+        assert rows(dataset) == SUBJ_ROWS and dataset.labels == ("plot", "quote")
+        assert "a text on each line, its label the name of the file (format=class-files)" in dataset.stated
+    second = list(dataset.examples("train"))[1]
+    assert (second.file, second.line) == (str(folder / "plot.tok.gt9.5000"), 2)
 
 
 @pytest.mark.parametrize(
@@ -55,22 +56,24 @@ def test_a_file_for_each_class(tmp_path: Path, kind: Any) -> None:
         (["train/pos.txt", "train/neg.txt", "test/pos.txt", "test/neg.txt"], ("neg", "pos")),
     ],
 )
-def test_the_label_is_what_tells_file_names_apart(tmp_path: Path, names: list[str], labels: tuple[str, ...]) -> None:
-    folder = written(tmp_path / "data", {name: f"text of {name}\n" for name in names})
-    source = read(folder, LabelledExample, PLAIN)
-    assert source.labels == labels
-    assert len(rows(source)) == 2
-    if "test" in source.splits:
-        assert sorted(label for label, _ in rows(source, "test")) == ["neg", "pos"]
+def test_the_label_is_the_part_that_differs_between_file_names(
+    tmp_path: Path, names: list[str], labels: tuple[str, ...]
+) -> None:
+    folder = write_files(tmp_path / "data", {name: f"text of {name}\n" for name in names})
+    dataset = read(folder, LabelledExample, PLAIN)
+    assert dataset.labels == labels
+    assert len(rows(dataset)) == 2
+    if "test" in dataset.splits:
+        assert sorted(label for label, _ in rows(dataset, "test")) == ["neg", "pos"]
 
 
-def test_files_that_have_labels_or_columns_of_their_own_are_no_classes(tmp_path: Path) -> None:
-    folder = written(tmp_path / "a", {"one.txt": "__label__x a\n", "two.txt": "__label__y b\n"})
+def test_files_with_labels_or_columns_are_not_class_files(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "a", {"one.txt": "__label__x a\n", "two.txt": "__label__y b\n"})
     assert rows(read([folder / "one.txt", folder / "two.txt"], LabelledExample, PLAIN)) == [("x", "a"), ("y", "b")]
-    folder = written(tmp_path / "b", {"one": "Ada B-PER\n\nhere O\n", "two": "Ada B-PER\n"})
+    folder = write_files(tmp_path / "b", {"one": "Ada B-PER\n\nhere O\n", "two": "Ada B-PER\n"})
     assert len(list(read([folder / "one", folder / "two"], None, PLAIN).examples("train"))) == 3
     with pytest.raises(HeedfulError, match="has no file for train"):
-        read(written(tmp_path / "c", {"one.csv": "a,b\n", "two.csv": "c,d\n"}), None, PLAIN)
+        read(write_files(tmp_path / "c", {"one.csv": "a,b\n", "two.csv": "c,d\n"}), None, PLAIN)
 
 
 IMDB: dict[str, str | bytes] = {
@@ -88,23 +91,21 @@ IMDB: dict[str, str | bytes] = {
 
 
 def test_a_folder_for_each_class_in_folders_for_splits(tmp_path: Path) -> None:
-    source = read(written(tmp_path / "aclImdb", IMDB), None, PLAIN)
-    assert rows(source) == [("neg", "bad"), ("pos", "a fine film<br />truly"), ("pos", "good")]
-    assert rows(source, "test") == [("neg", "worse"), ("pos", "better")]
-    assert source.labels == ("neg", "pos")
-    assert "a text in each file, its label the name of the folder (format=class-folders)" in source.stated
-    assert any("not used: unsup, urls_pos.txt" in each for each in source.stated)
-    assert any("not used: imdb.vocab" in each for each in source.stated)
-    one = read(tmp_path / "aclImdb" / "test", None, PLAIN)
-    assert rows(one) == rows(source, "test")
-    several = read(
-        parse_data_arguments([Path(f"{split}={tmp_path / 'aclImdb' / split}") for split in ("train", "test")]),
-        None,
-        PLAIN,
-    )
-    assert rows(several) == rows(source) and rows(several, "test") == rows(source, "test")
+    dataset = read(write_files(tmp_path / "aclImdb", IMDB), None, PLAIN)
+    assert rows(dataset) == [("neg", "bad"), ("pos", "a fine film<br />truly"), ("pos", "good")]
+    assert rows(dataset, "test") == [("neg", "worse"), ("pos", "better")]
+    assert dataset.labels == ("neg", "pos")
+    assert "a text in each file, its label the name of the folder (format=class-folders)" in dataset.stated
+    assert any("not used: unsup, urls_pos.txt" in note for note in dataset.stated)
+    assert any("not used: imdb.vocab" in note for note in dataset.stated)
+    test_folder = read(tmp_path / "aclImdb" / "test", None, PLAIN)
+    assert rows(test_folder) == rows(dataset, "test")
+    arguments = [Path(f"{split}={tmp_path / 'aclImdb' / split}") for split in ("train", "test")]
+    split_folders = read(parse_data_arguments(arguments), None, PLAIN)
+    assert rows(split_folders) == rows(dataset)
+    assert rows(split_folders, "test") == rows(dataset, "test")
     classes = [tmp_path / "aclImdb/train" / name for name in ("neg", "pos")]
-    assert rows(read(classes, None, PLAIN)) == rows(source)
+    assert rows(read(classes, None, PLAIN)) == rows(dataset)
 
 
 NEWS = {
@@ -116,16 +117,16 @@ NEWS = {
 
 
 def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
-    folder = written(tmp_path / "news", NEWS)
+    folder = write_files(tmp_path / "news", NEWS)
     settings = DataSettings(dev_fraction=0.0, encoding="latin-1")
-    source = read(folder, None, settings)
-    assert rows(source) == [
+    dataset = read(folder, None, settings)
+    assert rows(dataset) == [
         ("alt.atheism", "From: a@b.c\nSubject: Re: tea\n\n> quoted\nAn answer."),
         ("comp.graphics", "From: d\n\ncaf\u00e9"),
     ]
-    assert source.splits == ("train", "test")
-    both = [folder / "20news-bydate-train", folder / "20news-bydate-test"]
-    assert rows(read(both, None, settings), "test") == rows(source, "test")
+    assert dataset.splits == ("train", "test")
+    split_folders = [folder / "20news-bydate-train", folder / "20news-bydate-test"]
+    assert rows(read(split_folders, None, settings), "test") == rows(dataset, "test")
     assert read(folder, None, override(settings, ["label_until=."])).labels == ("alt", "comp")
     with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is not valid utf-8"):
         rows(read(folder, None, PLAIN))
@@ -133,8 +134,8 @@ def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
     assert len(rows(skipped)) == 1 and sum(skipped.row_errors.bad.values()) == 1
 
 
-def test_errors_name_the_place(tmp_path: Path) -> None:
-    folder = written(tmp_path / "a", {"x/1.txt": "a", "x/deep/2.txt": "b", "y/1.txt": "c"})
+def test_errors_of_class_folders(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "a", {"x/1.txt": "a", "x/deep/2.txt": "b", "y/1.txt": "c"})
     with pytest.raises(HeedfulError, match=r"x: holds the folder deep; expected only files"):
         rows(read(folder, None, PLAIN))
     with pytest.raises(
@@ -145,22 +146,20 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         read(folder, None, DataSettings(format="class-files"))
     with pytest.raises(HeedfulError, match=r"no column for columns\.text"):
         read(folder, None, DataSettings(columns={"text": 1}))
-    folder = written(tmp_path / "b", {"train/x/1": "a", "train/y/1": "b", "test/x/1": "c", "test/z/1": "d"})
+    folder = write_files(tmp_path / "b", {"train/x/1": "a", "train/y/1": "b", "test/x/1": "c", "test/z/1": "d"})
     with pytest.raises(HeedfulError, match=r'z/1:1: the label "z" is not among those that come with train: "x", "y"'):
         rows(read(folder, None, PLAIN), "test")
-    folder = written(tmp_path / "c", {"x/1": "a\nb\n", "x/2": "c d e f\0", "x/3": "", "y/1": "d" * 90})
+    folder = write_files(tmp_path / "c", {"x/1": "a\nb\n", "x/2": "c d e f\0", "x/3": "", "y/1": "d" * 90})
     (folder / "y/2").write_bytes("a text".encode("utf-16-le"))
     dataset = read(folder, None, DataSettings(dev_fraction=0.0, max_row_bytes=80), on_bad_row=Skip())
     assert rows(dataset) == [("x", "a\nb"), ("x", "")]
-    assert [str(bad).rpartition("c/")[2] for bad in dataset.row_errors.first] == [
-        "x/2:1:8: holds a NUL character: the file is damaged or no text",
-        "y/1:1: is longer than 80 bytes, the most that a row may have",
-        str(dataset.row_errors.first[2]).rpartition("c/")[2],
-    ]
-    assert "y/2:1: every few bytes are zero: if this is UTF-16" in str(dataset.row_errors.first[2])
+    nul, too_long, utf_16 = (str(bad_row).rpartition("c/")[2] for bad_row in dataset.row_errors.first)
+    assert nul == "x/2:1:8: holds a NUL character: the file is damaged or no text"
+    assert too_long == "y/1:1: is longer than 80 bytes, the most that a row may have"
+    assert utf_16.startswith("y/2:1: every few bytes are zero: if this is UTF-16")
 
 
-def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:
+def test_folders_that_do_not_look_like_classes(tmp_path: Path) -> None:
     for files in (
         {"model/config.json": "{}", "plots/a.png": "x"},
         {"a/b.csv": "text,label\n", "c/d.csv": "text\n"},
@@ -169,30 +168,30 @@ def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         with pytest.raises(HeedfulError, match="has no file for train, dev or test"):
-            read(written(folder, files), None, PLAIN)
+            read(write_files(folder, files), None, PLAIN)
 
 
-def test_a_folder_of_a_project_is_no_data(tmp_path: Path) -> None:
+def test_a_folder_of_code_is_not_read_as_classes(tmp_path: Path) -> None:
     code = {"src/a.py": "a", "tests/b.py": "b", "Makefile": "all:", "setup.toml": "x"}
     with pytest.raises(HeedfulError, match=r"say --data\.format=class-folders or class-files"):
-        read(written(tmp_path / "a", code), None, PLAIN)
+        read(write_files(tmp_path / "a", code), None, PLAIN)
     assert read(tmp_path / "a", None, DataSettings(format="class-folders", dev_fraction=0.0)).labels == ("src", "tests")
     assert read(tmp_path / "a", None, DataSettings(format="class-files", dev_fraction=0.0)).labels == (
         "Makefile",
         "setup.toml",
     )
-    mail = written(tmp_path / "b", {"spam/0001.7c5": "a", "ham/0002.8d6": "b"})
+    mail = write_files(tmp_path / "b", {"spam/0001.7c5": "a", "ham/0002.8d6": "b"})
     assert read(mail, None, DataSettings(format="class-folders", dev_fraction=0.0)).labels == ("ham", "spam")
 
 
-def test_files_for_splits_go_before_folders(tmp_path: Path) -> None:
-    folder = written(tmp_path / "a", {"train.csv": "text,label\na,x\n", "x/1.txt": "b", "y/1.txt": "c"})
+def test_files_named_after_splits_take_precedence_over_folders(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "a", {"train.csv": "text,label\na,x\n", "x/1.txt": "b", "y/1.txt": "c"})
     assert rows(read(folder, None, PLAIN)) == [("x", "a")]
     assert rows(read(folder, None, DataSettings(dev_fraction=0.0, format="class-folders"))) == [("x", "b"), ("y", "c")]
 
 
-def test_check_counts_them(tmp_path: Path) -> None:
-    report = check(read(written(tmp_path / "aclImdb", IMDB), None, PLAIN))
+def test_check_of_class_folders(tmp_path: Path) -> None:
+    report = check(read(write_files(tmp_path / "aclImdb", IMDB), None, PLAIN))
     assert report.splits["train"].labels == {"neg": 1, "pos": 2}
     assert report.splits["train"].places["markup like <br /> or &amp;"] == ("pos/0_9.txt",)
 
@@ -201,9 +200,9 @@ GROWTH = """
 import resource, sys
 from pathlib import Path
 from heedful.data import DataSettings, read
-source = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0))
+dataset = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-count = sum(1 for _ in source.examples("train"))
+count = sum(1 for _ in dataset.examples("train"))
 print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
@@ -214,8 +213,8 @@ def test_memory_does_not_grow_with_the_files_of_a_class(tmp_path: Path) -> None:
         (tmp_path / "data" / label).mkdir(parents=True)
         for number in range(10_000):
             (tmp_path / "data" / label / f"{number}.txt").write_text("a word " * 1000)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", GROWTH, str(tmp_path / "data")], capture_output=True, text=True, check=True, timeout=300
     )
-    count, growth = map(int, done.stdout.split())
-    assert count == 20_000 and growth < 30, "the texts are 140 MB"
+    count, growth_in_mb = map(int, result.stdout.split())
+    assert count == 20_000 and growth_in_mb < 30, "the texts have 140 MB"

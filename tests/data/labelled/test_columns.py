@@ -1,4 +1,4 @@
-"""Columns found by name, given by name or number, or asked for in words that help."""
+"""The columns of a table are found by name or set by name or number; errors say what to set."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from heedful.data import (
 from heedful.errors import HeedfulError
 
 
-def opened(path: Path, data: Any, kind: Any = None, **settings: Any) -> Dataset[Any]:
+def write_and_read(path: Path, data: Any, kind: Any = None, **settings: Any) -> Dataset[Any]:
     path.write_text(data if isinstance(data, str) else "\n".join(map(json.dumps, data)))
     return read(path, kind, DataSettings(dev_fraction=0.0, **settings), on_bad_row=Skip())
 
 
 def test_given_columns(tmp_path: Path) -> None:
     path, data = tmp_path / "a.csv", "title,review,stars\nT,good,5\nU,bad,1\n"
-    source = opened(path, data, columns={"text": "review", "label": "stars"})
-    assert [(each.text, each.label) for each in source.examples("train")] == [("good", "5"), ("bad", "1")]
-    assert 'columns: text="review", label="stars"; not used: "title"' in source.stated
-    source = opened(path, data, columns={"text": ("title", "review"), "label": "3"})
-    assert [each.text for each in source.examples("train")] == ["T good", "U bad"]
-    source = opened(path, data, columns={"text": 2, "label": 3}, header=True)
-    assert next(source.examples("train")).text == "good"
-    source = opened(path, "5,good\n1,bad\n", columns={"text": 2, "label": 1})
-    assert [(each.line, each.text) for each in source.examples("train")] == [(1, "good"), (2, "bad")]
-    assert {"a.csv: no header", "columns: text=column 2, label=column 1"} < set(source.stated)
+    dataset = write_and_read(path, data, columns={"text": "review", "label": "stars"})
+    assert [(example.text, example.label) for example in dataset.examples("train")] == [("good", "5"), ("bad", "1")]
+    assert 'columns: text="review", label="stars"; not used: "title"' in dataset.stated
+    dataset = write_and_read(path, data, columns={"text": ("title", "review"), "label": "3"})
+    assert [example.text for example in dataset.examples("train")] == ["T good", "U bad"]
+    dataset = write_and_read(path, data, columns={"text": 2, "label": 3}, header=True)
+    assert next(dataset.examples("train")).text == "good"
+    dataset = write_and_read(path, "5,good\n1,bad\n", columns={"text": 2, "label": 1})
+    assert [(example.line, example.text) for example in dataset.examples("train")] == [(1, "good"), (2, "bad")]
+    assert {"a.csv: no header", "columns: text=column 2, label=column 1"} < set(dataset.stated)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_given_columns(tmp_path: Path) -> None:
         (
             "good,1\nbad,0\n",
             None,
-            r'There is no header that is understood; a row is "good", "1". Say --data.columns.text=NUMBER',
+            r'No header was recognised; a row is "good", "1". Say --data.columns.text=NUMBER',
         ),
         (
             "text,stars\na,1\n",
@@ -56,7 +56,7 @@ def test_given_columns(tmp_path: Path) -> None:
             r'has no column "star", but "text", "stars" \(did you mean "stars"\?\)',
         ),
         ("text,stars\na,1\n", {"label": 3}, "has 2 columns, and column 3 was asked for"),
-        (",text,\n1,a,x\n", {"text": "text", "label": 3}, 'column 3 is called "" as another is: name them apart'),
+        (",text,\n1,a,x\n", {"text": "text", "label": 3}, 'column 3 and another one are called "": rename one of them'),
         (
             "text,review,label\na,b,1\n",
             None,
@@ -65,24 +65,26 @@ def test_given_columns(tmp_path: Path) -> None:
         ("text,stars\na,1\n", {"labl": "stars"}, 'column "labl" is not one of text, label, text_pair'),
     ],
 )
-def test_columns_that_are_not_there(tmp_path: Path, data: str, columns: Any, message: str) -> None:
+def test_columns_that_are_missing_or_ambiguous(tmp_path: Path, data: str, columns: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        opened(tmp_path / "a.csv", data, LabelledExample, columns=columns)
+        write_and_read(tmp_path / "a.csv", data, LabelledExample, columns=columns)
 
 
 def test_pairs_and_kinds(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    source = opened(path, [{"premise": "a", "hypothesis": "b", "label": "x"}])
-    assert list(source.examples("train")) == [LabelledExample(text="a", text_pair="b", label="x")]
-    source = opened(path, [{"sentence1": "a", "sentence2": "b", "score": 3}])
-    assert list(source.examples("train")) == [ScoredExample(text="a", text_pair="b", score=3.0)]
-    source = opened(path, [{"anchor": "a", "positive": "b"}])
-    assert list(source.examples("train")) == [PairExample(anchor="a", positive="b")]
-    source = opened(path, [{"sentence1": "a", "sentence2": "b", "score": 3}], PairExample)
-    assert list(source.examples("train")) == [PairExample(anchor="a", positive="b", score=3.0)]
-    source = opened(path, [{"tokens": ["a", "b"], "tags": ["O", "S-X"]}, {"tokens": ["a"], "tags": ["O", "O"]}])
-    assert list(source.examples("train")) == [TaggedExample(words=("a", "b"), tags=("O", "B-X"))]
-    assert str(source.row_errors.first[0]).endswith(":2:tags: has 2 tags for 1 words")
+    dataset = write_and_read(path, [{"premise": "a", "hypothesis": "b", "label": "x"}])
+    assert list(dataset.examples("train")) == [LabelledExample(text="a", text_pair="b", label="x")]
+    dataset = write_and_read(path, [{"sentence1": "a", "sentence2": "b", "score": 3}])
+    assert list(dataset.examples("train")) == [ScoredExample(text="a", text_pair="b", score=3.0)]
+    dataset = write_and_read(path, [{"anchor": "a", "positive": "b"}])
+    assert list(dataset.examples("train")) == [PairExample(anchor="a", positive="b")]
+    dataset = write_and_read(path, [{"sentence1": "a", "sentence2": "b", "score": 3}], PairExample)
+    assert list(dataset.examples("train")) == [PairExample(anchor="a", positive="b", score=3.0)]
+    dataset = write_and_read(
+        path, [{"tokens": ["a", "b"], "tags": ["O", "S-X"]}, {"tokens": ["a"], "tags": ["O", "O"]}]
+    )
+    assert list(dataset.examples("train")) == [TaggedExample(words=("a", "b"), tags=("O", "B-X"))]
+    assert str(dataset.row_errors.first[0]).endswith(":2:tags: has 2 tags for 1 words")
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,19 @@ def test_pairs_and_kinds(tmp_path: Path) -> None:
         ("anchor,positive,gold_label\na,b,entailment\nc,d,neutral\n", {}, "gold_label"),
     ],
 )
-def test_a_label_beside_two_texts_is_not_passed_over(tmp_path: Path, data: str, columns: Any, name: str) -> None:
+def test_a_label_of_a_pair_is_not_ignored_silently(tmp_path: Path, data: str, columns: Any, name: str) -> None:
     path = tmp_path / "a.csv"
-    what = rf'"{name}" beside the two texts would not .* --data.columns.score={name} .*: --data.columns.score=..\]'
-    with pytest.raises(HeedfulError, match=what):
-        opened(path, data, PairExample, columns=columns)
-    source = opened(path, data, PairExample, columns=columns | {"score": ()})
-    assert [each.score for each in source.examples("train")] == [None, None]
-    assert f'"{name}"' in source.stated[1].partition("not used: ")[2]
+    message = rf'"{name}" beside the two texts would not .* --data.columns.score={name} .*: --data.columns.score=..\]'
+    with pytest.raises(HeedfulError, match=message):
+        write_and_read(path, data, PairExample, columns=columns)
+    dataset = write_and_read(path, data, PairExample, columns=columns | {"score": ()})
+    assert [example.score for example in dataset.examples("train")] == [None, None]
+    assert f'"{name}"' in dataset.stated[1].partition("not used: ")[2]
     if name != "gold_label":
-        scored = opened(path, data, PairExample, columns=columns | {"score": name})
-        assert {each.score for each in scored.examples("train")} <= {0.0, 1.0}
+        scored = write_and_read(path, data, PairExample, columns=columns | {"score": name})
+        assert {example.score for example in scored.examples("train")} <= {0.0, 1.0}
     with pytest.raises(HeedfulError, match="column 3 beside the two texts"):
-        opened(path, "x,y,0\nz,w,1\n", PairExample, columns={"anchor": 1, "positive": 2})
+        write_and_read(path, "x,y,0\nz,w,1\n", PairExample, columns={"anchor": 1, "positive": 2})
 
 
 OPTIONS = ["in Rome", "at home"]
@@ -133,15 +135,15 @@ OPTIONS = ["in Rome", "at home"]
     ],
 )
 def test_choices(tmp_path: Path, row: dict[str, Any]) -> None:
-    source = opened(tmp_path / "a.jsonl", [row])
+    dataset = write_and_read(tmp_path / "a.jsonl", [row])
     candidates = ("Where is he? in Rome", "Where is he? at home")
-    assert list(source.examples("train")) == [ChoiceExample(prompt="He left.", candidates=candidates, answer=1)]
+    assert list(dataset.examples("train")) == [ChoiceExample(prompt="He left.", candidates=candidates, answer=1)]
 
 
 def test_choices_in_csv(tmp_path: Path) -> None:
     data = "question,choice2,choice10,choice1,label\nWhy?,b,c,a,2\n"
-    source = opened(tmp_path / "a.csv", data)
-    assert list(source.examples("train")) == [ChoiceExample(prompt="Why?", candidates=("a", "b", "c"), answer=2)]
+    dataset = write_and_read(tmp_path / "a.csv", data)
+    assert list(dataset.examples("train")) == [ChoiceExample(prompt="Why?", candidates=("a", "b", "c"), answer=2)]
 
 
 @pytest.mark.parametrize(
@@ -157,9 +159,9 @@ def test_choices_in_csv(tmp_path: Path) -> None:
     ],
 )
 def test_bad_answers(tmp_path: Path, answer: Any, message: str) -> None:
-    source = opened(tmp_path / "a.jsonl", [{"prompt": "p", "choices": ["1", "2"], "answer": answer}])
-    assert not list(source.examples("train"))
-    assert str(source.row_errors.first[0]).split(":1:", 1)[1].startswith(message)
+    dataset = write_and_read(tmp_path / "a.jsonl", [{"prompt": "p", "choices": ["1", "2"], "answer": answer}])
+    assert not list(dataset.examples("train"))
+    assert str(dataset.row_errors.first[0]).split(":1:", 1)[1].startswith(message)
 
 
 def test_bad_choices(tmp_path: Path) -> None:
@@ -169,57 +171,59 @@ def test_bad_choices(tmp_path: Path) -> None:
         {"article": "p", "questions": ["q"], "options": [["a"]], "answers": ["A"]},
         {"article": "p", "questions": [], "options": [], "answers": []},
     ]
-    source = opened(tmp_path / "a.jsonl", rows)
-    assert not list(source.examples("train"))
-    assert [bad.reason for bad in source.row_errors.first] == [
+    dataset = write_and_read(tmp_path / "a.jsonl", rows)
+    assert not list(dataset.examples("train"))
+    assert [bad_row.reason for bad_row in dataset.row_errors.first] == [
         "expected 1 answers and lists of options, one a question",
         "is 5, expected a list of texts",
         "has 1 candidates, expected two or more",
     ]
 
 
-def test_a_label_that_is_called_like_a_column_makes_no_header(tmp_path: Path) -> None:
+def test_a_label_named_like_a_column_does_not_make_its_row_a_header(tmp_path: Path) -> None:
     data = "I loved it,positive\nI hated it,negative\nok so,positive\n"
-    source = opened(tmp_path / "a.csv", data, columns={"text": 1, "label": 2})
-    assert [each.label for each in source.examples("train")] == ["positive", "negative", "positive"]
-    with pytest.raises(HeedfulError, match="There is no header that is understood"):
-        opened(tmp_path / "a.csv", data)
+    dataset = write_and_read(tmp_path / "a.csv", data, columns={"text": 1, "label": 2})
+    assert [example.label for example in dataset.examples("train")] == ["positive", "negative", "positive"]
+    with pytest.raises(HeedfulError, match="No header was recognised"):
+        write_and_read(tmp_path / "a.csv", data)
     for columns in ({"label": 2}, {"text": 1, "label": 2}, {"text": "text", "label": "2"}):
-        source = opened(tmp_path / "a.csv", "text,stars\na,1\n", columns=columns)
-        assert [(each.text, each.label) for each in source.examples("train")] == [("a", "1")]
+        dataset = write_and_read(tmp_path / "a.csv", "text,stars\na,1\n", columns=columns)
+        assert [(example.text, example.label) for example in dataset.examples("train")] == [("a", "1")]
 
 
-def test_a_mistyped_column_is_told_whatever_the_data_are_of(tmp_path: Path) -> None:
+def test_a_mistyped_column_is_named_in_the_error(tmp_path: Path) -> None:
     data = "text,label\na,x\n"
     with pytest.raises(HeedfulError, match='has no column "lable", but "text", "label"'):
-        opened(tmp_path / "a.csv", data, columns={"label": "lable"})
+        write_and_read(tmp_path / "a.csv", data, columns={"label": "lable"})
     with pytest.raises(HeedfulError, match='column "txt" is not one of text, '):
-        opened(tmp_path / "a.csv", data, columns={"txt": "text"})
+        write_and_read(tmp_path / "a.csv", data, columns={"txt": "text"})
     with pytest.raises(HeedfulError, match="no kind of example has all of them"):
-        opened(tmp_path / "a.csv", data, columns={"text": "text", "tags": "label"})
+        write_and_read(tmp_path / "a.csv", data, columns={"text": "text", "tags": "label"})
 
 
-def test_choices_in_columns_differ_in_number(tmp_path: Path) -> None:
+def test_rows_may_have_different_numbers_of_choice_columns(tmp_path: Path) -> None:
     header = "question,choice1,choice2,choice3,answer\n"
-    source = opened(tmp_path / "a.csv", header + "q,yes,no,,yes\nr,a,b,c,b\n", ChoiceExample)
-    read_examples = [(each.candidates, each.answer) for each in source.examples("train")]
+    dataset = write_and_read(tmp_path / "a.csv", header + "q,yes,no,,yes\nr,a,b,c,b\n", ChoiceExample)
+    read_examples = [(example.candidates, example.answer) for example in dataset.examples("train")]
     assert read_examples == [(("yes", "no"), 0), (("a", "b", "c"), 1)]
-    source = opened(tmp_path / "a.csv", header + "q,yes,,no,yes\n", ChoiceExample)
-    assert not list(source.examples("train"))
+    dataset = write_and_read(tmp_path / "a.csv", header + "q,yes,,no,yes\n", ChoiceExample)
+    assert not list(dataset.examples("train"))
     with pytest.raises(HeedfulError, match=r"a\.csv:2:choice2: is empty, but a candidate after it is not"):
         list(read(tmp_path / "a.csv", ChoiceExample, DataSettings(dev_fraction=0.0)).examples("train"))
 
 
 def test_candidates_that_are_numbers(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": ["2", "4"], "answer": "4"}], ChoiceExample)
-    assert [each.answer for each in source.examples("train")] == [1]
+    dataset = write_and_read(
+        tmp_path / "a.jsonl", [{"question": "q", "choices": ["2", "4"], "answer": "4"}], ChoiceExample
+    )
+    assert [example.answer for example in dataset.examples("train")] == [1]
 
 
-def test_columns_of_formats_that_have_no_names(tmp_path: Path) -> None:
+def test_columns_of_formats_without_column_names(tmp_path: Path) -> None:
     path, data = tmp_path / "a.conll", "EU NNP I-NP I-ORG\nrejects VBZ I-VP O\n"
-    source = opened(path, data, columns={"tags": 2})
-    assert [each.tags for each in source.examples("train")] == [("NNP", "VBZ")]
-    assert "words in column 1, the tag in column 2" in source.stated
+    dataset = write_and_read(path, data, columns={"tags": 2})
+    assert [example.tags for example in dataset.examples("train")] == [("NNP", "VBZ")]
+    assert "words in column 1, the tag in column 2" in dataset.stated
     for columns, message in (
         ({"tags": "pos"}, r"its columns have no names: set columns\.tags to a number"),
         ({"tags": "²"}, r"its columns have no names: set columns\.tags to a number"),
@@ -229,16 +233,16 @@ def test_columns_of_formats_that_have_no_names(tmp_path: Path) -> None:
         with pytest.raises(HeedfulError, match=message):
             list(read(path, settings=DataSettings(dev_fraction=0.0, columns=columns)).examples("train"))
     with pytest.raises(HeedfulError, match=r"plain text, which has no column for columns\.text"):
-        opened(tmp_path / "a.txt", "a text\n", columns={"text": 1})
+        write_and_read(tmp_path / "a.txt", "a text\n", columns={"text": 1})
 
 
 def test_tagged_sentences_in_tsv(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.tsv", "tokens\tner_tags\nEU rejects\tO O\nhi\tO\n", TaggedExample)
-    assert [each.words for each in source.examples("train")] == [("EU", "rejects"), ("hi",)]
+    dataset = write_and_read(tmp_path / "a.tsv", "tokens\tner_tags\nEU rejects\tO O\nhi\tO\n", TaggedExample)
+    assert [example.words for example in dataset.examples("train")] == [("EU", "rejects"), ("hi",)]
     columns = "EU\tB-ORG\nrejects\tO\n\nhi\tO\n"
     for kind in (TaggedExample, None):
-        source = opened(tmp_path / "b.tsv", columns, kind)
-        assert [each.words for each in source.examples("train")] == [("EU", "rejects"), ("hi",)]
+        dataset = write_and_read(tmp_path / "b.tsv", columns, kind)
+        assert [example.words for example in dataset.examples("train")] == [("EU", "rejects"), ("hi",)]
 
 
 def test_splits_have_the_same_columns(tmp_path: Path) -> None:
@@ -248,7 +252,7 @@ def test_splits_have_the_same_columns(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_files_of_which_one_alone_is_called_test(tmp_path: Path) -> None:
+def test_a_file_whose_name_does_not_say_its_split(tmp_path: Path) -> None:
     files = [tmp_path / "plain.csv", tmp_path / "plain-test.csv"]
     for file in files:
         file.write_text("text,label\na,x\n")
@@ -256,16 +260,18 @@ def test_files_of_which_one_alone_is_called_test(tmp_path: Path) -> None:
         read(files)
 
 
-def test_a_small_letter_is_no_number_of_a_choice(tmp_path: Path) -> None:
+def test_a_lower_case_letter_does_not_number_a_choice(tmp_path: Path) -> None:
     choices = [f"choice {number}" for number in range(40)]
-    source = opened(tmp_path / "a.jsonl", [{"question": "q", "choices": choices, "answer": "a"}], ChoiceExample)
-    assert not list(source.examples("train"))
+    dataset = write_and_read(
+        tmp_path / "a.jsonl", [{"question": "q", "choices": choices, "answer": "a"}], ChoiceExample
+    )
+    assert not list(dataset.examples("train"))
 
 
 def test_columns_of_squad_and_of_glue_cannot_be_chosen(tmp_path: Path) -> None:
     squad = '{"data": [{"paragraphs": []}]}'
     with pytest.raises(HeedfulError, match=r"SQuAD's JSON, which has no column for columns\.question"):
-        opened(tmp_path / "a.json", squad, columns={"question": "frage"})
+        write_and_read(tmp_path / "a.json", squad, columns={"question": "frage"})
     (tmp_path / "RTE").mkdir()
     (tmp_path / "RTE" / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
     with pytest.raises(HeedfulError, match=r"GLUE's RTE, which has no column for columns\.label"):
@@ -282,12 +288,12 @@ def test_columns_of_squad_and_of_glue_cannot_be_chosen(tmp_path: Path) -> None:
     ],
 )
 def test_lists_that_a_cell_holds_as_text(tmp_path: Path, cells: tuple[str, str]) -> None:
-    """As tables write them that had lists in memory."""
+    """Programs write them so when they save a table with lists in its cells."""
     quoted = ",".join('"' + cell.replace('"', '""') + '"' for cell in cells)
-    source = opened(tmp_path / "a.csv", f"words,tags\n{quoted}\n", TaggedExample)
-    assert list(source.examples("train")) == [TaggedExample(words=("EU", "rejects"), tags=("B-ORG", "O"))]
-    source = opened(tmp_path / "b.csv", "text,labels\na,\"['x', 'y']\"\nb,[]\nc,x|y\nd,[3]\n")
-    assert [each.labels for each in source.examples("train")] == [("x", "y"), (), ("x", "y"), ("3",)]
+    dataset = write_and_read(tmp_path / "a.csv", f"words,tags\n{quoted}\n", TaggedExample)
+    assert list(dataset.examples("train")) == [TaggedExample(words=("EU", "rejects"), tags=("B-ORG", "O"))]
+    dataset = write_and_read(tmp_path / "b.csv", "text,labels\na,\"['x', 'y']\"\nb,[]\nc,x|y\nd,[3]\n")
+    assert [example.labels for example in dataset.examples("train")] == [("x", "y"), (), ("x", "y"), ("3",)]
 
 
 @pytest.mark.parametrize(
@@ -302,17 +308,16 @@ def test_lists_that_a_cell_holds_as_text(tmp_path: Path, cells: tuple[str, str])
         "[" * 300 + "]",
     ],
 )
-def test_what_looks_like_a_list_and_is_none(tmp_path: Path, cell: str) -> None:
-    """NumPy writes no commas, and Python would make one text of both."""
-    source = opened(tmp_path / "a.csv", f'words,tags\n"{cell}",O O\n', TaggedExample)
-    assert not list(source.examples("train"))
-    (bad,) = source.row_errors.first
-    assert (
-        bad.column == "words" and 'looks like a list and is none: write it as JSON, like ["one", "two"]' in bad.reason
-    )
+def test_cells_that_look_like_a_list_but_are_not_one(tmp_path: Path, cell: str) -> None:
+    """NumPy writes lists without commas; Python would read 'EU' 'rejects' as one string."""
+    dataset = write_and_read(tmp_path / "a.csv", f'words,tags\n"{cell}",O O\n', TaggedExample)
+    assert not list(dataset.examples("train"))
+    (bad_row,) = dataset.row_errors.first
+    assert bad_row.column == "words"
+    assert 'looks like a list but cannot be read as one: write it as JSON, like ["one", "two"]' in bad_row.reason
 
 
-def test_a_role_that_is_one_column(tmp_path: Path) -> None:
+def test_a_role_that_can_be_only_one_column(tmp_path: Path) -> None:
     data = "text,stars,label\na,5,x\n"
     for kind, columns in (
         (LabelledExample, {"label": ("stars", "label")}),
@@ -321,4 +326,4 @@ def test_a_role_that_is_one_column(tmp_path: Path) -> None:
         with pytest.raises(
             HeedfulError, match=r"are given as the (label|score), but that is one column: set which, as in --data"
         ):
-            opened(tmp_path / "a.csv", data, kind, columns=columns)
+            write_and_read(tmp_path / "a.csv", data, kind, columns=columns)

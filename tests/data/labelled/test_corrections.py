@@ -1,4 +1,4 @@
-"""Corrected labels are applied to the examples they belong to, whatever a spreadsheet made of the file."""
+"""Corrected labels are applied to their examples, also after a spreadsheet has saved the file of corrections."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> No
         ("not in the data", "right", "wrong"),
     )
     assert "'=1+1 is two" in file.read_text(encoding="utf-8-sig"), "a spreadsheet does not run it"
-    source = read(tmp_path / "a.csv", LabelledExample, settings(file))
-    for _ in range(2):  # however often it is read
-        read_examples = [(example.text, example.label) for example in source.examples("train")]
+    dataset = read(tmp_path / "a.csv", LabelledExample, settings(file))
+    for _ in range(2):  # the second reading must not count the corrections again
+        read_examples = [(example.text, example.label) for example in dataset.examples("train")]
     assert read_examples == [
         ("=1+1 is two", "wrong"),
         ("the sun  is hot", "right"),
@@ -48,14 +48,14 @@ def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> No
         ("a", "right"),
         ("a", "right"),
     ]
-    assert source.row_errors.repairs == {"labels corrected by fixed.csv": 3, "left out by fixed.csv": 1}
+    assert dataset.row_errors.repairs == {"labels corrected by fixed.csv": 3, "left out by fixed.csv": 1}
 
 
-def test_a_spreadsheet_may_save_semicolons(tmp_path: Path) -> None:
+def test_corrections_separated_by_semicolons(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(DATA)
     (tmp_path / "fixed.csv").write_text("﻿text;label;given_label\r\nthe sea is dry;wrong;right\r\n", encoding="utf-8")
-    source = read(tmp_path / "a.csv", LabelledExample, settings(tmp_path / "fixed.csv"))
-    assert [example.label for example in source.examples("train")][1] == "wrong"
+    dataset = read(tmp_path / "a.csv", LabelledExample, settings(tmp_path / "fixed.csv"))
+    assert [example.label for example in dataset.examples("train")][1] == "wrong"
 
 
 def test_folders_of_classes_and_several_files_are_corrected(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_folders_of_classes_and_several_files_are_corrected(tmp_path: Path) -> N
         (tmp_path / "films" / "train" / label / "0.txt").write_text(f"a {label} film")
         (tmp_path / "films" / "train" / label / "1.txt").write_text(f"one more {label} film")
     file = write(tmp_path / "fixed.csv", ("a bad film", "good", "bad"))
-    source = read(tmp_path / "films", LabelledExample, settings(file))
-    assert sorted(example.label for example in source.examples("train")) == ["bad", "good", "good", "good"]
+    dataset = read(tmp_path / "films", LabelledExample, settings(file))
+    assert sorted(example.label for example in dataset.examples("train")) == ["bad", "good", "good", "good"]
 
 
 def test_a_label_that_no_example_has_is_refused(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_a_label_that_no_example_has_is_refused(tmp_path: Path) -> None:
         'one of "right", "wrong", or add an example with the new label to the data'
     )
     (tmp_path / "b.csv").write_text("text,label\nneither nor,wrnog\n")
-    both = read({"train": tmp_path / "a.csv", "test": tmp_path / "b.csv"}, LabelledExample, settings(file))
-    assert [example.label for example in both.examples("train")][1] == "wrnog", "an example of another split has it"
+    dataset = read({"train": tmp_path / "a.csv", "test": tmp_path / "b.csv"}, LabelledExample, settings(file))
+    assert [example.label for example in dataset.examples("train")][1] == "wrnog", "an example of another split has it"
     spaces = write(tmp_path / "spaces.csv", ("the sea is dry", " wrong ", "right"))
-    source = read(tmp_path / "a.csv", LabelledExample, settings(spaces))
-    assert [example.label for example in source.examples("train")][1] == "wrong"
+    dataset = read(tmp_path / "a.csv", LabelledExample, settings(spaces))
+    assert [example.label for example in dataset.examples("train")][1] == "wrong"
 
 
 def test_unusable_corrections_are_refused(tmp_path: Path) -> None:

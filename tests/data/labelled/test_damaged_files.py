@@ -1,4 +1,4 @@
-"""Files with random damage: examples, bad rows or a HeedfulError, and nothing else."""
+"""Files with random damage give examples, bad rows or a HeedfulError that names the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parquet() -> bytes:
     return out.getvalue()
 
 
-SEEDS = {
+INTACT_FILES = {
     "a.csv": b'text,label\n"a ""b""",1\n"c\nd",0\n\xc3\xa9,1\n',
     "a.tsv": b"sentence\tlabel\na\t1\nb\t0\n",
     "a.jsonl": b'{"text": "a", "label": 1}\n{"text": "\\u00e9", "label": "x"}\n',
@@ -37,7 +37,7 @@ SEEDS = {
     "a.csv.gz": gzip.compress(b"text,label\na,1\nb,0\n" * 20, mtime=0),
     "a.parquet": parquet(),
 }
-MARKS = [
+INSERTIONS = [
     b"\0",
     b"\n",
     b"\r",
@@ -57,21 +57,22 @@ MARKS = [
 ]
 
 
-def damaged(data: bytes, chance: random.Random) -> bytes:
-    for _ in range(chance.randint(1, 4)):
-        place, length = chance.randrange(len(data) + 1), chance.choice([0, 0, 1, 1, 3, 20])
-        data = data[:place] + chance.choice([b"", chance.choice(MARKS), chance.randbytes(1)]) + data[place + length :]
+def damage(data: bytes, rng: random.Random) -> bytes:
+    for _ in range(rng.randint(1, 4)):
+        position, length = rng.randrange(len(data) + 1), rng.choice([0, 0, 1, 1, 3, 20])
+        inserted = rng.choice([b"", rng.choice(INSERTIONS), rng.randbytes(1)])
+        data = data[:position] + inserted + data[position + length :]
     return data
 
 
-@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize("name", INTACT_FILES)
 @pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_damage(tmp_path: Path, name: str, rounds: int) -> None:
-    chance, messages = random.Random(f"{name} {rounds}"), []
+    rng, messages = random.Random(f"{name} {rounds}"), []
     for _ in range(rounds):
-        (tmp_path / name).write_bytes(damaged(SEEDS[name], chance))
+        (tmp_path / name).write_bytes(damage(INTACT_FILES[name], rng))
         try:
             check(read(tmp_path / name, settings=DataSettings(dev_fraction=0.2), on_bad_row=Skip())).lines()
         except HeedfulError as error:
             messages.append(str(error))
-    assert all(str(tmp_path / name) in each for each in messages)
+    assert all(str(tmp_path / name) in message for message in messages)

@@ -1,4 +1,4 @@
-"""Splits given and made, labels in order, and memory that does not grow with a file."""
+"""Datasets: their splits, the order of their labels, and memory that does not grow with the size of a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from heedful.data.labelled.split_files import parse_data_arguments
 from heedful.errors import HeedfulError
 
 
-def folder(path: Path, **files: str) -> Path:
+def write_folder(path: Path, **files: str) -> Path:
+    """A folder with these files; the keyword train_csv is the file train.csv."""
     path.mkdir(exist_ok=True)
     for name, text in files.items():
         stem, _, suffix = name.rpartition("_")
@@ -33,29 +34,30 @@ def folder(path: Path, **files: str) -> Path:
     return path
 
 
-def texts(source: Dataset[Any], split: str) -> list[str]:
-    return [each.text for each in source.examples(split)]
+def texts(dataset: Dataset[Any], split: str) -> list[str]:
+    return [example.text for example in dataset.examples(split)]
 
 
 MANY = "text,label\n" + "".join(f"text {number // 2},{number // 2 % 3}\n" for number in range(4000))
 
 
-def test_a_dev_split_is_made(tmp_path: Path) -> None:
+def test_a_dev_split_is_split_off_train(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(MANY)
-    source = read(tmp_path / "a.csv")
-    train, dev = texts(source, "train"), texts(source, "dev")
+    dataset = read(tmp_path / "a.csv")
+    train, dev = texts(dataset, "train"), texts(dataset, "dev")
     assert sorted(train + dev) == sorted(f"text {number // 2}" for number in range(4000))
     assert not set(train) & set(dev), "equal texts stay together"
     assert 320 < len(dev) < 480
-    assert source.stated[-1] == "no dev split was given: 10 % of train, chosen by a hash of the text and seed 0"
+    assert dataset.stated[-1] == "no dev split was given: 10 % of train, chosen by a hash of the text and seed 0"
     lines = MANY.splitlines()
     (tmp_path / "b.csv").write_text("\n".join([lines[0], *(line.upper() + "!" for line in reversed(lines[1:]))]) + "\n")
-    other = texts(read(tmp_path / "b.csv", settings=DataSettings(columns={"text": "text", "label": "label"})), "dev")
-    assert {each.lower() for each in other} == set(dev), "neither order nor case nor labels matter"
+    columns = {"text": "text", "label": "label"}
+    upper_case_dev = texts(read(tmp_path / "b.csv", settings=DataSettings(columns=columns)), "dev")
+    assert {text.lower() for text in upper_case_dev} == set(dev), "neither order nor case nor labels matter"
     assert set(texts(read(tmp_path / "a.csv", settings=DataSettings(seed=1)), "dev")) != set(dev)
     assert set(texts(read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.2)), "dev")) > set(dev)
     assert read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0)).splits == ("train",)
-    assert dev[:6:2] == ["text 1", "text 19", "text 29"], "on every machine"
+    assert dev[:6:2] == ["text 1", "text 19", "text 29"], "the choice is the same on every machine"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_folders(tmp_path: Path, files: str, splits: tuple[str, ...]) -> None:
         ("contrained.csv latest.csv", "has no file for train"),
     ],
 )
-def test_folders_that_are_not_clear(tmp_path: Path, files: str, message: str) -> None:
+def test_ambiguous_folders(tmp_path: Path, files: str, message: str) -> None:
     for name in files.split():
         (tmp_path / name).write_text("text,label\na,1\n")
     with pytest.raises(HeedfulError, match=message):
@@ -97,19 +99,20 @@ def test_folders_that_are_not_clear(tmp_path: Path, files: str, message: str) ->
 
 
 def test_files_by_split(tmp_path: Path) -> None:
-    path = folder(tmp_path / "x", a_csv="text,label\na,1\n", b_csv="label,text\n1,b\n", c_csv="text\nc\n")
-    source = read(
+    path = write_folder(tmp_path / "x", a_csv="text,label\na,1\n", b_csv="label,text\n1,b\n", c_csv="text\nc\n")
+    dataset = read(
         {"train": [path / "a.csv", path / "b.csv"], "validation": path / "b.csv", "test": str(path / "c.csv")}
     )
-    assert (texts(source, "train"), texts(source, "dev"), source.splits) == (["a", "b"], ["b"], ("train", "dev"))
-    assert "test: has no label, so it is left out" in source.stated
-    for several in (["a", "c"], ["c", "a"]):
-        part = read({"train": path / "b.csv", "test": [path / f"{name}.csv" for name in several]})
-        assert "test" not in part.splits and "test: has no label, so it is left out" in part.stated
+    assert (texts(dataset, "train"), texts(dataset, "dev"), dataset.splits) == (["a", "b"], ["b"], ("train", "dev"))
+    assert "test: has no label, so it is left out" in dataset.stated
+    for names in (["a", "c"], ["c", "a"]):
+        dataset_without_test = read({"train": path / "b.csv", "test": [path / f"{name}.csv" for name in names]})
+        assert "test" not in dataset_without_test.splits
+        assert "test: has no label, so it is left out" in dataset_without_test.stated
     assert read([path / "a.csv", path / "b.csv"], settings=DataSettings(dev_fraction=0.0)).splits == ("train",)
     with pytest.raises(HeedfulError, match='there is no split "tset", but train, dev'):
-        next(source.examples("tset"))
-    with pytest.raises(HeedfulError, match=r"splits are val, dev, expected train, dev, test, each once"):
+        next(dataset.examples("tset"))
+    with pytest.raises(HeedfulError, match=r"splits are val, dev, expected train, dev and test, at most once each"):
         read({"val": path / "a.csv", "dev": path / "a.csv"})
     with pytest.raises(HeedfulError, match="which column is the label"):
         read({"train": path / "a.csv", "dev": path / "c.csv"})
@@ -118,14 +121,16 @@ def test_files_by_split(tmp_path: Path) -> None:
 
 
 def test_labels(tmp_path: Path) -> None:
-    path = folder(tmp_path / "x", train_csv="text,label\na,10\nb,9\nc, 9\n", dev_csv="text,label\na,9\nb,8\nc,10\n")
-    source = read(path, LabelledExample)
-    assert source.labels == ("9", "10")
+    path = write_folder(
+        tmp_path / "x", train_csv="text,label\na,10\nb,9\nc, 9\n", dev_csv="text,label\na,9\nb,8\nc,10\n"
+    )
+    dataset = read(path, LabelledExample)
+    assert dataset.labels == ("9", "10")
     with pytest.raises(HeedfulError, match=r'dev\.csv:3: the label "8" is not in train, which has "9", "10"'):
-        texts(source, "dev")
-    source = read(path, LabelledExample, on_bad_row=Skip())
-    assert texts(source, "dev") == texts(source, "dev") == ["a", "c"]
-    assert source.row_errors.bad == {str(path / "dev.csv"): 1}
+        texts(dataset, "dev")
+    dataset = read(path, LabelledExample, on_bad_row=Skip())
+    assert texts(dataset, "dev") == texts(dataset, "dev") == ["a", "c"]
+    assert dataset.row_errors.bad == {str(path / "dev.csv"): 1}
     (path / "train.csv").write_text("text,label\n" + "".join(f"a,{number}.5\n" for number in range(10_001)))
     with pytest.raises(HeedfulError, match=r"train\.csv:10002: more than 10,000 different labels: is that the label"):
         read(path).labels  # noqa: B018
@@ -150,18 +155,19 @@ GROWTH = """
 import resource, sys
 from pathlib import Path
 from heedful.data import DataSettings, Skip, read
-source = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+dataset = read(Path(sys.argv[1]), settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-count = sum(1 for _ in source.examples("train"))
-print(count, sum(source.row_errors.bad.values()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+count = sum(1 for _ in dataset.examples("train"))
+growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(count, sum(dataset.row_errors.bad.values()), growth // 1024)
 """
 
 
-def measured(path: Path) -> tuple[int, int, int]:
-    """Examples, bad rows, and by how many MB reading a file in a process of its own made it grow."""
-    run = subprocess.run([sys.executable, "-c", GROWTH, str(path)], capture_output=True, text=True, check=True)
-    count, bad, growth = map(int, run.stdout.split())
-    return count, bad, growth
+def measure_memory(path: Path) -> tuple[int, int, int]:
+    """Read a file in a new process: the numbers of examples and bad rows, and the growth of its memory in MB."""
+    result = subprocess.run([sys.executable, "-c", GROWTH, str(path)], capture_output=True, text=True, check=True)
+    count, bad_rows, growth = map(int, result.stdout.split())
+    return count, bad_rows, growth
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def measured(path: Path) -> tuple[int, int, int]:
 )
 def test_memory(tmp_path: Path, name: str) -> None:
     path, text = tmp_path / name, "word " * 199
-    line, first, last = {
+    row, head, tail = {
         "a.csv": (f'"{text}",1\n', "text,label\n", ""),
         "a.jsonl": (f'{{"text": "{text}", "label": 1}}\n', "", ""),
         "a.json": (f'{{"text": "{text}", "label": 1}},\n', "[", '{"text": "", "label": 1}]'),
@@ -183,27 +189,29 @@ def test_memory(tmp_path: Path, name: str) -> None:
         ),
     }[name]
     with path.open("w") as file:
-        file.write(first)
+        file.write(head)
         for _ in range(50):
-            file.write(line * 1000)
-        file.write(last)
+            file.write(row * 1000)
+        file.write(tail)
     assert path.stat().st_size > 45_000_000
-    count, bad, growth = measured(path)
-    assert (count - (name == "a.json"), bad) == (50_000, 0)
+    count, bad_rows, growth = measure_memory(path)
+    rows_in_tail = 1 if name == "a.json" else 0
+    assert (count, bad_rows) == (50_000 + rows_in_tail, 0)
     assert growth < 40
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt", "a.conll"])
 def test_a_line_of_100_mb(tmp_path: Path, name: str) -> None:
-    good, path = {"a.jsonl": '{"text": "a"}\n', "a.conll": "a O\n\n"}.get(name, "a\n"), tmp_path / name
+    path = tmp_path / name
+    good = {"a.jsonl": '{"text": "a"}\n', "a.conll": "a O\n\n"}.get(name, "a\n")
     with path.open("w") as file:
         file.write(("text\n" if name == "a.csv" else "") + good)
         for _ in range(100):
             file.write("x" * 1_000_000)
         file.write("\n\n" + good)
-    count, bad, growth = measured(path)
-    assert (count, bad) == (2, 1)
+    count, bad_rows, growth = measure_memory(path)
+    assert (count, bad_rows) == (2, 1)
     assert growth < 60
 
 
@@ -213,26 +221,26 @@ def test_another_type_after_a_million_rows(tmp_path: Path) -> None:
         for _ in range(1000):
             file.write('{"text": "a"}\n' * 1001)
         file.write('{"text": 5}\n')
-    count, bad, growth = measured(tmp_path / "a.jsonl")
-    assert (count, bad) == (1_001_000, 1)
+    count, bad_rows, growth = measure_memory(tmp_path / "a.jsonl")
+    assert (count, bad_rows) == (1_001_000, 1)
     assert growth < 40
 
 
-def test_a_bad_row_that_is_met_in_opening_is_set_aside_once(tmp_path: Path) -> None:
-    """What a task's data are is found out by a look of its own."""
+def test_a_bad_row_found_while_opening_is_quarantined_once(tmp_path: Path) -> None:
+    """dataset_for_task reads the file once to find the kind of its examples, and again for the examples."""
     for name, data in (
         ("a.jsonl", 'broken\n{"text": "a", "label": "x"}\n'),
         ("b.jsonl", 'broken\n{"text": "a", "labels": ["x"]}\n'),
     ):
         (tmp_path / name).write_text(data)
         aside = tmp_path / f"aside-{name}"
-        source = dataset_for_task(
+        dataset = dataset_for_task(
             LabelledExample, tmp_path / name, DataSettings(dev_fraction=0.0), Quarantine(file=aside)
         )
-        assert texts(source, "train") == ["a"] and source.kind is (
-            LabelledExample if name == "a.jsonl" else MultiLabelExample
-        )
-        assert len(aside.read_text().splitlines()) == 1 and source.row_errors.bad == {str(tmp_path / name): 1}
+        assert texts(dataset, "train") == ["a"]
+        assert dataset.kind is (LabelledExample if name == "a.jsonl" else MultiLabelExample)
+        assert len(aside.read_text().splitlines()) == 1
+        assert dataset.row_errors.bad == {str(tmp_path / name): 1}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +280,7 @@ def test_settings_that_would_change_nothing(
         dataset_for_task(LabelledExample, files_by_split, DataSettings(**settings), Skip())
 
 
-def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_paths_that_the_system_refuses(tmp_path: Path) -> None:
     for path in (tmp_path / ("x" * 300 + ".csv"), tmp_path / ("x" * 300 + ".parquet")):
         with pytest.raises(
             HeedfulError, match=r"x: cannot be read: File name too long|x\.\w+: cannot be read: File name"

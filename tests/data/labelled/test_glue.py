@@ -1,4 +1,4 @@
-"""GLUE's layouts, with rows made up for them."""
+"""The folders of the GLUE tasks, with a few invented rows in every layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MNLI = (
 MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
 
 
-def folder(path: Path, files: dict[str, str]) -> Path:
+def write_folder(path: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
@@ -37,7 +37,7 @@ def folder(path: Path, files: dict[str, str]) -> Path:
 
 @pytest.mark.parametrize("task", FILES)
 def test_layouts(tmp_path: Path, task: str) -> None:
-    source = read(folder(tmp_path / task, FILES[task]))
+    dataset = read(write_folder(tmp_path / task, FILES[task]))
     expected = {
         "CoLA": [LabelledExample(text="He ran.", label="1"), LabelledExample(text='Ran he "and.', label="0")],
         "SST-2": [LabelledExample(text="fine ", label="1")],
@@ -46,17 +46,18 @@ def test_layouts(tmp_path: Path, task: str) -> None:
         "RTE": [LabelledExample(text="A.", text_pair="B.", label="not_entailment")],
         "WNLI": [LabelledExample(text="A.", text_pair="B.", label="1")],
     }[task]
-    assert [*source.examples("train"), *source.examples("dev")] in (expected, expected[::-1])
-    assert f"GLUE's {task}; quotes are read literally" in source.stated
-    assert source.splits == ("train", "dev")
+    examples = [*dataset.examples("train"), *dataset.examples("dev")]
+    assert examples in (expected, expected[::-1]), "either example may have come to the dev split"
+    assert f"GLUE's {task}; quotes are read literally" in dataset.stated
+    assert dataset.splits == ("train", "dev")
     if "test.tsv" in FILES[task]:
-        assert "test.tsv: its labels are hidden, so it is left out" in source.stated
+        assert "test.tsv: its labels are hidden, so it is left out" in dataset.stated
 
 
 def test_pairs_with_scores_are_read_for_sentence_embeddings(tmp_path: Path) -> None:
-    place = folder(tmp_path / "STS-B", {"train.tsv": STS + '0\tg\tf\t2012\t1\tn\tn\tA "b.\tC.\t2.5\n'})
-    source = read(place, PairExample, DataSettings(dev_fraction=0.0))
-    assert list(source.examples("train")) == [PairExample(anchor='A "b.', positive="C.", score=2.5)]
+    path = write_folder(tmp_path / "STS-B", {"train.tsv": STS + '0\tg\tf\t2012\t1\tn\tn\tA "b.\tC.\t2.5\n'})
+    dataset = read(path, PairExample, DataSettings(dev_fraction=0.0))
+    assert list(dataset.examples("train")) == [PairExample(anchor='A "b.', positive="C.", score=2.5)]
 
 
 def test_scores(tmp_path: Path) -> None:
@@ -67,20 +68,20 @@ def test_scores(tmp_path: Path) -> None:
         "test.tsv": STS.replace("\tscore", ""),
         "original/sts-test.tsv": "g\tf\t2012\t1\t3.2\tA.\tB.\ng\tf\t2012\t1\t1\tC.\tD.\tn\tn\n",
     }
-    source = read(folder(tmp_path / "STS-B", files), on_bad_row=Skip())
-    assert list(source.examples("dev")) == [ScoredExample(text='A "b.', text_pair="C.", score=5.0)]
-    assert source.row_errors.first[0].column == "score"
-    assert [each.score for each in source.examples("test")] == [3.2, 1.0]
-    assert "test: original/sts-test.tsv, since the labels of test.tsv are hidden" in source.stated
+    dataset = read(write_folder(tmp_path / "STS-B", files), on_bad_row=Skip())
+    assert list(dataset.examples("dev")) == [ScoredExample(text='A "b.', text_pair="C.", score=5.0)]
+    assert dataset.row_errors.first[0].column == "score"
+    assert [example.score for example in dataset.examples("test")] == [3.2, 1.0]
+    assert "test: original/sts-test.tsv, since the labels of test.tsv are hidden" in dataset.stated
 
 
-def test_matched_and_not(tmp_path: Path) -> None:
+def test_matched_and_mismatched_dev_files(tmp_path: Path) -> None:
     head, row = f"{MNLI}\tsentence1\tsentence2\tlabel1\tgold_label\n", "0\t1\t2\tg\t_\t_\t_\t_\tA.\tB.\tneutral\t"
     files = {"train.tsv": head + "".join(f"{row}{label}\n" for label in ("neutral", "entailment", "contradiction"))}
     files |= dict.fromkeys(("dev_matched.tsv", "dev_mismatched.tsv"), head + row + "neutral\n")
-    source = read(folder(tmp_path / "MNLI", files))
-    assert source.splits == ("train", "dev", "dev-mismatched")
-    assert source.labels == ("contradiction", "entailment", "neutral")
+    dataset = read(write_folder(tmp_path / "MNLI", files))
+    assert dataset.splits == ("train", "dev", "dev-mismatched")
+    assert dataset.labels == ("contradiction", "entailment", "neutral")
     (tmp_path / "MNLI" / "dev_matched.tsv").write_text(head + row + "-\n")
     with pytest.raises(
         HeedfulError, match=r'dev_matched\.tsv:2: the label "-" is not in train, which has "contradiction"'
@@ -88,7 +89,7 @@ def test_matched_and_not(tmp_path: Path) -> None:
         list(read(tmp_path / "MNLI").examples("dev"))
 
 
-def test_a_row_that_train_lacks(tmp_path: Path) -> None:
+def test_mrpc_rows_missing_from_train_are_restored(tmp_path: Path) -> None:
     files = {
         "train.tsv": MRPC + '1\t11\t12\t" a\tb\n',
         "dev.tsv": MRPC + "0\t21\t22\tc\td\n",
@@ -96,27 +97,27 @@ def test_a_row_that_train_lacks(tmp_path: Path) -> None:
         "msr_paraphrase_test.txt": MRPC + "0\t41\t42\tg\th\n",
         "dev_ids.tsv": "21\t22\n",
     }
-    source = read(folder(tmp_path / "MRPC", files))
-    assert [(each.text, each.line) for each in source.examples("train")] == [('" a', 2), ("e", 3)]
-    assert [each.text for each in source.examples("dev")] == ["c"]
-    assert [each.text for each in source.examples("test")] == ["g"]
-    assert any("train.tsv lacks 1 of the pairs" in each and "(31 / 32)" in each for each in source.stated)
+    dataset = read(write_folder(tmp_path / "MRPC", files))
+    assert [(example.text, example.line) for example in dataset.examples("train")] == [('" a', 2), ("e", 3)]
+    assert [example.text for example in dataset.examples("dev")] == ["c"]
+    assert [example.text for example in dataset.examples("test")] == ["g"]
+    assert any("train.tsv lacks 1 of the pairs" in note and "(31 / 32)" in note for note in dataset.stated)
     (tmp_path / "MRPC" / "msr_paraphrase_train.txt").unlink()
     assert len(list(read(tmp_path / "MRPC").examples("train"))) == 1
 
 
 def test_wrong_folders(tmp_path: Path) -> None:
-    path = folder(tmp_path / "mine", FILES["SST-2"])
+    path = write_folder(tmp_path / "mine", FILES["SST-2"])
     assert read(path).stated[1] == "train: train.tsv"
     with pytest.raises(
-        HeedfulError, match=r"mine: is no folder of a GLUE task: those hold train\.tsv and are called CoLA"
+        HeedfulError, match=r"mine: is not the folder of a GLUE task, which has a train\.tsv and one of the names CoLA"
     ):
         read(path, settings=DataSettings(format="glue"))
     with pytest.raises(
         HeedfulError,
         match=r"an example of SST-2 is a text, or two, with one label, but this task needs a text, .* a number",
     ):
-        read(folder(tmp_path / "SST-2", FILES["SST-2"]), ScoredExample)
+        read(write_folder(tmp_path / "SST-2", FILES["SST-2"]), ScoredExample)
     (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\nfine\n")
     with pytest.raises(HeedfulError, match=r"train\.tsv:2: has 1 cells, expected 2 as in line 1; quotes count as text"):
         list(read(tmp_path / "SST-2").examples("train"))

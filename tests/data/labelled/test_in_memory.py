@@ -30,7 +30,7 @@ TEXTS, LABELS = (tuple(row[name] for row in ROWS) for name in ("text", "label"))
 
 
 class Pandas:
-    """What is used of a frame of pandas."""
+    """A stand-in for a pandas DataFrame, with the attributes that Heedful uses."""
 
     columns = np.array(["text", "label"])
 
@@ -39,7 +39,7 @@ class Pandas:
 
 
 class Polars:
-    """What is used of a frame of polars."""
+    """A stand-in for a polars DataFrame, with the attributes that Heedful uses."""
 
     columns = ("text", "label")
 
@@ -48,7 +48,8 @@ class Polars:
 
 
 def examples(data: Any, kind: type[Any], split: str = "train") -> list[Any]:
-    return [replace(each, file="", line=0) for each in read(data, kind, WHOLE).examples(split)]
+    """The examples without their file and line, which data in memory do not have."""
+    return [replace(example, file="", line=0) for example in read(data, kind, WHOLE).examples(split)]
 
 
 @pytest.mark.parametrize(
@@ -73,16 +74,18 @@ def test_objects_give_the_examples_of_a_file(data: Any, tmp_path: Path) -> None:
     assert list_data_files(data) == []
 
 
-def test_targets_of_a_pair_are_what_the_task_needs() -> None:
-    assert [each.label for each in examples((["a"], np.array([1])), LabelledExample)] == ["1"]
-    assert [each.labels for each in examples({"train": (["a"], [["x", "y"]])}, MultiLabelExample)] == [("x", "y")]
-    assert [each.score for each in examples({"train": (["a"], np.array([1.5]))}, ScoredExample)] == [1.5]
-    assert [each.tags for each in examples({"train": ([["a", "b"]], [["O", "B-x"]])}, TaggedExample)] == [("O", "B-x")]
-    assert [each.texts for each in examples({"train": (["a"], ["b"])}, PairExample)] == [("a", "b")]
-    (both,) = examples({"train": ([("a", "b")], ["x"])}, LabelledExample)
-    assert (both.text, both.text_pair) == ("a", "b")
+def test_targets_in_memory_are_converted_for_the_task() -> None:
+    assert [example.label for example in examples((["a"], np.array([1])), LabelledExample)] == ["1"]
+    assert [example.labels for example in examples({"train": (["a"], [["x", "y"]])}, MultiLabelExample)] == [("x", "y")]
+    assert [example.score for example in examples({"train": (["a"], np.array([1.5]))}, ScoredExample)] == [1.5]
+    assert [example.tags for example in examples({"train": ([["a", "b"]], [["O", "B-x"]])}, TaggedExample)] == [
+        ("O", "B-x")
+    ]
+    assert [example.texts for example in examples({"train": (["a"], ["b"])}, PairExample)] == [("a", "b")]
+    (pair,) = examples({"train": ([("a", "b")], ["x"])}, LabelledExample)
+    assert (pair.text, pair.text_pair) == ("a", "b")
 
 
-def test_as_many_targets_as_inputs_are_needed() -> None:
+def test_inputs_and_targets_must_be_equally_many() -> None:
     with pytest.raises(HeedfulError, match="2 inputs and 1 targets"):
         read((["a", "b"], ["x"]), LabelledExample)

@@ -1,4 +1,4 @@
-"""Counts of public data sets, as their publishers state them; run where HEEDFUL_DATA names their folder."""
+"""The published counts of public data sets; these tests need the data sets in the folder HEEDFUL_DATA."""
 
 from __future__ import annotations
 
@@ -19,26 +19,30 @@ WHOLE = DataSettings(dev_fraction=0.0)
 COUNT = """
 import json, sys
 from heedful.data import read
-source = read(sys.argv[1])
-found = {split: list(source.examples(split)) for split in source.splits}
-tags = {split: [each.tags for each in some if hasattr(each, "tags")] for split, some in found.items()}
-json.dump([
-    {split: len(some) for split, some in found.items()},
-    source.stated,
-    {split: sum(map(len, some)) for split, some in tags.items()},
-    {split: sum(tag[0] == "B" for each in some for tag in each) for split, some in tags.items()},
-], sys.stdout)
+dataset = read(sys.argv[1])
+examples, words, entities = {}, {}, {}
+for split in dataset.splits:
+    examples[split] = words[split] = entities[split] = 0
+    for example in dataset.examples(split):
+        tags = getattr(example, "tags", ())
+        examples[split] += 1
+        words[split] += len(tags)
+        entities[split] += sum(tag[0] == "B" for tag in tags)
+json.dump([examples, dataset.stated, words, entities], sys.stdout)
 """
 
 
-def outside(path: Path) -> Any:
-    """Examples by split, what is stated, words and entities: in a process where types are not enforced, for speed."""
-    run = subprocess.run([sys.executable, "-c", COUNT, str(path)], capture_output=True, text=True, check=True)
-    return json.loads(run.stdout)
+def count_in_subprocess(path: Path) -> Any:
+    """The number of examples by split, the notes, and the numbers of tagged words and of entities by split.
+
+    They are counted in another process because the tests check argument types at run time, which would be slow here.
+    """
+    result = subprocess.run([sys.executable, "-c", COUNT, str(path)], capture_output=True, text=True, check=True)
+    return json.loads(result.stdout)
 
 
-def counts(source: Dataset[Any]) -> dict[str, int]:
-    return {split: sum(1 for _ in source.examples(split)) for split in source.splits}
+def counts(dataset: Dataset[Any]) -> dict[str, int]:
+    return {split: sum(1 for _ in dataset.examples(split)) for split in dataset.splits}
 
 
 @pytest.mark.parametrize(
@@ -52,13 +56,13 @@ def counts(source: Dataset[Any]) -> dict[str, int]:
     ],
 )
 def test_glue(data_dir: Path, task: str, expected: dict[str, int]) -> None:
-    counts, stated, _, _ = outside(data_dir / "tasks/glue" / task)
+    counts, stated, _, _ = count_in_subprocess(data_dir / "tasks/glue" / task)
     assert counts == expected
-    assert any("2750203 / 2750153" in each for each in stated) == (task == "MRPC")
+    assert any("2750203 / 2750153" in note for note in stated) == (task == "MRPC")
 
 
 def test_tags(data_dir: Path) -> None:
-    counts, stated, words, entities = outside(data_dir / "tasks/conll2003")
+    counts, stated, words, entities = count_in_subprocess(data_dir / "tasks/conll2003")
     assert "tags are IOB1, read as IOB2" in stated
     assert counts == {"train": 14_041, "dev": 3_250, "test": 3_453}
     assert words == {"train": 203_621, "dev": 51_362, "test": 46_435}
@@ -79,20 +83,24 @@ def test_tags(data_dir: Path) -> None:
 def test_questions(
     data_dir: Path, name: str, questions: int, impossible: int, contexts: int | None, answers: int | None
 ) -> None:
-    source = read({"test": data_dir / "tasks" / name}, QuestionExample)
-    read_examples = list(source.examples("test"))
-    assert (len(read_examples), sum(each.impossible for each in read_examples)) == (questions, impossible)
-    assert contexts in (None, len({each.context for each in read_examples}))
-    assert answers in (None, sum(len(each.answers) for each in read_examples))
-    assert not source.row_errors.repairs
+    dataset = read({"test": data_dir / "tasks" / name}, QuestionExample)
+    read_examples = list(dataset.examples("test"))
+    assert len(read_examples) == questions
+    assert sum(example.impossible for example in read_examples) == impossible
+    if contexts is not None:
+        assert len({example.context for example in read_examples}) == contexts
+    if answers is not None:
+        assert sum(len(example.answers) for example in read_examples) == answers
+    assert not dataset.row_errors.repairs
 
 
 def test_topics(data_dir: Path) -> None:
     folder = data_dir / "tasks/ag_news"
-    source = read(
+    dataset = read(
         folder / "ag_news_csv/test.csv", settings=DataSettings(dev_fraction=0.0, columns={"text": (2, 3), "label": 1})
     )
-    assert Counter(each.label for each in source.examples("train")) == dict.fromkeys("1234", 1_900)  # type: ignore[attr-defined]
+    label_counts = Counter(example.label for example in dataset.examples("train"))  # type: ignore[attr-defined]
+    assert label_counts == dict.fromkeys("1234", 1_900)
     report = check(read(folder / "subset_7k", settings=DataSettings(columns={"text": 1, "label": 2})))
     assert {name: split.examples for name, split in report.splits.items()} == {
         "train": 5_000,
@@ -104,12 +112,12 @@ def test_topics(data_dir: Path) -> None:
 
 def test_choices(data_dir: Path) -> None:
     folder = data_dir / "tasks/race"
-    source = read({"test": folder / "test.jsonl.xz"}, ChoiceExample)
-    assert all(len(each.candidates) == 4 for each in source.examples("test"))
+    dataset = read({"test": folder / "test.jsonl.xz"}, ChoiceExample)
+    assert all(len(example.candidates) == 4 for example in dataset.examples("test"))
 
 
 def test_choices_of_train(data_dir: Path) -> None:
-    assert outside(data_dir / "tasks/race")[0] == {"train": 49_424, "dev": 2_747, "test": 1_977}
+    assert count_in_subprocess(data_dir / "tasks/race")[0] == {"train": 49_424, "dev": 2_747, "test": 1_977}
 
 
 @pytest.mark.slow

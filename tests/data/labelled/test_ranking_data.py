@@ -1,4 +1,4 @@
-"""Queries with documents are read from lists, numbered columns, or rows with a relevance."""
+"""Queries with their documents are read from lists, numbered columns, or rows with a relevance."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from heedful.errors import DataError, HeedfulError
 GRADES = "query,text,label\nq,a,0\nr,c,1\nq,b,2\nr,d,0.5\nq,e,1\n"
 
 
-def opened(path: Path, data: Any, dev_fraction: float = 0.0, **settings: Any) -> Dataset[RankExample]:
+def write_and_read(path: Path, data: Any, dev_fraction: float = 0.0, **settings: Any) -> Dataset[RankExample]:
     path.write_text(data if isinstance(data, str) else "\n".join(map(json.dumps, data)))
     return read(path, RankExample, DataSettings(dev_fraction=dev_fraction, **settings), on_bad_row=Skip())
 
 
-def only(source: Dataset[RankExample]) -> RankExample:
-    (example,) = source.examples("train")
+def only_example(dataset: Dataset[RankExample]) -> RankExample:
+    (example,) = dataset.examples("train")
     return example
 
 
@@ -38,18 +38,22 @@ def only(source: Dataset[RankExample]) -> RankExample:
     ],
 )
 def test_a_row_with_irrelevant_documents(tmp_path: Path, row: dict[str, Any]) -> None:
-    example = only(opened(tmp_path / "a.jsonl", [row]))
+    example = only_example(write_and_read(tmp_path / "a.jsonl", [row]))
     assert (example.query, example.documents, example.relevance) == ("q", ("p", "a", "b"), (1.0, 0.0, 0.0))
-    assert example.texts == ("q", "p", "a", "b") and example.group == "q" and example.teacher_scores == ()
+    assert example.texts == ("q", "p", "a", "b")
+    assert example.group == "q"
+    assert example.teacher_scores == ()
 
 
-def test_a_single_irrelevant_document_is_one_whatever_it_contains(tmp_path: Path) -> None:
-    example = only(opened(tmp_path / "a.jsonl", [{"query": "q", "positive": "p", "negative": "a|b, c"}]))
+def test_a_negative_that_is_a_string_is_one_document(tmp_path: Path) -> None:
+    example = only_example(
+        write_and_read(tmp_path / "a.jsonl", [{"query": "q", "positive": "p", "negative": "a|b, c"}])
+    )
     assert example.documents == ("p", "a|b, c")
 
 
 def test_rows_of_one_query_are_one_example_and_the_most_relevant_come_first(tmp_path: Path) -> None:
-    first, second = opened(tmp_path / "a.csv", GRADES).examples("train")
+    first, second = write_and_read(tmp_path / "a.csv", GRADES).examples("train")
     assert (first.query, first.documents, first.relevance, first.line) == ("q", ("b", "e", "a"), (2.0, 1.0, 0.0), 2)
     assert (second.documents, second.relevance, second.target) == (("c", "d"), (1.0, 0.5), "1.0\x1f0.5")
 
@@ -57,13 +61,13 @@ def test_rows_of_one_query_are_one_example_and_the_most_relevant_come_first(tmp_
 def test_rows_of_one_query_may_be_in_several_files(tmp_path: Path) -> None:
     for name, row in (("a", "q,a,0\n"), ("b", "q,b,1\n")):
         (tmp_path / f"{name}.csv").write_text("query,text,label\n" + row)
-    source = read([tmp_path / "a.csv", tmp_path / "b.csv"], RankExample, DataSettings(dev_fraction=0.0))
-    assert only(source).documents == ("b", "a")
+    dataset = read([tmp_path / "a.csv", tmp_path / "b.csv"], RankExample, DataSettings(dev_fraction=0.0))
+    assert only_example(dataset).documents == ("b", "a")
 
 
 def test_columns_may_be_named(tmp_path: Path) -> None:
     columns = {"query": "qtext", "document": "atext", "relevance": "label"}
-    example = only(opened(tmp_path / "a.csv", "qtext,label,atext\nq,1,a\nq,0,b\n", columns=columns))
+    example = only_example(write_and_read(tmp_path / "a.csv", "qtext,label,atext\nq,1,a\nq,0,b\n", columns=columns))
     assert example.documents == ("a", "b")
 
 
@@ -73,13 +77,13 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
 )
 def test_scores_of_a_teacher_or_margins(tmp_path: Path, scores: Any, expected: tuple[float, ...]) -> None:
     row = {"query": "q", "positive": "p", "negative": ["a", "b"], "teacher_scores": scores}
-    assert only(opened(tmp_path / "a.jsonl", [row])).teacher_scores == expected
+    assert only_example(write_and_read(tmp_path / "a.jsonl", [row])).teacher_scores == expected
 
 
-def test_a_teacher_scores_each_row(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.csv", "query,text,label,teacher_score\nq,a,0,-1.5\nq,b,1,4\n")
-    assert only(source).teacher_scores == (4.0, -1.5)
-    assert compute_stats(source, ["train"]).has_teacher_scores
+def test_a_teacher_score_on_each_row(tmp_path: Path) -> None:
+    dataset = write_and_read(tmp_path / "a.csv", "query,text,label,teacher_score\nq,a,0,-1.5\nq,b,1,4\n")
+    assert only_example(dataset).teacher_scores == (4.0, -1.5)
+    assert compute_stats(dataset, ["train"]).has_teacher_scores
 
 
 @pytest.mark.parametrize(
@@ -98,10 +102,10 @@ def test_a_teacher_scores_each_row(tmp_path: Path) -> None:
     ],
 )
 def test_rows_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    source = opened(tmp_path / "a.jsonl", [row])
-    assert not list(source.examples("train"))
-    (bad,) = source.row_errors.first
-    assert message in bad.reason
+    dataset = write_and_read(tmp_path / "a.jsonl", [row])
+    assert not list(dataset.examples("train"))
+    (bad_row,) = dataset.row_errors.first
+    assert message in bad_row.reason
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], message: 
 )
 def test_columns_that_are_missing(tmp_path: Path, data: str, columns: Any, message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
-        opened(tmp_path / ("a.jsonl" if data.startswith("{") else "a.csv"), data, columns=columns)
+        write_and_read(tmp_path / ("a.jsonl" if data.startswith("{") else "a.csv"), data, columns=columns)
 
 
 def test_the_report_counts_queries_that_splits_share(tmp_path: Path) -> None:
@@ -133,33 +137,38 @@ def test_the_report_counts_queries_that_splits_share(tmp_path: Path) -> None:
 
 
 def test_statistics(tmp_path: Path) -> None:
-    source = opened(tmp_path / "a.csv", GRADES + "s,x,1\n")
-    stats = compute_stats(source, ["train"])
+    dataset = write_and_read(tmp_path / "a.csv", GRADES + "s,x,1\n")
+    stats = compute_stats(dataset, ["train"])
     assert (stats.counts, stats.num_documents, stats.max_relevance) == ({"train": 3}, 6, 2.0)
     assert stats.num_rankable_queries == {"train": 2}
-    check_learnable(source, stats)
-    alone = opened(tmp_path / "a.csv", "query,text,label\ns,x,1\nt,x,0\n")
+    check_learnable(dataset, stats)
+    alone = write_and_read(tmp_path / "a.csv", "query,text,label\ns,x,1\nt,x,0\n")
     with pytest.raises(DataError, match="none of the 2 queries of train has documents that differ in relevance"):
         check_learnable(alone, compute_stats(alone, ["train"]))
 
 
 @pytest.mark.parametrize("scored", [["train"], ["dev"], ["train", "dev"]])
-def test_scores_of_a_teacher_are_needed_in_train_alone(scored: list[str]) -> None:
-    """Other splits are evaluated without them; files are read only if all splits have them or none."""
+def test_teacher_scores_are_needed_only_in_train(splits_with_scores: list[str]) -> None:
+    """All examples of train need them; other splits are evaluated without them.
+
+    The data set is a stand-in, since `read` accepts teacher scores only in all splits or in none.
+    """
     example = RankExample(query="q", documents=("p", "a"), relevance=(1.0, 0.0))
     examples = {
-        split: [replace(example, teacher_scores=(2.0, 1.0)) if split in scored else example]
+        split: [replace(example, teacher_scores=(2.0, 1.0)) if split in splits_with_scores else example]
         for split in ("train", "dev")
     }
     dataset: Any = SimpleNamespace(kind=RankExample, has_generated_dev=False, examples=examples.__getitem__)
-    assert compute_stats(dataset, ["train", "dev"]).has_teacher_scores == ("train" in scored)
+    assert compute_stats(dataset, ["train", "dev"]).has_teacher_scores == ("train" in splits_with_scores)
     examples["train"].append(replace(example, teacher_scores=()))
     assert not compute_stats(dataset, ["train", "dev"]).has_teacher_scores
 
 
-def test_a_dev_split_in_which_nothing_can_be_ranked_is_not_made(tmp_path: Path) -> None:
+def test_no_dev_split_is_made_without_rankable_queries(tmp_path: Path) -> None:
     rows = [f"q{number},{text},{label}" for number in range(30) for text, label in (("a", 1), ("b", 1))]
-    source = opened(tmp_path / "a.csv", "\n".join(["query,text,label", *rows, "q,a,1", "q,b,0\n"]), dev_fraction=0.2)
-    stats = compute_stats(source, ["train", "dev"])
+    dataset = write_and_read(
+        tmp_path / "a.csv", "\n".join(["query,text,label", *rows, "q,a,1", "q,b,0\n"]), dev_fraction=0.2
+    )
+    stats = compute_stats(dataset, ["train", "dev"])
     assert stats.counts["dev"] > 0
-    assert "queries would have documents that differ in relevance" in dev_split_problem(source, stats)
+    assert "queries would have documents that differ in relevance" in dev_split_problem(dataset, stats)

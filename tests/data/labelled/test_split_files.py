@@ -1,4 +1,4 @@
-"""Split names inside file names, at word-like borders only."""
+"""parse_split_name: the split that a file name contains as a word."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def test_split_names_are_words_of_the_file_name(name: str, split: str) -> None:
 def test_wnut_as_published(tmp_path: Path) -> None:
     for name in ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"):
         (tmp_path / name).write_text("Ada\tB-person\nhere\tO\n\n")
-    source = read(tmp_path, TaggedExample, DataSettings(dev_fraction=0.0))
-    assert source.splits == ("train", "dev", "test")
-    assert [len(list(source.examples(split))) for split in source.splits] == [1, 1, 1]
+    dataset = read(tmp_path, TaggedExample, DataSettings(dev_fraction=0.0))
+    assert dataset.splits == ("train", "dev", "test")
+    assert [len(list(dataset.examples(split))) for split in dataset.splits] == [1, 1, 1]

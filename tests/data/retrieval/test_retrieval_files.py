@@ -1,4 +1,4 @@
-"""Documents, relevance judgments and rankings, read from files of BEIR, of TREC, and of any other folder."""
+"""Documents, relevance judgments and rankings are read from BEIR folders, TREC files and folders of texts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ def write_beir(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_in_the_layout_of_beir(tmp_path: Path) -> None:
+def test_beir_folder(tmp_path: Path) -> None:
     assert beir_folder(tmp_path) is None
     data = beir_folder(write_beir(tmp_path / "nf"))
     assert data is not None and data.splits == ("test", "dev", "train")
     first, second = data.documents()
-    assert (first.id, first.content) == ("d1", "Wings\nlift") and second.content == "drag"
-    assert data.queries("test") == {"q1": "what lifts?"} and data.judgments("dev") == {"q1": {"d1": 2, "d2": 0}}
+    assert (first.id, first.content) == ("d1", "Wings\nlift")
+    assert second.content == "drag"
+    assert data.queries("test") == {"q1": "what lifts?"}
+    assert data.judgments("dev") == {"q1": {"d1": 2, "d2": 0}}
     with pytest.raises(DataError, match='no split "validation"; expected one of test, dev, train'):
         data.judgments("validation")
     (tmp_path / "nf/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td1\t1\n")
@@ -59,7 +61,7 @@ def test_a_folder_of_texts_and_tables(tmp_path: Path) -> None:
     assert [document.id for document in read_documents([tmp_path / "b.txt"])] == ["b.txt"]
 
 
-def test_documents_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_errors_name_the_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no document: expected files of \.txt"):
         list(read_documents([tmp_path]))
     with pytest.raises(DataError, match="no such file"):
@@ -69,7 +71,7 @@ def test_documents_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         list(read_documents([tmp_path]))
 
 
-def test_rankings_survive_a_round_trip(tmp_path: Path) -> None:
+def test_rankings_are_the_same_after_writing_and_reading(tmp_path: Path) -> None:
     rankings = {"q1": {"d1": 0.1, "d2": 1 / 3}, "q2": {"d1": -5.0}}
     write_rankings(tmp_path / "run", rankings.items(), "tag")
     assert (tmp_path / "run").read_text().splitlines()[0] == "q1 Q0 d2 1 0.3333333333333333 tag"

@@ -725,7 +725,7 @@ def test_changed_text_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
     stopped = pretrain_small(text, run, tokenizer=str(tokenizer_dir), reporter=Recorder(stop_after=2))
     assert stopped.status == "interrupted"
     write_documents(text, make_documents(61))
-    with pytest.raises(HeedfulError, match="holds a corpus that is another one"):
+    with pytest.raises(HeedfulError, match="holds a different corpus"):
         pretrain_small(text, run, tokenizer=str(tokenizer_dir))
 
 
