@@ -26,10 +26,10 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
     arms = benchmarks("gpu_arms")
     case = replace(benchmarks("gpu_measures").rehearsal().cases["mixed lengths, base"], steps=3)
-    inputs, device = arms.given(case), torch.device("cpu")
+    inputs, device = arms.make_round(case), torch.device("cpu")
     batches = inputs.batches(device)
     shapes = {(len(batch.packed.tokens), len(batch.packed), len(batch.targets)) for batch in batches}
-    assert shapes == {(case.tokens, len(batches[0].packed), case.asked)}
+    assert shapes == {(case.tokens, len(batches[0].packed), case.masked)}
     assert all(bool(batch.weights.all()) for batch in batches)
     for batch, step in zip(batches, inputs.texts, strict=True):
         read, asked = batch.packed.tokens.tolist(), [-100] * case.tokens
@@ -37,7 +37,7 @@ def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
             asked[row] = target
         assert read[: sum(len(ids) for ids, _ in step)] == list(chain(*(ids for ids, _ in step)))
         assert asked[: sum(len(ids) for ids, _ in step)] == list(chain(*(labels for _, labels in step)))
-        assert sum(label >= 0 for _, labels in step for label in labels) == case.asked
+        assert sum(label >= 0 for _, labels in step for label in labels) == case.masked
     texts = sorted((ids, labels) for step in inputs.texts for ids, labels in step)
     for grouped in (False, True):
         padded = arms.pad(inputs, device, grouped=grouped)
@@ -73,11 +73,11 @@ def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
 def test_a_round_of_one_length_has_no_mask_and_the_formula_s_work(benchmarks: Any) -> None:
     arms, cases = benchmarks("gpu_arms"), benchmarks("gpu_measures").Size().cases
     case = replace(cases["full length, base"], distribution=128, steps=1)
-    share = case.asked / case.tokens
+    share = case.masked / case.tokens
     blocks = 12 * (24 * 768**2 + 4 * 128 * 768)
     head = share * (2 * 768**2 + 2 * 768 * case.vocabulary)
     small_case = replace(case, tokens=512, vocabulary=2000)
-    inputs = arms.given(small_case)
+    inputs = arms.make_round(small_case)
     assert [
         mask
         for _, mask, _ in arms.pad(
@@ -92,7 +92,7 @@ def test_goals_are_reported_as_reached_or_missed(benchmarks: Any) -> None:
     gpu, measures = benchmarks("gpu"), benchmarks("gpu_measures")
     quick = measures.Served(what="one", seconds={"a": [7e-3], "b": [2e-3], "c": [5e-4]}, cosines={})
     slow = measures.Served(what="many", seconds={"a": [3.0], "b": [1.0], "c": [2.0]}, cosines={})
-    results = gpu.Found(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
+    results = gpu.Results(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
     rows = [line.split(" | ") for line in gpu.goals(results).splitlines() if line.startswith("| ")][2:]
     assert [(row[0].strip("| "), row[2][:5], row[3].strip(" |")) for row in rows] == [
         ("one, ms", "0.500", "yes"),
