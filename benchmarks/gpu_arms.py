@@ -20,7 +20,7 @@ from lengths import CLS, FIRST_WORD, SEP
 from pretraining import regrouped
 from pretraining_data import PAD, SEED, SHARE
 from pretraining_data import objective as of_words
-from training import mover, peer
+from training import load_peer, make_update
 
 if TYPE_CHECKING:
     import torch
@@ -282,8 +282,8 @@ def transformers_loop(
     def load_arm(data: RoundData, folder: str, device: torch.device, stack: ExitStack, backend: str) -> PrepareRound:
         import torch
 
-        model = peer("AutoModelForMaskedLM", folder, "sdpa").to(device)
-        update = mover(model, RATE)
+        model = load_peer("AutoModelForMaskedLM", folder, "sdpa").to(device)
+        update = make_update(model, RATE)
         maybe_compiled: Any = torch.compile(model, backend=backend, dynamic=dynamic) if backend else model
 
         def step(batch: Inputs) -> float:

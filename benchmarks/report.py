@@ -23,15 +23,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 # features of x86 processors that records name
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
-PACKAGES = (
-    "heedful",
-    "torch",
-    "transformers",
-    "openvino",
-    "nncf",
-    "onnxruntime",
-    "ctranslate2",
-)  # records name their versions
+# packages whose versions records name
+PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
