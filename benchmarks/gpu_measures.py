@@ -410,7 +410,7 @@ def least_cosines(arms: Mapping[str, Answers], inputs: Sequence[Any]) -> dict[st
         vectors = [vector for one_input in inputs for vector in run([one_input])]
         answers[name] = {"inputs": "", "tokens": 0, "sequences": 0, "sample": vectors}
     reference = next(iter(answers.values()))
-    cosines = {}
+    cosines: dict[str, float] = {}
     for name, answer in answers.items():
         arm = Arm(name=name, command=(), is_heedful=False, bound=VECTOR_BOUND)
         _, cosines[name] = compare(arm, answer, reference)
