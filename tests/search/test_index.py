@@ -279,7 +279,7 @@ def test_a_full_disk_changes_nothing(index: SearchIndex, monkeypatch: pytest.Mon
 # -- killed processes -----------------------------------------------------------------------------------------------
 
 # A script that changes copies of an index, and is killed meanwhile: the n-th copy before the n-th file operation, until
-# a change is complete; and four further copies after 0 to 60 ms. CHANGE stands for one of CHANGES.
+# a change is complete; and four further copies after 0 to 60 ms. CHANGE is replaced by one of CHANGES.
 KILL_SCRIPT = """
 import os, shutil, signal, sys, time
 from heedful import SearchIndex, atomic_io
