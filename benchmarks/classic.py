@@ -1,4 +1,4 @@
-"""Measure classifiers from before the Transformer beside encoders: SST-2 (its dev) and IMDB (its test).
+"""Measure classifiers from before the Transformer beside encoders, on the dev split of SST-2 and the test of IMDB.
 
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 IMDB --folder runs
 HEEDFUL_DATA=folder python benchmarks/classic.py SST-2 --arms bag attention --folder runs
@@ -32,23 +32,14 @@ from heedful.train.fit import Reporter
 from heedful.train.trainer import Step, Trainer
 
 EVERY = 500  # training steps between two lines of output
-ASKED, TURNS = 1000, 5  # texts whose predictions are timed, and how often
-KEPT_BACK = 0.05  # share of the training texts by which the epoch is chosen; the measured texts choose nothing
+TIMED, TURNS = 1000, 5  # texts whose predictions are timed, and how often
+KEPT_BACK = 0.05  # share of the training texts that choose the epoch; the measured texts choose nothing
 ARMS: dict[str, tuple[str, ...]] = {
     "bag": ("init.kind=classic",),
-    "attention": (
-        "init.kind=classic",
-        "init.reader.kind=attention",
-    ),
+    "attention": ("init.kind=classic", "init.reader.kind=attention"),
     "BiLSTM with attention": ("init.kind=classic", "init.reader.kind=attention", "init.reader.over.kind=recurrent"),
-    "structured": (
-        "init.kind=classic",
-        "init.reader.kind=structured",
-    ),
-    "hierarchical": (
-        "init.kind=classic",
-        "init.reader.kind=hierarchical",
-    ),
+    "structured": ("init.kind=classic", "init.reader.kind=structured"),
+    "hierarchical": ("init.kind=classic", "init.reader.kind=hierarchical"),
     "heedful-mini-en": (),
     "MiniLM": (),
 }
@@ -88,14 +79,14 @@ class PrintingReporter(Reporter):
         print(text, flush=True)
 
 
-def place(arm: str, task: str, folder: Path, seed: int) -> Path:
+def run_folder(arm: str, task: str, folder: Path, seed: int) -> Path:
     """Return the folder of an arm's run."""
     return folder / f"{task}-{arm.replace(' ', '-')}-{seed}"
 
 
 def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
     """Train an arm, or resume its training, and measure it."""
-    texts, run = data(task, folder), place(arm, task, folder, seed)
+    texts, run = data(task, folder), run_folder(arm, task, folder, seed)
     done = finetune(
         "classify",
         texts,
@@ -108,7 +99,7 @@ def measured(arm: str, task: str, folder: Path, seed: int) -> dict[str, Any]:
         raise SystemExit(130)
     test, trained = done.results["splits"]["test"], done.results["seeds"][0]
     engine = heedful.Engine(run)
-    timed_texts = [json.loads(line)["text"] for line in (texts / "test.jsonl").open(encoding="utf-8")][:ASKED]
+    timed_texts = [json.loads(line)["text"] for line in (texts / "test.jsonl").open(encoding="utf-8")][:TIMED]
     with timing.gc_disabled():
         turns = [_seconds(engine, timed_texts) for _ in range(1 + TURNS)][1:]  # the first one warms up
     return {
@@ -140,7 +131,7 @@ def about(results: dict[str, dict[str, dict[str, Any]]], threads: int, seed: int
     return (
         "Classifiers on SST-2's dev and IMDB's test, defaults of `heedful finetune classify` for each model, seed "
         f"{seed}. They learn from {texts} (threads: {trained}). {KEPT_BACK:.0%} of what is given choose the epoch, and "
-        f"what is measured was never looked at. Texts a second: the engine's answers to {ASKED:,} of them in float32, "
+        f"what is measured was never looked at. Texts a second: the engine's answers to {TIMED:,} of them in float32, "
         f"median of {TURNS} (threads: {threads})."
     )
 
@@ -181,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for task in options.tasks:
         results[task] = {}
         for arm in options.arms:
-            if options.finished and not (place(arm, task, options.folder, options.seed) / RUN_RESULTS).exists():
+            if options.finished and not (run_folder(arm, task, options.folder, options.seed) / RUN_RESULTS).exists():
                 continue
             results[task][arm] = measured(arm, task, options.folder, options.seed)
             print(task, arm, json.dumps(results[task][arm]), flush=True)

@@ -1,4 +1,4 @@
-"""Measure how fast text becomes a corpus of token shards, and the memory; `tokenizers` is the peer."""
+"""Measure how fast, and with how much memory, text becomes a corpus of token shards; `tokenizers` is the peer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import lengths
 from harness import Arm, Bound, Prepared, Values, measure, serve
 from report import RESULTS, check_destination, grid, write
 
 from heedful.data.bad_rows import RowErrors, Skip
-from heedful.data.corpus.build import Corpus, CorpusSettings, build_corpus
+from heedful.data.corpus.build import CorpusSettings, build_corpus
 from heedful.data.corpus.documents import DocumentReader, list_files
 from heedful.data.corpus.sentence_split import clean_text
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
@@ -34,10 +33,10 @@ processes, and writes and syncs a corpus in shards of {shard} MB; its processes 
 same tokens; a real token is one of them. Each arm is a process of its own, one runs at a time, and ratios are taken in
 each round. What the processes of the build take counts below as taken by others. Memory is the largest resident
 set of the process that reads and of any that works, for inputs of two sizes (a small one needs no worker)."""
-SHARD = 4_000_000  # characters; small enough that all processes work to the end
+SHARD = 4_000_000  # characters of a shard; small enough that all processes work to the end
 SAMPLE = 64  # documents whose tokens are compared
 BATCH = 1000  # documents of a call of encode_batch_fast
-WORDS = 20_000  # different ones in invented documents
+WORDS = 20_000  # vocabulary of invented documents
 
 
 def invented(characters: int, seed: int = 0) -> Iterator[str]:
@@ -82,63 +81,67 @@ def write_inputs(folder: Path, texts: Iterator[str]) -> Tokenizer:
 
 
 def prepare(engine: str, folder: Path, processes: int) -> Prepared:
-    """Prepare an arm: read its tokenizer and, for `tokenizers`, its documents."""
-    tokenizer = Tokenizer.load(folder / "tokenizer")
+    """Prepare an arm, whose work returns the number of tokens, and the tokens of the first SAMPLE documents."""
     with (folder / "texts.jsonl").open(encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
     count = len(texts)
     digest = lengths.digest([list(map(ord, text)) for text in texts[:SAMPLE]])
     if engine == "tokenizers":
-        import tokenizers
-
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
-
-        def encode() -> tuple[Values, int]:
-            sample: Values = []
-            tokens = 0
-            for start in range(0, count, BATCH):
-                encodings = backend.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False)
-                tokens += sum(map(len, encodings))
-                sample += [list(map(float, encoding.ids)) for encoding in encodings[: SAMPLE - len(sample)]]
-            return sample, tokens
-
-        return Prepared(
-            run=encode,
-            sample=lambda outcome: outcome[0],
-            tokens=encode()[1],
-            sequences=count,
-            inputs=digest,
-            settings=f"encode_batch_fast, batches of {BATCH:,}",
-        )
-    texts.clear()
-
-    def run() -> Any:
-        with tempfile.TemporaryDirectory(dir=folder) as out:
-            corpus = build_corpus(
-                [folder / "texts.jsonl"], tokenizer, Path(out), CorpusSettings(shard_chars=SHARD), processes=processes
-            )
-            return corpus.count, sample(corpus)
-
-    def sample(corpus: Corpus) -> Values:
-        edges = corpus.segments[corpus.documents[: SAMPLE + 1]]
-        return [corpus.tokens(int(start), int(stop)).astype(float).tolist() for start, stop in pairwise(edges)]
-
+        run, settings = tokenizers_run(folder, texts), f"encode_batch_fast, batches of {BATCH:,}"
+    else:
+        texts.clear()  # Heedful reads them from the file
+        run, settings = heedful_run(folder, processes), "build"
+    tokens, _ = run()
     return Prepared(
-        run=run, sample=lambda outcome: outcome[1], tokens=run()[0], sequences=count, inputs=digest, settings="build"
+        run=run, sample=lambda result: result[1], tokens=tokens, sequences=count, inputs=digest, settings=settings
     )
 
 
-def peak(folder: Path, processes: int) -> None:
-    """Print, as JSON, the characters of a corpus and the peak memory of this process and of its largest worker."""
+def tokenizers_run(folder: Path, texts: list[str]) -> Callable[[], tuple[int, Values]]:
+    """Return a function that encodes the texts with `tokenizers`."""
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+
+    def run() -> tuple[int, Values]:
+        sample: Values = []
+        tokens = 0
+        for start in range(0, len(texts), BATCH):
+            encodings = backend.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False)
+            tokens += sum(map(len, encodings))
+            sample += [list(map(float, encoding.ids)) for encoding in encodings[: SAMPLE - len(sample)]]
+        return tokens, sample
+
+    return run
+
+
+def heedful_run(folder: Path, processes: int) -> Callable[[], tuple[int, Values]]:
+    """Return a function that builds a corpus of the texts with Heedful."""
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    settings = CorpusSettings(shard_chars=SHARD)
+
+    def run() -> tuple[int, Values]:
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            corpus = build_corpus([folder / "texts.jsonl"], tokenizer, Path(out), settings, processes=processes)
+            bounds = corpus.segments[corpus.documents[: SAMPLE + 1]]
+            sample = [corpus.tokens(int(start), int(stop)).astype(float).tolist() for start, stop in pairwise(bounds)]
+            return corpus.count, sample
+
+    return run
+
+
+def print_peaks(folder: Path, processes: int) -> None:
+    """Build a corpus; print its characters and the peak memory of this process and of its largest worker, as JSON."""
     tokenizer = Tokenizer.load(folder / "tokenizer")
     with tempfile.TemporaryDirectory(dir=folder) as out:
         settings = CorpusSettings(shard_chars=SHARD)
         corpus = build_corpus([folder / "texts.jsonl"], tokenizer, Path(out), settings, processes=processes)
-        print(json.dumps([corpus.about["counts"]["characters"], *map(_peak, (resource.RUSAGE_SELF, -1))]))
+        own_peak, child_peak = map(_peak_mib, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        print(json.dumps([corpus.about["counts"]["characters"], own_peak, child_peak]))
 
 
-def _peak(who: int) -> float:
-    """Return the largest resident set, in MB, of this process or of its largest child."""
+def _peak_mib(who: int) -> float:
+    """Return the largest resident set, in MiB, of this process (RUSAGE_SELF) or of its largest child."""
     return resource.getrusage(who).ru_maxrss / 1024
 
 
@@ -168,7 +171,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.arm == "peak":
-        return peak(options.folder, options.processes)
+        return print_peaks(options.folder, options.processes)
     if options.arm:
         return serve(lambda: prepare(options.arm, options.folder, options.processes))
     if options.rounds < 1 or (options.rounds < 5 and not options.quick):

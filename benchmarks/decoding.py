@@ -32,7 +32,7 @@ class Job:
 
     is_heedful: bool
     precision: str
-    prompts: int  # how many
+    prompts: int  # number of prompts
     written: int  # tokens after each prompt
     folder: str  # folder of the model
 
@@ -40,10 +40,10 @@ class Job:
 def prepare(job: Job) -> Prepared:
     """Prepare a job's arm: a round generates after all prompts in one batch."""
     prompts = [sequence[:48] for sequence in lengths.sequences("SHORT", job.prompts)]
-    return (ours if job.is_heedful else theirs)(job, prompts)
+    return prepare_heedful(job, prompts) if job.is_heedful else prepare_transformers(job, prompts)
 
 
-def ours(job: Job, sequences: list[list[int]]) -> Prepared:
+def prepare_heedful(job: Job, sequences: list[list[int]]) -> Prepared:
     """Prepare an arm of Heedful."""
     import torch
 
@@ -70,7 +70,7 @@ def ours(job: Job, sequences: list[list[int]]) -> Prepared:
     )
 
 
-def theirs(job: Job, prompts: list[list[int]]) -> Prepared:
+def prepare_transformers(job: Job, prompts: list[list[int]]) -> Prepared:
     """Prepare an arm of transformers."""
     import torch
     from transformers import GPT2LMHeadModel

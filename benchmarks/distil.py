@@ -1,6 +1,7 @@
-"""Measure what a teacher is worth: students of MiniLM on three tasks, each beside the same student without a teacher.
+"""Measure distillation: students of MiniLM on three tasks, each beside the same student that has no teacher.
 
-Token pruning makes the teacher itself faster; `pruned` measures it with long texts and with shorter ones.
+`unlabelled` measures the quality of students over the amount of text without labels. `pruned` measures token pruning,
+which makes the teacher itself faster, with long texts and with shorter ones.
 
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs          # also CoNLL-2003, STS-B
 HEEDFUL_DATA=folder python benchmarks/distil.py unlabelled --folder runs     # the curve, with the teacher of SST-2
@@ -51,10 +52,10 @@ LABELLED = 1000  # labelled texts of the curve
 CURVE = 2000  # training steps of the curve
 AMOUNTS = (0, 1000, 4000, 16_000, 64_000)  # texts without labels
 PRUNED = ("IMDB", "AG News")  # tasks of token pruning: reviews of some hundred tokens, and news of some fifty
-CHOSEN_BY = 2500  # texts of train on which a pruning is chosen
-MAX_LOSS = 0.3  # points of accuracy that a pruning may lose there
+CHOSEN_BY = 2500  # texts of train that choose a pruning, and are not trained on
+MAX_LOSS = 0.3  # points of accuracy that a pruning may lose on these texts
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
-ANSWERED = 1000  # most texts that are predicted at once to measure speed
+ANSWERED = 1000  # maximum texts that are predicted at once when speed is measured
 QUICK, STEPS = 160, 6  # examples and training steps of a rehearsal
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
@@ -63,8 +64,8 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+")
 class Run:
     """The options that all trainings share."""
 
-    folder: Path
-    seeds: int  # how many
+    folder: Path  # folder of all runs
+    seeds: int  # number of seeds
     rehearsed: bool  # whether to train a few steps on a few examples
     judge: bool = False  # whether to measure finished students again
 
@@ -74,7 +75,7 @@ class Run:
 
 
 def write(folder: Path, name: str, examples: Sequence[Any]) -> None:
-    """Write the file of a split in a format that heedful reads."""
+    """Write a split in a format that Heedful reads: CSV, JSON lines or CoNLL, by the type of the examples."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("w", encoding="utf-8", newline="") as file:
         for index, example in enumerate(examples):
@@ -92,7 +93,7 @@ def write(folder: Path, name: str, examples: Sequence[Any]) -> None:
 
 
 def data(task: str, run: Run) -> Path:
-    """Write the splits train and test, and return their folder; nothing is chosen by test."""
+    """Write the splits train and test of a task, and return their folder."""
     loaded, folder = load(task), run.folder / f"{task}-data"
     suffix = {"classify": "csv", "tag": "conll", "embed": "jsonl"}[KINDS[task]]
     for name, examples in (("train", loaded.train), ("test", loaded.held)):
@@ -129,7 +130,23 @@ def teacher(task: str, run: Run) -> Path:
 def student(
     task: str, name: str, folder: Path, data_path: Path, run: Run, *more: str, steps: int = 0, **options: Any
 ) -> dict[str, Any]:
-    """Distil one student, and return the verdict, the seconds of a training step, and the seconds of the run."""
+    """Distil one student.
+
+    Args:
+        task: The task, whose teacher is trained already.
+        name: The student, as in `heedful distil --student`.
+        folder: The folder of the run.
+        data_path: The folder of the data.
+        run: The options that all trainings share.
+        more: Further settings.
+        steps: The number of training steps. If 0, the student trains for EPOCHS.
+        options: Further arguments of `distil`.
+
+    Returns:
+        verdict: The comparison with the teacher.
+        step: Seconds of a training step.
+        seconds: Seconds of the run.
+    """
     settings = [*common(task, EPOCHS, run, steps), f"seeds={run.seeds}", f"verdict.texts={ANSWERED}", *more]
     if run.rehearsed:
         quick = ("verdict.rounds=3", "verdict.precision=float32", "verdict.baseline=none")
@@ -143,9 +160,9 @@ def student(
     if done.status != "completed":
         raise SystemExit(130)
     seeds = done.results["seeds"]
-    step = sum(seed["seconds"] for seed in seeds) / sum(seed["steps"] for seed in seeds)
+    step_seconds = sum(seed["seconds"] for seed in seeds) / sum(seed["steps"] for seed in seeds)
     print(f"{task}, {name}: {done.results['verdict']['sentence']}", flush=True)
-    return {"verdict": done.results["verdict"], "step": step, "seconds": time.monotonic() - start}
+    return {"verdict": done.results["verdict"], "step": step_seconds, "seconds": time.monotonic() - start}
 
 
 def tasks(task: str, run: Run, names: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
@@ -374,7 +391,7 @@ def main() -> None:
     """Distil the students of a task, or of the curve, or prune tokens; write the record again after each result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=[*KINDS, "unlabelled", "pruned"])
-    parser.add_argument("--students", nargs="+", default=[], help="of a task; else all that it has here")
+    parser.add_argument("--students", nargs="+", default=[], help="students of the task; default: those in STUDENTS")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(

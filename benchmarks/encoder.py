@@ -35,7 +35,7 @@ from heedful.model.heads import pool
 from heedful.runs.finetune.run import finetune
 from heedful.tasks.metrics.regression import ranks
 
-TASKS = {  # the kind of task, and the split and the metric that are reported
+TASKS = {  # for each task: its kind, and the split and the metric that are reported
     "SST-2": ("classify", "dev", "accuracy"),
     "MRPC": ("classify", "dev", "accuracy"),
     "RTE": ("classify", "dev", "accuracy"),
@@ -46,7 +46,7 @@ TASKS = {  # the kind of task, and the split and the metric that are reported
     "IMDB": ("classify", "test", "accuracy"),
     "SQuAD": ("qa", "test", "f1"),
 }
-PLACES = {
+PLACES = {  # folders of the tasks that `finetune` reads from there, under HEEDFUL_DATA/tasks
     "SST-2": "glue/SST-2",
     "MRPC": "glue/MRPC",
     "RTE": "glue/RTE",
@@ -55,7 +55,7 @@ PLACES = {
     "CoNLL-2003": "conll2003",
 }
 RATES = (1e-4, 3e-4, 1e-3)  # learning rates that are tried for random weights
-STARTS = ("shipped", "random", "minilm")
+STARTS = ("shipped", "random", "minilm")  # the models that are fine-tuned
 SENTENCES = (
     "The cat is sleeping on the [MASK].",
     "She drinks a cup of [MASK] every morning.",
@@ -113,9 +113,13 @@ def scored(task: str, start: str, model: str, seed: int, rate: float | None = No
     """Fine-tune by defaults and return the scores.
 
     Args:
-        rate: The learning rate, of random weights. If None, it is the default.
+        task: One of TASKS.
+        start: One of STARTS.
+        model: Folder or name of the shipped encoder.
+        seed: The seed of the training.
+        rate: The learning rate. If None, it is the default.
     """
-    kind, split, main = TASKS[task]
+    kind, split, metric = TASKS[task]
     start_time = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         initial = start_of(start, model, Path(scratch))
@@ -131,9 +135,9 @@ def scored(task: str, start: str, model: str, seed: int, rate: float | None = No
         "start": start,
         "seed": seed,
         "split": split,
-        main: round(100 * splits[split][main], 2),
+        metric: round(100 * splits[split][metric], 2),
         "numbers": {name: value for name, value in splits[split].items() if isinstance(value, float)},
-        "dev": splits.get("dev", {}).get(main),
+        "dev": splits.get("dev", {}).get(metric),
         "baseline": baseline,
         "epochs": settings["epochs"],
         "max_steps": settings["max_steps"],
@@ -158,7 +162,7 @@ def fill(model: str) -> list[dict[str, Any]]:
 
 
 def vectors(start: str, model: str) -> dict[str, Any]:
-    """Return the scores of the cosines of mean-pooled vectors, without fine-tuning."""
+    """Score the cosines of mean-pooled vectors, without fine-tuning, on pairs of sentences and on answers."""
     tasks = Path(os.environ["HEEDFUL_DATA"], "tasks")
     name = str(minilm()) if start == "minilm" else model
     loaded = heedful.load(name)
@@ -168,21 +172,24 @@ def vectors(start: str, model: str) -> dict[str, Any]:
         embeddings = torch.from_numpy(engine.encode(texts)) if engine is not None else mean_vectors(loaded, texts)
         return torch.nn.functional.normalize(embeddings, dim=-1)
 
-    sts_lines = (tasks / "glue/STS-B/original/sts-test.tsv").read_text("utf-8").splitlines()
-    sick_lines = (tasks / "sick2014/SICK_test_annotated.txt").read_text("utf-8").splitlines()[1:]
-    pairs = {
-        "STS-B test": [(row[5], row[6], float(row[4])) for row in (line.split("\t") for line in sts_lines)],
-        "SICK test": [(row[1], row[2], float(row[3])) for row in (line.split("\t") for line in sick_lines)],
-    }
     record: dict[str, Any] = {"start": start}
-    for task, triples in pairs.items():
-        first_vectors = encode([first for first, _, _ in triples])
-        second_vectors = encode([second for _, second, _ in triples])
-        cosines = (first_vectors * second_vectors).sum(-1).double().numpy()
-        scores = np.array([score for _, _, score in triples])
-        record[task] = round(100 * float(np.corrcoef(ranks(cosines), ranks(scores))[0, 1]), 2)
+    for task, (first_texts, second_texts, scores) in scored_pairs(tasks).items():
+        cosines = (encode(first_texts) * encode(second_texts)).sum(-1).double().numpy()
+        record[task] = round(100 * float(np.corrcoef(ranks(cosines), ranks(np.array(scores)))[0, 1]), 2)
     record["TREC-QA test MRR"] = round(100 * reciprocal_rank(tasks / "trecqa/test.csv", encode), 2)
     return record
+
+
+def scored_pairs(tasks: Path) -> dict[str, tuple[list[str], list[str], list[float]]]:
+    """Return the first sentences, the second sentences and the similarity scores of two test splits."""
+    sts_lines = (tasks / "glue/STS-B/original/sts-test.tsv").read_text("utf-8").splitlines()
+    sts = [line.split("\t") for line in sts_lines]
+    sick_lines = (tasks / "sick2014/SICK_test_annotated.txt").read_text("utf-8").splitlines()[1:]  # without the header
+    sick = [line.split("\t") for line in sick_lines]
+    return {
+        "STS-B test": ([row[5] for row in sts], [row[6] for row in sts], [float(row[4]) for row in sts]),
+        "SICK test": ([row[1] for row in sick], [row[2] for row in sick], [float(row[3]) for row in sick]),
+    }
 
 
 def mean_vectors(loaded: heedful.ModelBundle, texts: list[str]) -> Tensor:
@@ -232,8 +239,9 @@ def main() -> None:
     if options.out is not None and options.out.exists():
         record = json.loads(options.out.read_text(encoding="utf-8"))
 
-    def add(part: str, entry: dict[str, Any]) -> None:
-        record.setdefault(part, []).append(entry)
+    def add(section: str, entry: dict[str, Any]) -> None:
+        """Add an entry to a section of the record, print it and write the record."""
+        record.setdefault(section, []).append(entry)
         summary = {name: value for name, value in entry.items() if name not in ("numbers", "baseline")}
         print(json.dumps(summary), flush=True)
         if options.out is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-LAYER = re.compile(r"(.*encoder\.layer\.)(\d+)(\..*)")
+LAYER = re.compile(r"(.*encoder\.layer\.)(\d+)(\..*)")  # names of the tensors of a layer, with its index
 COPIED = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
@@ -23,7 +23,7 @@ def deepen(model: Path, out: Path, layers: list[int]) -> None:
     """Write the model in float32 with the given layers, by index and in this order."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     if not layers or not all(0 <= layer < config["num_hidden_layers"] for layer in layers):
-        raise SystemExit(f"--layers is {layers}; expected numbers from 0 to {config['num_hidden_layers'] - 1}")
+        raise SystemExit(f"--layers is {layers}; expected indices from 0 to {config['num_hidden_layers'] - 1}")
     tensors = {}
     for name, tensor in load_file(model / "model.safetensors").items():
         match = LAYER.fullmatch(name)

@@ -28,21 +28,21 @@ CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedi
 LEFT_OUT = {"Harvard University", "Yuan Dynasty", "Yuan dynasty", "Rain"}  # they hold passages of SQuAD's dev sets
 SPEECH = re.compile(r"[“\"]([^“”\"]{12,400})[”\"]")
 CLAUSE_END = re.compile(r"(?:[,;:] | (?:–|—|--) | (?=(?:and|but|which|who|while|because|when|where|after|before) ))")
-CLAUSE_SHARE = 0.5  # of the longer sentences
+CLAUSE_SHARE = 0.5  # share of the longer sentences that are cut into clauses
 CLAUSE_SEED = 12
 SHORTEST_CUT_SENTENCE, SHORTEST_CLAUSE = 9, 4  # words
 PROBE_SEED = 11
 PROBE_PAIRS, PROBE_TEXTS, PROBE_SENTENCES = 1_000, 2_000, 1_000
 
 
-def plain(sentence: str) -> bytes:
+def sentence_digest(sentence: str) -> bytes:
     """Return a digest of the sentence without case and punctuation, or b"" if it has no letter or digit."""
     words = " ".join(re.findall(r"[^\W_]+", sentence.lower()))
     return blake2b(words.encode(), digest_size=8).digest() if words else b""
 
 
 def measured_texts(tasks: Path) -> Iterator[str]:
-    """Yield all texts of the data sets, and labels and other columns, which cause no harm."""
+    """Yield all texts of the data sets. Labels and other columns are yielded too, which does no harm."""
     for path in sorted(tasks.rglob("*")):
         if (
             not path.is_file()
@@ -118,11 +118,11 @@ def with_clauses(sentences: list[str], generator: random.Random) -> str:
 
 def write_text(data: Path, out: Path) -> dict[str, int]:
     """Write the filtered corpora, and return the counts of counts.json."""
-    measured: set[bytes] = set()
+    measured: set[bytes] = set()  # digests of the sentences of the data sets
     for text in measured_texts(data / "tasks"):
-        measured.add(plain(text))
-        split, _ = split_sentences(clean_text(text.replace("<br />", " ")))
-        measured.update(map(plain, split))
+        measured.add(sentence_digest(text))
+        sentences, _ = split_sentences(clean_text(text.replace("<br />", " ")))
+        measured.update(map(sentence_digest, sentences))
     measured.discard(b"")
     counts = {"measured sentences": len(measured), "documents": 0, "sentences": 0, "dropped sentences": 0, "speech": 0}
     generator = random.Random(CLAUSE_SEED)
@@ -135,7 +135,7 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
                 paragraphs = []
                 for paragraph in clean_text(document["text"]).split("\n\n"):
                     sentences, _ = split_sentences(paragraph)
-                    unmeasured = [sentence for sentence in sentences if plain(sentence) not in measured]
+                    unmeasured = [sentence for sentence in sentences if sentence_digest(sentence) not in measured]
                     counts["sentences"] += len(sentences)
                     counts["dropped sentences"] += len(sentences) - len(unmeasured)
                     if unmeasured:
@@ -146,7 +146,7 @@ def write_text(data: Path, out: Path) -> dict[str, int]:
                 file.write(json.dumps({"text": "\n\n".join(paragraphs)}, ensure_ascii=False) + "\n")
                 speech = [match for paragraph in paragraphs for match in SPEECH.findall(paragraph)]
                 if name == "novels" and len(speech) >= 4:
-                    unmeasured = [utterance for utterance in speech if plain(utterance) not in measured]
+                    unmeasured = [utterance for utterance in speech if sentence_digest(utterance) not in measured]
                     counts["speech"] += len(unmeasured)
                     file.write(json.dumps({"text": "\n\n".join(unmeasured)}, ensure_ascii=False) + "\n")
     return counts

@@ -1,6 +1,7 @@
-"""The engines `packed` (Heedful) and `padded` (transformers), from token ids to mean-pooled embeddings, and models.
+"""The engines `packed` (Heedful) and `padded` (transformers), which compute mean-pooled embeddings from token ids.
 
-forward.py, latency.py and encode.py time them; the engines of other libraries are in peers.py.
+forward.py, latency.py and encode.py time them, on models that this module finds or makes. The engines of other
+libraries are in peers.py.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from heedful.infer.precision import Precision
     from heedful.model.stack import Transformer
 
-SIZES = (8, 16, 32, 64)  # sequences of a padded batch, from which the fastest is chosen
+SIZES = (8, 16, 32, 64)  # sequences of a padded batch; an engine takes the fastest of these sizes
 OURS = ("float32", "bfloat16", "int8")  # the precisions of Heedful's arms
-BOUNDS = {  # by precision; that of int8 is wider than harness.LEAST allows the fastest peer
+BOUNDS = {  # by precision; int8 may have a smaller cosine than harness.MIN_PEER_COSINE
     "float32": Bound(difference=1e-4, cosine=0.99999),
     "bfloat16": Bound(difference=0.05, cosine=0.999),
     "int8": Bound(difference=1.0, cosine=0.9),
 }
 Sequences = Sequence[Sequence[int]]
-Round = Callable[[Sequences], Any]  # returns a tensor or an array, [sequences, hidden size]
+Round = Callable[[Sequences], Any]  # returns the embeddings, a tensor or an array [sequences, hidden size]
 Way = TypeVar("Way")
 Inputs = TypeVar("Inputs")
 
@@ -115,10 +116,12 @@ def in_batches(job: Job, embed_batches: Callable[[Iterable[Sequences]], Any], ab
     """Return a round in batches of the job's size, or of the fastest of SIZES, and its settings as text.
 
     Args:
+        job: The job.
         embed_batches: Returns the vectors of the sequences of all batches, in order.
+        about: Further settings, as text.
     """
 
-    def by_size(size: int) -> Round:
+    def with_size(size: int) -> Round:
         def run(sequences: Sequences) -> Any:
             order = list(range(len(sequences)))
             if job.order == "longest first":
@@ -128,13 +131,19 @@ def in_batches(job: Job, embed_batches: Callable[[Iterable[Sequences]], Any], ab
 
         return run
 
-    size = job.size or fastest({size: by_size(size) for size in SIZES}, lengths.sequences(job.distribution, job.count))
+    size = job.size
+    if size is None:
+        candidates = {candidate: with_size(candidate) for candidate in SIZES}
+        size = fastest(candidates, lengths.sequences(job.distribution, job.count))
     chosen = "" if job.size else " (the fastest)"
-    return by_size(size), f"{size} sequences a batch{chosen}, {job.order}, {about}"
+    return with_size(size), f"{size} sequences a batch{chosen}, {job.order}, {about}"
 
 
 def fastest(ways: Mapping[Way, Callable[[Inputs], Any]], inputs: Inputs) -> Way:
-    """Return the way whose second call takes the least time; the first one prepares an engine for the shapes."""
+    """Return the key of the function whose second call takes the least time.
+
+    Engines prepare themselves for the shapes of the inputs in the first call.
+    """
     times = {}
     for way, run in ways.items():
         run(inputs)
@@ -145,7 +154,12 @@ def fastest(ways: Mapping[Way, Callable[[Inputs], Any]], inputs: Inputs) -> Way:
 
 
 def restore(vectors: Any, batches: Sequence[Sequence[int]]) -> Any:
-    """Return vectors, a tensor or an array in the order of the batches' indices, in the order of the input."""
+    """Return vectors in the order of the input.
+
+    Args:
+        vectors: A tensor or an array of vectors in the order of the batches.
+        batches: The indices of the inputs in each batch.
+    """
     order = [index for batch in batches for index in batch]
     return vectors[sorted(range(len(order)), key=order.__getitem__)]
 

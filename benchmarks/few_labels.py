@@ -35,7 +35,7 @@ TASKS = ("SST-2", "AG News")
 METHODS = ("contrastive", "linear", "finetune", "auto")
 ARMS = (*METHODS, "words", "setfit")
 ROWS = 2000  # scored rows, at most
-PAIRS = 20  # of each text with texts of its label, and also with texts of other labels: SetFit's num_iterations
+PAIRS = 20  # pairs of each text with texts of its label, and as many with texts of other labels (num_iterations)
 
 Rows = Sequence[LabelledExample]
 
@@ -58,7 +58,10 @@ def plain(rows: Rows) -> list[dict[str, str]]:
 
 
 def by_heedful(method: str, model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
-    """Train by a method with the command's defaults; training seconds include the comparison of "auto"."""
+    """Train by a method with the command's defaults, and score it.
+
+    Training seconds of "auto" include the comparison of methods.
+    """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         settings = {"method": method, "train.seed": draw, "eval_baseline": False}
@@ -77,7 +80,7 @@ def by_heedful(method: str, model: str, train: Rows, held: Rows, draw: int) -> d
 
 
 def by_words(train: Rows, held: Rows) -> dict[str, Any]:
-    """Train logistic regression over TF-IDF."""
+    """Train logistic regression over TF-IDF, and score it."""
     start = time.perf_counter()
     words = TfidfVectorizer(sublinear_tf=True).fit([row.text for row in train])
     model = LogisticRegression(C=10.0, max_iter=1000)
@@ -85,15 +88,8 @@ def by_words(train: Rows, held: Rows) -> dict[str, Any]:
     return scored(model.predict(words.transform([row.text for row in held])), held, start)
 
 
-def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
-    """Train by SetFit's recipe (Tunstall et al. 2022): CosineSimilarityLoss over pairs, then logistic regression."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
-
-    start = time.perf_counter()
-    torch.manual_seed(draw)
-    generator = random.Random(draw)
-    encoder = SentenceTransformer(model).float()  # on a GPU if there is one
+def setfit_pairs(train: Rows, generator: random.Random) -> list[tuple[str, str, float]]:
+    """Return pairs of texts in random order, with the score 1.0 if both have the same label, and otherwise 0.0."""
     pairs = []
     for row in train:
         positives = [second for second in train if second.label == row.label and second is not row] or [row]
@@ -102,6 +98,13 @@ def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
             pairs.append((row.text, generator.choice(positives).text, 1.0))
             pairs.append((row.text, generator.choice(negatives).text, 0.0))
     generator.shuffle(pairs)
+    return pairs
+
+
+def train_on_pairs(encoder: Any, pairs: Sequence[tuple[str, str, float]]) -> None:
+    """Train an encoder of sentence-transformers with CosineSimilarityLoss: 10 % warm-up, then a linear fall."""
+    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
+
     loss = CosineSimilarityLoss(encoder)
 
     def on_device(value: Any) -> Any:
@@ -109,12 +112,13 @@ def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
 
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-5)
     batches = [pairs[first : first + 16] for first in range(0, len(pairs), 16)]
-    warmup = max(1, len(batches) // 10)
+    warmup_steps = max(1, len(batches) // 10)
     encoder.train()
     for step, batch in enumerate(batches):
-        rate = min((step + 1) / warmup, (len(batches) - step) / max(1, len(batches) - warmup))
+        warmup = (step + 1) / warmup_steps
+        decay = (len(batches) - step) / max(1, len(batches) - warmup_steps)
         for group in optimizer.param_groups:
-            group["lr"] = 2e-5 * rate
+            group["lr"] = 2e-5 * min(warmup, decay)
         first_texts, second_texts, scores = zip(*batch, strict=True)
         features = [
             {name: on_device(value) for name, value in encoder.preprocess(list(texts)).items()}
@@ -125,6 +129,19 @@ def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
         optimizer.step()
     encoder.eval()
+
+
+def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
+    """Train by SetFit's recipe (Tunstall et al. 2022), and score it.
+
+    The encoder is trained on pairs of texts; then logistic regression is fitted over its vectors.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    start = time.perf_counter()
+    torch.manual_seed(draw)
+    encoder = SentenceTransformer(model).float()  # on a GPU if there is one
+    train_on_pairs(encoder, setfit_pairs(train, random.Random(draw)))
     head = LogisticRegression(max_iter=1000)
     head.fit(encoder.encode([row.text for row in train]), [row.label for row in train])
     training_seconds = time.perf_counter() - start
@@ -161,6 +178,15 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def measure(arm: str, model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
+    """Train one of ARMS and return its accuracy and its time."""
+    if arm in METHODS:
+        return by_heedful(arm, model, train, held, draw)
+    if arm == "words":
+        return by_words(train, held)
+    return by_setfit(folder_of(model), train, held, draw)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each arm on each draw; add each result to the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -181,14 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for shots in options.shots:
                 train, held = draw_rows(task, shots, draw)
                 for start in options.starts:
-                    model = models[start]()
                     for arm in options.arms:
-                        if arm in METHODS:
-                            result = by_heedful(arm, model, train, held, draw)
-                        elif arm == "words":
-                            result = by_words(train, held)
-                        else:
-                            result = by_setfit(folder_of(model), train, held, draw)
+                        result = measure(arm, models[start](), train, held, draw)
                         run = {"task": task, "shots": shots, "draw": draw, "start": start, "arm": arm} | result
                         print(json.dumps(run), flush=True)
                         record["runs"].append(run)

@@ -1,6 +1,8 @@
-"""Data of both arms of the fine-tuning benchmark: the same examples in the same order, and the same plan.
+"""The data sets of the benchmarks of fine-tuning, and the hyper-parameters of each.
 
-The data lie in the folder that the environment variable HEEDFUL_DATA names; nothing is downloaded.
+finetune.py (Heedful) and finetune_peer.py (transformers) train on the same examples with the same hyper-parameters;
+other benchmarks load data sets from here too. The data are in the folder that the environment variable HEEDFUL_DATA
+names; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from typing import Literal, TypeVar
 from heedful.data import DataSettings, LabelledExample, QuestionExample, ScoredExample, TaggedExample, read
 
 GLUE = ("SST-2", "MRPC", "STS-B", "RTE", "CoLA")
-Each = TypeVar("Each")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The hyper-parameters of a task; what they are not for is in finetune_peer.py."""
+    """The hyper-parameters of a task; those that all tasks share are in the docstring of finetune_peer.py."""
 
     epochs: int
-    rate: float
-    batch: int
-    longest: int  # tokens of a sequence, with the special ones
+    rate: float  # peak of the learning rate
+    batch: int  # examples of a step
+    longest: int  # maximum tokens of a sequence, special tokens included
 
 
 PLANS = {
@@ -38,25 +40,26 @@ PLANS = {
     "CoLA": Plan(epochs=5, rate=5e-5, batch=16, longest=128),
     "AG News": Plan(epochs=3, rate=5e-5, batch=32, longest=256),
     "IMDB": Plan(epochs=1, rate=3e-5, batch=16, longest=512),
-    "SQuAD": Plan(epochs=1, rate=5e-5, batch=16, longest=384),  # Heedful alone: the peer has no such task
+    "SQuAD": Plan(epochs=1, rate=5e-5, batch=16, longest=384),  # finetune_peer.py has no such task
 }
+
+
+Example = LabelledExample | ScoredExample | TaggedExample | QuestionExample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Examples to learn from and the labelled ones on which the result is measured."""
+    """A data set: examples for training, and held-out examples by which models are scored."""
 
     kind: Literal["classify", "regress", "tag", "qa"]
-    labels: tuple[str, ...]  # in order; none of a regression, or of questions
-    train: Sequence[LabelledExample | ScoredExample | TaggedExample | QuestionExample]
-    held: Sequence[
-        LabelledExample | ScoredExample | TaggedExample | QuestionExample
-    ]  # never trained on, and nothing is chosen by it
-    about: str  # where they come from and what was left out
+    labels: tuple[str, ...]  # empty for regression and question answering
+    train: Sequence[Example]
+    held: Sequence[Example]  # never used for training or for choosing anything
+    about: str  # where the examples come from, and which were left out
 
 
 def load(name: str) -> Task:
-    """The examples of one of `PLANS`, from the folder HEEDFUL_DATA."""
+    """Load the data set of one of `PLANS` from the folder HEEDFUL_DATA."""
     folder = os.environ.get("HEEDFUL_DATA")
     if not folder or not Path(folder, "tasks").is_dir():
         raise SystemExit("set HEEDFUL_DATA to the folder of the data sets")
@@ -66,14 +69,16 @@ def load(name: str) -> Task:
     return {"CoNLL-2003": _conll, "AG News": _ag_news, "IMDB": _imdb, "SQuAD": _squad}[name](tasks)
 
 
-def sample(examples: Sequence[Each], count: int | None) -> list[Each]:
-    """That many of them in their order, always the same ones; None: all."""
+def sample(examples: Sequence[Item], count: int | None) -> list[Item]:
+    """Return `count` of the examples in their order, always the same ones, or all if `count` is None."""
     if count is None or count >= len(examples):
         return list(examples)
-    return [examples[number] for number in sorted(random.Random(f"sample {count}").sample(range(len(examples)), count))]
+    indices = random.Random(f"sample {count}").sample(range(len(examples)), count)
+    return [examples[index] for index in sorted(indices)]
 
 
 def _glue(folder: Path) -> Task:
+    """Load a task of GLUE, whose dev split is held out."""
     source = read(folder)
     kind: Literal["classify", "regress"] = "regress" if source.kind is ScoredExample else "classify"
     return Task(
@@ -86,6 +91,7 @@ def _glue(folder: Path) -> Task:
 
 
 def _conll(tasks: Path) -> Task:
+    """Load CoNLL-2003, whose test split is held out."""
     files = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
     source = read({split: tasks / "conll2003" / name for split, name in files.items()}, TaggedExample)
     return Task(
@@ -98,38 +104,45 @@ def _conll(tasks: Path) -> Task:
 
 
 def _ag_news(tasks: Path) -> Task:
-    """The 5,000 rows without the 1,000 of its dev.csv, which are all in it, and without what the official test has."""
+    """Load a subset of AG News for training; the official test is held out.
+
+    The subset's train.csv has 5,000 rows. The 1,000 rows of its dev.csv are all in train.csv too, and are left out, as
+    are rows with a description of the official test.
+    """
     settings = DataSettings(columns={"text": 1, "label": 2}, dev_fraction=0.0)
-    small = tasks / "ag_news" / "subset_7k"
-    rows = list(read(small / "train.csv", LabelledExample, settings).examples("train"))
-    kept_back = {row.text for row in read(small / "dev.csv", LabelledExample, settings).examples("train")}
-    official = tasks / "ag_news" / "ag_news_csv" / "test.csv"
-    separate = DataSettings(columns={"text": 3, "label": 1}, dev_fraction=0.0)
-    descriptions = {_words(row.text) for row in read(official, LabelledExample, separate).examples("train")}
-    joined = DataSettings(columns={"text": (2, 3), "label": 1}, dev_fraction=0.0)
-    held = list(read(official, LabelledExample, joined).examples("train"))
-    left = [row for row in rows if row.text not in kept_back]
-    train = [row for row in left if not _ends(_words(row.text), descriptions)]
+    subset = tasks / "ag_news" / "subset_7k"
+    rows = list(read(subset / "train.csv", LabelledExample, settings).examples("train"))
+    dev_texts = {row.text for row in read(subset / "dev.csv", LabelledExample, settings).examples("train")}
+    official_test = tasks / "ag_news" / "ag_news_csv" / "test.csv"
+    description_only = DataSettings(columns={"text": 3, "label": 1}, dev_fraction=0.0)
+    descriptions = {
+        _words(row.text) for row in read(official_test, LabelledExample, description_only).examples("train")
+    }
+    title_and_description = DataSettings(columns={"text": (2, 3), "label": 1}, dev_fraction=0.0)
+    held = list(read(official_test, LabelledExample, title_and_description).examples("train"))
+    not_in_dev = [row for row in rows if row.text not in dev_texts]
+    train = [row for row in not_in_dev if not _ends(_words(row.text), descriptions)]
     return Task(
         kind="classify",
         labels=("0", "1", "2", "3"),
         train=train,
         held=[replace(row, label=str(int(row.label) - 1)) for row in held],  # the official file counts from 1
-        about=f"AG News, train.csv of the 7k subset without the {len(rows) - len(left):,} rows of its dev.csv and "
-        f"{len(left) - len(train)} whose description is in the official test, and that test",
+        about=f"AG News, train.csv of the 7k subset without the {len(rows) - len(not_in_dev):,} rows of its dev.csv "
+        f"and {len(not_in_dev) - len(train)} whose description is in the official test, and that test",
     )
 
 
 def _imdb(tasks: Path) -> Task:
-    """Load IMDB. All pos precede all neg, so the order has to be random; texts of the test are left out of train.
+    """Load IMDB, whose test split is held out; rows of train with a text of test are left out.
 
-    A tenth of train is kept back, as Heedful does of data without a dev split.
+    `read` splits a tenth off train as a dev split, which is not used. All positive reviews precede all negative ones,
+    so training needs a random order.
     """
     source = read({split: tasks / "imdb" / f"{split}.jsonl.xz" for split in ("train", "test")}, LabelledExample)
     held = list(source.examples("test"))
-    tested = {row.text for row in held}
+    test_texts = {row.text for row in held}
     rows = list(source.examples("train"))
-    train = [row for row in rows if row.text not in tested]
+    train = [row for row in rows if row.text not in test_texts]
     return Task(
         kind="classify",
         labels=source.labels,
@@ -140,9 +153,10 @@ def _imdb(tasks: Path) -> Task:
 
 
 def _squad(tasks: Path) -> Task:
-    """Version 1.1's dev, which was never trained on, after questions that were made as test sets of other texts.
+    """Load SQuADShifts for training; the dev split of SQuAD 1.1 is held out.
 
-    Paragraphs of new_wiki that are in dev too are left out.
+    SQuADShifts has questions about new articles, reviews and posts. Those about paragraphs of SQuAD's dev split are
+    left out.
     """
     held = list(read({"dev": tasks / "squad" / "dev-v1.1.json"}, QuestionExample).examples("dev"))
     contexts = {question.context for question in held}
@@ -164,6 +178,7 @@ def _squad(tasks: Path) -> Task:
 def _of(
     kinds: tuple[type[LabelledExample], type[ScoredExample]], examples: Iterable[object]
 ) -> list[LabelledExample | ScoredExample]:
+    """Return the examples as a list; assert that they are of these types."""
     result = []
     for example in examples:
         assert isinstance(example, kinds)
@@ -172,7 +187,7 @@ def _of(
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Without case and punctuation."""
+    """Return the words of a text in lower case, without punctuation."""
     return tuple(re.findall(r"[a-z0-9]+", text.casefold()))
 
 

@@ -1,8 +1,9 @@
-"""Fine-tune transformers' model with a plain PyTorch loop: what Heedful's fine-tuning is compared with.
+"""Fine-tune transformers' model with a plain PyTorch loop, as a peer of Heedful's fine-tuning in finetune.py.
 
-AdamW (decay 0.01 but for biases and norms, betas 0.9 and 0.999, eps 1e-8), 10 % warm-up and a linear fall to 0,
-gradients clipped to norm 1, a new random order in each epoch, each batch padded to its longest sequence. Scores are
-those of scikit-learn, SciPy and seqeval, in per cent, on float32 predictions after the last step.
+The optimizer is AdamW (decay 0.01 except for biases and norms, betas 0.9 and 0.999, eps 1e-8). The learning rate warms
+up for 10 % of the steps and then falls linearly to 0, gradients are clipped to a norm of 1, each epoch has a new random
+order, and each batch is padded to its longest sequence. Scores are those of scikit-learn, SciPy and seqeval, in per
+cent, on float32 predictions after the last step.
 """
 
 from __future__ import annotations
@@ -37,13 +38,12 @@ EVERY = 50  # steps between two lines of the log
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
-    """Sequences of token ids with what is to be learned of them."""
+    """Tokenized sequences with their targets."""
 
     ids: list[list[int]]
     segments: list[list[int]]
-    words: list[list[int | None]]  # the word of each token; only of tagged sentences
-    targets: list[Any]  # a label's number, a score, or a label's number for each token
-    cut: int  # sequences that were longer than the plan allows
+    targets: list[Any]  # of each sequence: the index of a label, a score, or the index of a label for each token
+    cut: int  # number of sequences that were longer than the plan allows, and were truncated
 
 
 def encode(
@@ -52,47 +52,56 @@ def encode(
     examples: Sequence[LabelledExample | ScoredExample | TaggedExample | QuestionExample],
     longest: int,
 ) -> Encoded:
-    """Tokenise as the checkpoint says; the longer text of a pair is cut first, and how many were cut is counted."""
-    known = [example for example in examples if not isinstance(example, QuestionExample)]
-    assert len(known) == len(examples), "this arm has no such task"
-    first: list[Any] = [
-        list(example.words) if isinstance(example, TaggedExample) else example.text for example in known
-    ]
-    second = [
-        example.text_pair
-        for example in known
-        if not isinstance(example, TaggedExample) and example.text_pair is not None
-    ]
-    texts = (first, second) if second else (first,)
-    assert len(second) in (0, len(first))
-    split = task.kind == "tag"
-    whole = tokenizer(*texts, is_split_into_words=split)
-    cut = sum(len(ids) > longest for ids in whole["input_ids"])
-    if cut:
-        whole = tokenizer(*texts, is_split_into_words=split, truncation=True, max_length=longest)
-    words = [whole.word_ids(number) for number in range(len(first))] if split else []
-    targets: list[Any] = []
-    for number, labelled_example in enumerate(examples):
-        match labelled_example:
-            case LabelledExample():
-                targets.append(task.labels.index(labelled_example.label))
-            case ScoredExample():
-                targets.append(labelled_example.score)
+    """Tokenize the examples and truncate them to the `longest` number of tokens; of a pair, the longer text first."""
+    first_texts: list[Any] = []
+    second_texts = []
+    for example in examples:
+        match example:
             case TaggedExample():
-                targets.append(first_pieces(words[number], [task.labels.index(tag) for tag in labelled_example.tags]))
-    return Encoded(ids=whole["input_ids"], segments=whole["token_type_ids"], words=words, targets=targets, cut=cut)
+                first_texts.append(list(example.words))
+            case LabelledExample() | ScoredExample():
+                first_texts.append(example.text)
+                if example.text_pair is not None:
+                    second_texts.append(example.text_pair)
+            case QuestionExample():
+                raise AssertionError("question answering is not measured with transformers")
+    assert len(second_texts) in (0, len(first_texts)), "some examples are pairs, and some are not"
+    texts = (first_texts, second_texts) if second_texts else (first_texts,)
+    are_words = task.kind == "tag"
+    encoded = tokenizer(*texts, is_split_into_words=are_words)
+    cut = sum(len(ids) > longest for ids in encoded["input_ids"])
+    if cut:
+        encoded = tokenizer(*texts, is_split_into_words=are_words, truncation=True, max_length=longest)
+    targets: list[Any] = []
+    for index, example in enumerate(examples):
+        match example:
+            case LabelledExample():
+                targets.append(task.labels.index(example.label))
+            case ScoredExample():
+                targets.append(example.score)
+            case TaggedExample():
+                labels = [task.labels.index(tag) for tag in example.tags]
+                targets.append(labels_of_tokens(encoded.word_ids(index), labels))
+    return Encoded(ids=encoded["input_ids"], segments=encoded["token_type_ids"], targets=targets, cut=cut)
 
 
-def first_pieces(words: Sequence[int | None], labels: Sequence[int]) -> list[int]:
-    """The label of a word at its first token, and none elsewhere."""
-    return [
-        NO_LABEL if word is None or (number and words[number - 1] == word) else labels[word]
-        for number, word in enumerate(words)
-    ]
+def labels_of_tokens(word_of_token: Sequence[int | None], labels: Sequence[int]) -> list[int]:
+    """Return the label of each word at its first token, and NO_LABEL at other tokens.
+
+    Args:
+        word_of_token: The index of each token's word, or None for special tokens.
+        labels: The index of each word's label.
+    """
+    token_labels = []
+    previous = None
+    for word in word_of_token:
+        token_labels.append(NO_LABEL if word is None or word == previous else labels[word])
+        previous = word
+    return token_labels
 
 
 def build(task: Task, folder: str) -> tuple[nn.Module, list[str]]:
-    """Transformers' model with a new head, and the weights that the checkpoint lacks: only the head's."""
+    """Return transformers' model with a new head, and the names of its weights that are not in the checkpoint."""
     classes = {
         "classify": transformers.AutoModelForSequenceClassification,
         "regress": transformers.AutoModelForSequenceClassification,
@@ -108,22 +117,26 @@ def build(task: Task, folder: str) -> tuple[nn.Module, list[str]]:
 
 def logits(model: nn.Module, data: Encoded, batch: Sequence[int]) -> Tensor:
     """Return the logits of these sequences, padded to the longest of them, on the model's device."""
-    longest = max(len(data.ids[number]) for number in batch)
+    longest = max(len(data.ids[index]) for index in batch)
     device = next(model.parameters()).device
 
-    def padded(rows: list[list[int]], value: int) -> Tensor:
-        filled = [[*rows[number], *[value] * (longest - len(rows[number]))] for number in batch]
-        return torch.tensor(filled).to(device)
+    def padded(rows: list[list[int]]) -> Tensor:
+        return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows]).to(device)
 
-    mask = torch.tensor([[1] * len(data.ids[number]) + [0] * (longest - len(data.ids[number])) for number in batch])
     output: Tensor = model(
-        input_ids=padded(data.ids, 0), token_type_ids=padded(data.segments, 0), attention_mask=mask.to(device)
+        input_ids=padded([data.ids[index] for index in batch]),
+        token_type_ids=padded([data.segments[index] for index in batch]),
+        attention_mask=padded([[1] * len(data.ids[index]) for index in batch]),
     ).logits
     return output.float()
 
 
 def loss_of(task: Task, scores: Tensor, targets: Sequence[Any]) -> Tensor:
-    """Cross-entropy, averaged over the sequences or the labelled tokens of the batch; of numbers the squared error."""
+    """Return the loss of a batch.
+
+    It is the mean squared error of a regression, and otherwise the mean cross-entropy of the sequences or of the
+    labelled tokens.
+    """
     if task.kind == "regress":
         return F.mse_loss(scores.squeeze(-1), torch.tensor(targets, dtype=torch.float32).to(scores.device))
     if task.kind == "tag":
@@ -134,19 +147,24 @@ def loss_of(task: Task, scores: Tensor, targets: Sequence[Any]) -> Tensor:
 
 
 def batches(count: int, plan: Plan, generator: torch.Generator) -> Iterator[list[int]]:
-    """Each epoch in a new order; its last batch may be smaller."""
+    """Yield the indices of each batch of all epochs. Each epoch has a new order, and its last batch may be smaller."""
     for _ in range(plan.epochs):
         order = torch.randperm(count, generator=generator).tolist()
         yield from (order[start : start + plan.batch] for start in range(0, count, plan.batch))
 
 
+def make_optimizer(model: nn.Module, rate: float) -> torch.optim.AdamW:
+    """Return the optimizer, which decays no biases and norms."""
+    biases_and_norms = [weight for weight in model.parameters() if weight.ndim < 2]
+    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": biases_and_norms, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPS, fused=True)
+
+
 def train(model: nn.Module, task: Task, data: Encoded, plan: Plan, seed: int, precision: str) -> dict[str, float]:
-    """The loop; returns what it took."""
+    """Train to the end; return the numbers of steps and tokens, the time, and the share of other processes."""
     steps = plan.epochs * math.ceil(len(data.ids) / plan.batch)
-    plain = [weight for weight in model.parameters() if weight.ndim < 2]  # biases and norms
-    decayed = [weight for weight in model.parameters() if weight.ndim >= 2]
-    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=BETAS, eps=EPS, fused=True)
+    optimizer = make_optimizer(model, plan.rate)
     schedule = transformers.get_linear_schedule_with_warmup(  # type: ignore[no-untyped-call]
         optimizer, int(WARM_UP * steps), steps
     )
@@ -154,23 +172,25 @@ def train(model: nn.Module, task: Task, data: Encoded, plan: Plan, seed: int, pr
     device = next(model.parameters()).device.type
     model.train()
     start, start_busy, start_own = time.perf_counter(), machine_busy(), time.process_time()
-    tokens, recent = 0, 0.0
+    tokens = 0
+    recent_loss = 0.0  # sum since the last line of output
     for step, batch in enumerate(batches(len(data.ids), plan, generator), 1):
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
             scores = logits(model, data, batch)
-        loss = loss_of(task, scores, [data.targets[number] for number in batch])
+        loss = loss_of(task, scores, [data.targets[index] for index in batch])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        tokens += sum(len(data.ids[number]) for number in batch)
-        recent += loss.item()
+        tokens += sum(len(data.ids[index]) for index in batch)
+        recent_loss += loss.item()
         if step % EVERY == 0 or step == steps:
-            taken = time.perf_counter() - start
-            line = f"step {step}/{steps} loss {recent / ((step - 1) % EVERY + 1):.4f} {tokens / taken:.0f} tokens/s"
-            print(f"{line} {taken:.0f} s of {taken / step * steps:.0f}", flush=True)
-            recent = 0.0
+            elapsed = time.perf_counter() - start
+            mean_loss = recent_loss / ((step - 1) % EVERY + 1)
+            line = f"step {step}/{steps} loss {mean_loss:.4f} {tokens / elapsed:.0f} tokens/s"
+            print(f"{line} {elapsed:.0f} s of {elapsed / step * steps:.0f}", flush=True)
+            recent_loss = 0.0
     seconds = time.perf_counter() - start
     busy = machine_busy() - start_busy - (time.process_time() - start_own)
     others = max(busy, 0.0) / seconds / (os.cpu_count() or 1)
@@ -185,20 +205,20 @@ def train(model: nn.Module, task: Task, data: Encoded, plan: Plan, seed: int, pr
 
 @torch.inference_mode()
 def predict(model: nn.Module, task: Task, data: Encoded) -> list[Any]:
-    """For each sequence a label's number, a number, or the number of a label for each token; in float32."""
+    """Predict in float32; return predictions in the form of `Encoded.targets`."""
     model.eval()
-    order = sorted(range(len(data.ids)), key=lambda number: -len(data.ids[number]))
-    parameters: dict[int, Any] = {}
-    for start in range(0, len(order), HELD_BATCH):
-        batch = order[start : start + HELD_BATCH]
+    longest_first = sorted(range(len(data.ids)), key=lambda index: -len(data.ids[index]))
+    predictions: dict[int, Any] = {}
+    for start in range(0, len(longest_first), HELD_BATCH):
+        batch = longest_first[start : start + HELD_BATCH]
         scores = logits(model, data, batch)
-        best = scores.squeeze(-1) if task.kind == "regress" else scores.argmax(-1)
-        parameters.update(zip(batch, best.tolist(), strict=True))
-    return [parameters[number] for number in range(len(data.ids))]
+        predicted = scores.squeeze(-1) if task.kind == "regress" else scores.argmax(-1)
+        predictions.update(zip(batch, predicted.tolist(), strict=True))
+    return [predictions[index] for index in range(len(data.ids))]
 
 
 def measure(name: str, task: Task, data: Encoded, predicted: Sequence[Any]) -> dict[str, float]:
-    """The scores of a task in per cent, by the libraries that everybody takes."""
+    """Return the scores of a task in per cent, by scikit-learn, SciPy or seqeval."""
     from sklearn import metrics
 
     if task.kind == "tag":
@@ -217,37 +237,42 @@ def measure(name: str, task: Task, data: Encoded, predicted: Sequence[Any]) -> d
 
 
 def entities(task: Task, data: Encoded, predicted: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Entities as conlleval counts them (seqeval's default); every word has a prediction, nothing was cut."""
+    """Return the scores of entities, which count as by conlleval (seqeval's default), in per cent."""
     from seqeval import metrics  # type: ignore[import-untyped]
 
-    words, tags = [], []
-    for targets, numbers in zip(data.targets, predicted, strict=True):
-        marked = [place for place, target in enumerate(targets) if target != NO_LABEL]
-        words.append([task.labels[targets[place]] for place in marked])
-        tags.append([task.labels[numbers[place]] for place in marked])
+    gold_tags, predicted_tags = [], []
+    for targets, labels in zip(data.targets, predicted, strict=True):
+        first_tokens = [position for position, target in enumerate(targets) if target != NO_LABEL]
+        gold_tags.append([task.labels[targets[position]] for position in first_tokens])
+        predicted_tags.append([task.labels[labels[position]] for position in first_tokens])
     return {
-        "f1": 100 * float(metrics.f1_score(words, tags)),
-        "precision": 100 * float(metrics.precision_score(words, tags)),
-        "recall": 100 * float(metrics.recall_score(words, tags)),
-        "words": float(sum(map(len, words))),
+        "f1": 100 * float(metrics.f1_score(gold_tags, predicted_tags)),
+        "precision": 100 * float(metrics.precision_score(gold_tags, predicted_tags)),
+        "recall": 100 * float(metrics.recall_score(gold_tags, predicted_tags)),
+        "words": float(sum(map(len, gold_tags))),
     }
 
 
-def main() -> None:
-    """Train one task with one seed and write what came of it."""
+def parsed_options() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=[name for name in PLANS if name != "SQuAD"])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--epochs", type=int, help="default: the plan of the task in finetune_data.py; so with these:")
+    parser.add_argument("--epochs", type=int, help="default, as of --rate and --batch: PLANS in finetune_data.py")
     parser.add_argument("--rate", type=float)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--limit", type=int, help="train on a sample of that many examples")
-    parser.add_argument("--limit-held", type=int, help="a rehearsal: measure on a sample")
+    parser.add_argument("--limit", type=int, help="train on a sample of this many examples")
+    parser.add_argument("--limit-held", type=int, help="rehearse: score a sample of this many examples")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train one task with one seed, score it and write the result."""
+    options = parsed_options()
     check_destination(options.out)
     torch.set_num_threads(options.threads)
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -258,15 +283,16 @@ def main() -> None:
     plan, task, folder = replace(PLANS[options.task], **changes), load(options.task), minilm()
     task = replace(task, train=sample(task.train, options.limit), held=sample(task.held, options.limit_held))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    learned, held = (encode(tokenizer, task, part, plan.longest) for part in (task.train, task.held))
+    train_data, held = (encode(tokenizer, task, examples, plan.longest) for examples in (task.train, task.held))
     if task.kind == "tag":
         words = sum(len(example.words) for example in task.held if isinstance(example, TaggedExample))
-        assert words == sum(target != NO_LABEL for targets in held.targets for target in targets), "words are lost"
-    print(f"{options.task}: {task.about}; {len(learned.ids)} and {len(held.ids)} sequences", flush=True)
+        labels = sum(target != NO_LABEL for targets in held.targets for target in targets)
+        assert labels == words, "some words have no prediction"
+    print(f"{options.task}: {task.about}; {len(train_data.ids)} and {len(held.ids)} sequences", flush=True)
     torch.manual_seed(options.seed)
     model, new = build(task, folder)
     model.to(options.device)
-    took = train(model, task, learned, plan, options.seed, options.precision)
+    training = train(model, task, train_data, plan, options.seed, options.precision)
     start = time.perf_counter()
     scores = measure(options.task, task, held, predict(model, task, held))
     result = {
@@ -275,15 +301,15 @@ def main() -> None:
         "plan": asdict(plan),
         "precision": options.precision,
         "metrics": scores,
-        "training": took,
+        "training": training,
         "seconds of measuring": time.perf_counter() - start,
         "data": {
             "about": task.about,
-            "train": len(learned.ids),
+            "train": len(train_data.ids),
             "held": len(held.ids),
-            "cut in train": learned.cut,
+            "cut in train": train_data.cut,
             "cut in held": held.cut,
-            "inputs of train": digest(learned.ids),
+            "inputs of train": digest(train_data.ids),
             "inputs of held": digest(held.ids),
             "rehearsal": options.limit_held is not None,
         },

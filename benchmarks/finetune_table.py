@@ -1,4 +1,4 @@
-"""Quality of fine-tuning, one table of what finetune.py and finetune_peer.py have measured so far.
+"""Compare the scores that finetune.py and finetune_peer.py have measured so far, in tables.
 
 python benchmarks/finetune_table.py     # writes results/finetune-DATE.md from results/finetune
 """
@@ -27,7 +27,9 @@ of SQuADShifts about other texts, without any of SQuAD.
 
 The second table: Heedful with the epochs, batch size and learning rate that `heedful finetune` uses by default for this
 amount of data, beside transformers with the hyper-parameters of the first table."""
-SHOWN = {
+Run = dict[str, Any]  # the result of a run, as finetune.py or finetune_peer.py writes it
+Runs = dict[str, list[Run]]  # by data set
+SHOWN = {  # the metrics of each data set that the tables show
     "SST-2": ("accuracy",),
     "MRPC": ("accuracy", "f1"),
     "STS-B": ("pearson", "spearman"),
@@ -41,60 +43,71 @@ SHOWN = {
 }
 
 
-def found(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read the runs of a folder by task; of runs on samples, by the size of the sample as well."""
+def runs_by_task(folder: Path) -> Runs:
+    """Read the results of a folder by the keys of SHOWN, where a run on a sample has the sample's size in its key."""
     runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
 
-    def name(run: dict[str, Any]) -> str:
+    def key(run: Run) -> str:
         return f"{run['task']}, {run['data']['held']:,}" if run["data"]["rehearsal"] else run["task"]
 
-    return {task: [run for run in runs if name(run) == task] for task in SHOWN}
+    return {task: [run for run in runs if key(run) == task] for task in SHOWN}
 
 
-def told(numbers: Sequence[float]) -> str:
-    """The mean, and what it is of."""
-    if not numbers:
+def mean_text(scores: Sequence[float]) -> str:
+    """Format the mean of the scores of several seeds, their standard deviation and their number."""
+    if not scores:
         return "not measured"
-    deviation = f" ± {stdev(numbers):.2f}" if numbers[1:] else ""
-    return f"{fmean(numbers):.2f}{deviation} ({len(numbers)} seed{'s' if numbers[1:] else ''})"
+    if len(scores) == 1:
+        return f"{scores[0]:.2f} (1 seed)"
+    return f"{fmean(scores):.2f} ± {stdev(scores):.2f} ({len(scores)} seeds)"
 
 
-def _device(run: dict[str, Any]) -> str:
-    return str(run["device"])
+def row(task: str, metric: str, runs: Sequence[Run], peer_runs: Sequence[Run], settings: str) -> list[str]:
+    """Return the row of a metric: Heedful's scores, those of transformers, and the difference of their means."""
+    scores, peer_scores = ([run["metrics"][metric] for run in arm_runs] for arm_runs in (runs, peer_runs))
+    difference = f"{fmean(scores) - fmean(peer_scores):+.2f}" if scores and peer_scores else ""
+    return [task, metric, mean_text(scores), mean_text(peer_scores), difference, settings]
 
 
-def _commit(run: dict[str, Any]) -> str:
-    return str(run["machine"]["commit"])
+def same_plan_rows(runs: Runs, peer_runs: Runs) -> list[list[str]]:
+    """Return the rows of the first table: both arms have the hyper-parameters of PLANS."""
+    rows = []
+    for task, metrics in SHOWN.items():
+        plan = PLANS[task.partition(",")[0]]
+        settings = f"{plan.epochs} epochs, {plan.rate:g}, batch {plan.batch}, up to {plan.longest} tokens"
+        if runs[task] or peer_runs[task]:
+            rows += [row(task, metric, runs[task], peer_runs[task], settings) for metric in metrics]
+    return rows
+
+
+def default_rows(runs: Runs, peer_runs: Runs) -> list[list[str]]:
+    """Return the rows of the second table: Heedful has its default hyper-parameters."""
+    rows = []
+    for task, metrics in SHOWN.items():
+        for precision in ("float32", "bfloat16"):
+            precision_runs = [run for run in runs[task] if run["precision"] == precision]
+            if precision_runs:
+                plan = precision_runs[0]["plan"]
+                settings = f"{plan['epochs']} epochs, {plan['rate']:g}, batch {plan['batch']}, {precision}"
+                rows += [row(task, metric, precision_runs, peer_runs[task], settings) for metric in metrics]
+    return rows
 
 
 def main() -> None:
-    """Write the table."""
-    heedful_runs, peer_runs = (found(RESULTS / "finetune" / name) for name in ("ours", "transformers"))
-    rows = []
-    for task, measures in SHOWN.items():
-        plan = PLANS[task.partition(",")[0]]
-        how = f"{plan.epochs} epochs, {plan.rate:g}, batch {plan.batch}, up to {plan.longest} tokens"
-        for measure in measures:
-            mine, peer = ([run["metrics"][measure] for run in runs[task]] for runs in (heedful_runs, peer_runs))
-            if mine or peer:
-                ahead = f"{fmean(mine) - fmean(peer):+.2f}" if mine and peer else ""
-                rows.append([task, measure, told(mine), told(peer), ahead, how])
-    own, more = found(RESULTS / "finetune" / "defaults"), []
-    for task, measures in SHOWN.items():
-        for precision in ("float32", "bfloat16"):
-            same = [run for run in own[task] if run["precision"] == precision]
-            for measure in measures if same else ():
-                mine, peer = ([run["metrics"][measure] for run in runs] for runs in (same, peer_runs[task]))
-                plan = same[0]["plan"]
-                how = f"{plan['epochs']} epochs, {plan['rate']:g}, batch {plan['batch']}, {precision}"
-                ahead = f"{fmean(mine) - fmean(peer):+.2f}" if peer else ""
-                more.append([task, measure, told(mine), told(peer), ahead, how])
+    """Print the tables and write the record."""
+    folder = RESULTS / "finetune"
+    heedful_runs, peer_runs, default_runs = (
+        runs_by_task(folder / name) for name in ("ours", "transformers", "defaults")
+    )
+    rows, defaults = same_plan_rows(heedful_runs, peer_runs), default_rows(default_runs, peer_runs)
     columns = ["task", "measure", "Heedful", "transformers", "difference"]
-    texts = [grid([*columns, "plan"], rows), grid([*columns, "defaults"], more)]
-    runs = [run for arm in (heedful_runs, peer_runs, own) for task_runs in arm.values() for run in task_runs]
-    devices, commits = (", ".join(sorted({value(run) for run in runs})) for value in (_device, _commit))
-    about = ABOUT.format(devices=devices, commits=commits)
-    print(write("finetune", about, texts, {"plan": rows, "defaults": more}))
+    texts = [grid([*columns, "plan"], rows), grid([*columns, "defaults"], defaults)]
+    runs = [run for arm in (heedful_runs, peer_runs, default_runs) for task_runs in arm.values() for run in task_runs]
+    about = ABOUT.format(
+        devices=", ".join(sorted({str(run["device"]) for run in runs})),
+        commits=", ".join(sorted({str(run["machine"]["commit"]) for run in runs})),
+    )
+    print(write("finetune", about, texts, {"plan": rows, "defaults": defaults}))
     print(*texts, sep="\n")
 
 

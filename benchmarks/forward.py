@@ -18,7 +18,7 @@ import lengths
 import numpy as np
 import peers
 from engines import BOUNDS, ENGINES, OURS, SIZES, Job, minilm, random_shape
-from harness import LEAST, Arm, Prepared, Values, measure, serve
+from harness import MIN_PEER_COSINE, Arm, Prepared, Values, measure, serve
 from numpy.typing import NDArray
 from report import RESULTS, Spread, Table, check_destination, grid, write
 
@@ -31,7 +31,7 @@ bfloat16, or a cosine of {int8.cosine} in int8, stops the run. A peer whose cosi
 never the fastest peer; nor is OpenVINO on packed rows, which are ours. Arms in bfloat16, and ours in int8, are left out
 where the processor has no instructions for them. Padded arms take the batch size of {sizes} that is fastest on the
 whole input, but for the first, which is what people run: arrival order, batches of {usual}.{unmeasured}"""
-COUNTS = {  # sequences of a round: it takes the slowest arm some seconds, and sorting pays
+COUNTS = {  # sequences of a round, which takes the slowest arm some seconds; sorting them by length saves time
     "minilm": {"SHORT": 512, "MIXED": 128, "LONG": 64},
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},
     "albert": {"SHORT": 64, "MIXED": 24, "LONG": 12},
@@ -46,7 +46,7 @@ SHAPES = {
     "deberta": "DeBERTa-v3-base's shape with random weights",
 }
 USUAL = 32  # sequences of a batch in arrival order
-SAMPLE = 16  # vectors that are compared with the first arm's
+SAMPLE = 16  # vectors of each arm that are compared with the first arm's
 QUICK = 12  # sequences of a rehearsal
 
 
@@ -58,7 +58,13 @@ def prepare(job: Job) -> Prepared:
 
 
 def prepared(run: Callable[[], NDArray[np.float32]], sequences: Sequence[Sequence[int]], settings: str) -> Prepared:
-    """Return the arm that computes a vector of each sequence of token ids; its sample is spread evenly over them."""
+    """Return the arm that computes a vector of each sequence of token ids.
+
+    Args:
+        run: Returns the vectors, [sequences, hidden size].
+        sequences: The token ids.
+        settings: The settings of the arm, as text.
+    """
     indices = [index * len(sequences) // SAMPLE for index in range(SAMPLE)]
 
     def sample(vectors: Any) -> Values:
@@ -76,7 +82,14 @@ def prepared(run: Callable[[], NDArray[np.float32]], sequences: Sequence[Sequenc
 
 
 def compared(usual: Job, best: Job, models: Path, peers_available: Sequence[str]) -> dict[str, Job]:
-    """Return all jobs by arm name; the first is the reference; only jobs like `usual` have a given batch size."""
+    """Return all jobs by arm name; the first is the reference.
+
+    Args:
+        usual: The job of the reference, with a batch size.
+        best: The same job, whose arm chooses the fastest batch size. All other jobs are made from it.
+        models: The folder of the peers' models.
+        peers_available: The names of the peers.
+    """
     arrival = replace(best, order="arrival order")
     return {
         "transformers float32, arrival": replace(usual, order="arrival order"),
@@ -89,7 +102,7 @@ def compared(usual: Job, best: Job, models: Path, peers_available: Sequence[str]
 
 
 def arms(jobs: Mapping[str, Job]) -> list[Arm]:
-    """Return the arms of the jobs that this machine can run fast."""
+    """Return the arms of the jobs whose precision this machine computes fast."""
     return [
         Arm(
             name=name,
@@ -114,7 +127,10 @@ def fast_here(job: Job) -> bool:
 
 
 def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread]]:
-    """Return how many times as fast each arm of Heedful is as the fastest arm of several groups, over the rounds."""
+    """Return how many times as fast each arm of Heedful is as the fastest arm of several groups.
+
+    The result is by arm, then by group.
+    """
     stock = [row.name for row in table.rows if not row.ours and not row.aside]
     groups = {
         "the fastest peer": stock,
@@ -123,19 +139,26 @@ def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread
         table.rows[0].name: [table.rows[0].name],
     }
     seconds = {row.name: row.seconds for row in table.rows}
-    return {
-        heedful_arm: {
-            group: _ratio(seconds[heedful_arm], [seconds[name] for name in names])
-            for group, names in groups.items()
-            if names
-        }
-        for heedful_arm in (row.name for row in table.rows if row.ours)
-    }
+    ratios: dict[str, dict[str, Spread]] = {}
+    for row in table.rows:
+        if row.ours:
+            ratios[row.name] = {
+                group: _ratio(row.seconds, [seconds[name] for name in names])
+                for group, names in groups.items()
+                if names
+            }
+    return ratios
 
 
 def _ratio(seconds: Sequence[float], group_seconds: Sequence[Sequence[float]]) -> Spread:
-    """Compare an arm's seconds of each round with the fewest seconds of a group of arms."""
-    return Spread.of([min(round_seconds) / own for own, *round_seconds in zip(seconds, *group_seconds, strict=True)])
+    """Return how many times as fast an arm is in each round as the fastest arm of a group.
+
+    Args:
+        seconds: The arm's time of each round.
+        group_seconds: The times of each round of all arms of the group.
+    """
+    rounds = zip(seconds, *group_seconds, strict=True)
+    return Spread.of([min(others) / own for own, *others in rounds])
 
 
 def text(ratios: Mapping[str, Mapping[str, Spread]]) -> str:
@@ -151,7 +174,7 @@ def record(shape: str, names: Sequence[str], texts: Sequence[str], data: Any, un
         sample=SAMPLE,
         sizes=", ".join(map(str, SIZES)),
         usual=USUAL,
-        least=LEAST,
+        least=MIN_PEER_COSINE,
         unmeasured=unmeasured,
         **BOUNDS,
     )
@@ -166,7 +189,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(COUNTS), default="minilm")
     parser.add_argument("--distributions", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
-    parser.add_argument("--sequences", type=int, help="in a round, where other than usual")
+    parser.add_argument("--sequences", type=int, help="sequences of a round; default: as in COUNTS")
     parser.add_argument("--quick", action="store_true", help=f"rehearse on {QUICK} sequences, without a record")
     parser.add_argument("--output", type=Path, help="another folder for the record")
     parser.add_argument("--arm", help=argparse.SUPPRESS)

@@ -1,4 +1,7 @@
-"""Serving arms of `gpu.py` with half-precision weights: one text at a time, texts of mixed lengths, and decoding."""
+"""Serving arms of `gpu.py` with half-precision weights: one text at a time, texts of mixed lengths, and decoding.
+
+gpu_measures.py times the arms.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,39 @@ if TYPE_CHECKING:
     import torch
 
 Vector = list[float]
-Answers = Callable[[Sequence[Any]], list[Vector]]  # of ids, or of texts
+Answers = Callable[[Sequence[Any]], list[Vector]]  # returns a vector for each sequence of token ids, or each text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """An encoder with random weights."""
+    """The size of an encoder."""
 
     layers: int
-    width: int
+    width: int  # hidden size
     heads: int
-    inner: int
+    inner: int  # inner width of the MLP
 
 
 BASE = Shape(layers=12, width=768, heads=12, inner=3072)
 SMALL = Shape(layers=6, width=384, heads=12, inner=1536)  # all-MiniLM-L6-v2's
 TINY = Shape(layers=2, width=64, heads=2, inner=128)  # to rehearse
 SHAPES = {"all-MiniLM-L6-v2": SMALL, "BERT-base": BASE}
-WORDS = 2000  # that texts are made of
-PROMPT, IDS = 32, 64  # tokens of a prompt; ids whose log-probabilities are compared
+WORDS = 2000  # vocabulary of the texts
+PROMPT = 32  # tokens of a prompt
+IDS = 64  # token ids, from 0, whose log-probabilities are compared
 
 
 def folder_of(shape: Shape, folder: Path, *, tokenizer: bool) -> str:
-    """A model in a folder; with a tokenizer of invented words also as sentence-transformers reads it."""
+    """Write an encoder with random weights.
+
+    Args:
+        shape: The size of the encoder.
+        folder: The folder to write into.
+        tokenizer: Whether to write a tokenizer of invented words, and the model for sentence-transformers.
+
+    Returns:
+        The folder of the model. With a tokenizer, the folder of sentence-transformers within it.
+    """
     import torch
     import transformers
     from transformers.utils import logging
@@ -54,45 +67,54 @@ def folder_of(shape: Shape, folder: Path, *, tokenizer: bool) -> str:
     )
     transformers.BertModel(config).save_pretrained(folder)
     if tokenizer:
-        _words().save_pretrained(folder)
-        _sentences(str(folder), shape.width).save(str(folder / "sentences"))
+        _tokenizer().save_pretrained(folder)
+        _sentence_transformer(str(folder), shape.width).save(str(folder / "sentences"))
         return str(folder / "sentences")
     return str(folder)
 
 
-def _words() -> Any:
+def _tokenizer() -> Any:
+    """Return a tokenizer of transformers with WORDS invented words, and the special tokens of BERT."""
     import tokenizers
     import transformers
 
     special = {"[PAD]": 0, "[UNK]": 100, "[CLS]": lengths.CLS, "[SEP]": lengths.SEP, "[MASK]": 103}
     words = {f"w{number}": lengths.FIRST_WORD + number for number in range(WORDS)}
-    fill = {f"[unused{number}]": number for number in range(lengths.FIRST_WORD) if number not in special.values()}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(special | fill | words, unk_token="[UNK]"))
+    unused = {
+        f"[unused{token_id}]": token_id for token_id in range(lengths.FIRST_WORD) if token_id not in special.values()
+    }
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(special | unused | words, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    around = [(name, special[name]) for name in ("[CLS]", "[SEP]")]
     backend.post_processor = tokenizers.processors.TemplateProcessing(
-        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", around
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [(name, special[name]) for name in ("[CLS]", "[SEP]")]
     )
-    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    kind: Any = transformers.PreTrainedTokenizerFast
-    return kind(
-        tokenizer_object=backend, model_max_length=512, **{f"{role}_token": name for role, name in names.items()}
+    tokenizer_class: Any = transformers.PreTrainedTokenizerFast
+    return tokenizer_class(
+        tokenizer_object=backend,
+        model_max_length=512,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
     )
 
 
-def _sentences(folder: str, width: int) -> Any:
+def _sentence_transformer(folder: str, width: int) -> Any:
+    """Return sentence-transformers' model that averages the hidden states of a model."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
-    reads = modules.Transformer(folder)
-    return SentenceTransformer(modules=[reads, modules.Pooling(width, pooling_mode="mean")], device="cpu")
+    encoder = modules.Transformer(folder)
+    return SentenceTransformer(modules=[encoder, modules.Pooling(width, pooling_mode="mean")], device="cpu")
 
 
 def texts(count: int, distribution: str = "MIXED") -> list[str]:
     """Make texts of invented words; their lengths, with both special tokens, are the distribution's."""
-    draw = random.Random(0)
+    generator = random.Random(0)
     return [
-        " ".join(f"w{draw.randrange(WORDS)}" for _ in range(length - 2)) for length in lengths.draw(distribution, count)
+        " ".join(f"w{generator.randrange(WORDS)}" for _ in range(length - 2))
+        for length in lengths.draw(distribution, count)
     ]
 
 
@@ -100,7 +122,10 @@ def texts(count: int, distribution: str = "MIXED") -> list[str]:
 
 
 def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, Answers]:
-    """From ids on the host to the mean of the rows on the host; the first is the reference. Graphs are recorded."""
+    """Return arms that compute the mean of the hidden states of one sequence of token ids; the first is the reference.
+
+    Token ids and means are on the host. The CUDA graphs of Heedful are captured here.
+    """
     import torch
     import transformers
 
@@ -114,10 +139,10 @@ def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, An
 
     def eager(sequences: Sequence[Sequence[int]]) -> list[Vector]:
         with torch.inference_mode():
-            rows = peer(input_ids=torch.tensor(sequences, device=device)).last_hidden_state[0]
-            return [rows.mean(0).float().tolist()]
+            states = peer(input_ids=torch.tensor(sequences, device=device)).last_hidden_state[0]
+            return [states.mean(0).float().tolist()]
 
-    def by(model: Callable[[Any], torch.Tensor]) -> Answers:
+    def with_model(model: Callable[[Any], torch.Tensor]) -> Answers:
         def answer(sequences: Sequence[Sequence[int]]) -> list[Vector]:
             with torch.inference_mode():
                 return [model(heedful.Packed.of(sequences)).mean(0).float().tolist()]
@@ -126,8 +151,8 @@ def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, An
 
     return {
         "transformers, eager": eager,
-        "heedful": by(lambda batch: bundle.model(batch.to(device))),
-        "heedful, graphs": by(graphs),
+        "heedful": with_model(lambda batch: bundle.model(batch.to(device))),
+        "heedful, graphs": with_model(graphs),
     }
 
 
@@ -135,61 +160,61 @@ def alone(folder: str, device: torch.device, dtype: torch.dtype) -> dict[str, An
 
 
 def mixed(folder: str, device: torch.device, dtype: torch.dtype, budget: int) -> dict[str, Answers]:
-    """From texts to vectors, tokenizing included; sentence-transformers sorts by length itself.
+    """Return arms that compute the vectors of many texts, tokenizing included; the first is the reference.
 
-    On a GPU the engine has its default precision and token budget.
+    Args:
+        folder: A folder of sentence-transformers, as `folder_of` writes it.
+        device: The device.
+        dtype: The precision; on a GPU it has to be the default of Heedful's engine.
+        budget: Tokens of a batch of Heedful's engine, except on a GPU, where the engine has its default.
     """
+    from sentence_transformers import SentenceTransformer
+
     import heedful
 
-    peer = _stock(folder, device, dtype)
+    peer = SentenceTransformer(folder, device=device.type).to(dtype).eval()
     if device.type == "cuda":
         heedful_engine = heedful.Engine(folder, device=device)
         assert heedful_engine.precision == str(dtype).removeprefix("torch."), heedful_engine.precision
     else:
         heedful_engine = heedful.Engine(heedful.load(folder, dtype=dtype), token_budget=budget)
 
-    def sorted_by(size: int) -> Answers:
-        def answer(queries: Sequence[str]) -> list[Vector]:
-            embeddings = peer.encode(list(queries), batch_size=size, show_progress_bar=False)
+    def with_batch_size(size: int) -> Answers:
+        def answer(texts: Sequence[str]) -> list[Vector]:
+            embeddings = peer.encode(list(texts), batch_size=size, show_progress_bar=False)  # sorts texts by length
             vectors: list[Vector] = embeddings.astype("float32").tolist()
             return vectors
 
         return answer
 
-    def engine(queries: Sequence[str]) -> list[Vector]:
-        vectors: list[Vector] = heedful_engine.encode(list(queries)).tolist()
+    def engine(texts: Sequence[str]) -> list[Vector]:
+        vectors: list[Vector] = heedful_engine.encode(list(texts)).tolist()
         return vectors
 
-    arms = {f"sentence-transformers, sorted, {size} a batch": sorted_by(size) for size in (64, 256)}
+    arms = {f"sentence-transformers, sorted, {size} a batch": with_batch_size(size) for size in (64, 256)}
     return {**arms, "transformers, padded, 64 a batch": _padded(folder, device, dtype, 64), "heedful": engine}
 
 
 def _padded(folder: str, device: torch.device, dtype: torch.dtype, size: int) -> Answers:
-    """Batches of texts as they come, padded to the longest of a batch."""
+    """Return transformers' model on batches in the order of the texts, each padded to its longest text."""
     import torch
     import transformers
 
-    where = str(Path(folder).parent)  # beside the folder of sentence-transformers
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(where)
-    model = transformers.AutoModel.from_pretrained(where, dtype=dtype, add_pooling_layer=False).to(device).eval()
+    model_folder = str(Path(folder).parent)  # the folder of sentence-transformers is inside it
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model_folder)
+    model = transformers.AutoModel.from_pretrained(model_folder, dtype=dtype, add_pooling_layer=False).to(device).eval()
 
-    def answer(queries: Sequence[str]) -> list[Vector]:
+    def answer(texts: Sequence[str]) -> list[Vector]:
         vectors: list[Vector] = []
         with torch.inference_mode():
-            for start in range(0, len(queries), size):
-                batch = tokenizer(list(queries[start : start + size]), padding=True, return_tensors="pt").to(device)
+            for start in range(0, len(texts), size):
+                batch = tokenizer(list(texts[start : start + size]), padding=True, return_tensors="pt").to(device)
                 mask = batch["attention_mask"][..., None]
-                rows = model(**batch).last_hidden_state.float() * mask
-                vectors += (rows.sum(1) / mask.sum(1)).tolist()
+                states = model(**batch).last_hidden_state.float() * mask
+                vectors += (states.sum(1) / mask.sum(1)).tolist()
         return vectors
 
     return answer
-
-
-def _stock(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(folder, device=device.type).to(dtype).eval()
 
 
 # -- decoding -----------------------------------------------------------------------------------------------------
@@ -197,22 +222,22 @@ def _stock(folder: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writer:
-    """A model that continues prompts of one length, greedily."""
+    """A model that continues prompts of one length by greedy search."""
 
-    write: Callable[[Sequence[Sequence[int]]], list[list[int]]]  # the written tokens
-    first: Answers  # log-probabilities of the first written token, at the first IDS ids
+    write: Callable[[Sequence[Sequence[int]]], list[list[int]]]  # returns the generated token ids for each prompt
+    first: Answers  # returns the log-probabilities of the first generated token, for the first IDS ids
 
 
 def decoders(folder: str, device: torch.device, dtype: torch.dtype, written: int) -> dict[str, Writer]:
-    """Make both writers; the first is the reference."""
+    """Return the models that generate `written` tokens after each prompt; the first is the reference."""
     return {
-        "transformers, generate": _their_writer(folder, device, dtype, written),
-        "heedful": _our_writer(folder, device, dtype, written),
+        "transformers, generate": _transformers_writer(folder, device, dtype, written),
+        "heedful": _heedful_writer(folder, device, dtype, written),
     }
 
 
 def decoder_folder(folder: Path, *, tiny: bool) -> str:
-    """A decoder of GPT-2's shape with random weights."""
+    """Write a decoder of GPT-2's shape, or a tiny one, with random weights, and return its folder."""
     import torch
     import transformers
 
@@ -225,12 +250,13 @@ def decoder_folder(folder: Path, *, tiny: bool) -> str:
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Random ids."""
-    draw = random.Random(0)
-    return [[draw.randrange(lengths.FIRST_WORD, lengths.VOCABULARY) for _ in range(PROMPT)] for _ in range(count)]
+    """Return prompts of random token ids."""
+    generator = random.Random(0)
+    return [[generator.randrange(lengths.FIRST_WORD, lengths.VOCABULARY) for _ in range(PROMPT)] for _ in range(count)]
 
 
-def _our_writer(folder: str, device: torch.device, dtype: torch.dtype, written: int) -> Writer:
+def _heedful_writer(folder: str, device: torch.device, dtype: torch.dtype, written: int) -> Writer:
+    """Return Heedful's decoder."""
     import heedful
     from heedful.model.decode import Greedy, generate, stream
 
@@ -246,13 +272,14 @@ def _our_writer(folder: str, device: torch.device, dtype: torch.dtype, written: 
         batch = heedful.Packed.of(sequences).to(device)
         step = next(stream(bundle.model, head, batch, Greedy(), max_new_tokens=1, stop=[], distribution=True))
         assert step.distribution is not None
-        rows: list[Vector] = step.distribution[:, :IDS].tolist()
-        return rows
+        log_probabilities: list[Vector] = step.distribution[:, :IDS].tolist()
+        return log_probabilities
 
     return Writer(write=write, first=first)
 
 
-def _their_writer(folder: str, device: torch.device, dtype: torch.dtype, written: int) -> Writer:
+def _transformers_writer(folder: str, device: torch.device, dtype: torch.dtype, written: int) -> Writer:
+    """Return transformers' decoder, which generates `written` tokens whether or not one of them ends the text."""
     import torch
     import transformers
 
@@ -278,7 +305,7 @@ def _their_writer(folder: str, device: torch.device, dtype: torch.dtype, written
     def first(sequences: Sequence[Sequence[int]]) -> list[Vector]:
         with torch.inference_mode():
             scores = model(input_ids=torch.tensor(sequences, device=device)).logits[:, -1].float()
-        rows: list[Vector] = scores.log_softmax(-1)[:, :IDS].tolist()
-        return rows
+        log_probabilities: list[Vector] = scores.log_softmax(-1)[:, :IDS].tolist()
+        return log_probabilities
 
     return Writer(write=write, first=first)

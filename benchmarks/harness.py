@@ -1,7 +1,9 @@
-"""Run benchmarks in alternating processes, one process for each arm, and compare their rates in each round.
+"""Time the arms of a benchmark in alternating processes, and compare their rates in each round.
 
-A benchmark's script starts itself with --arm for each arm, and its child calls `serve`: it prepares, writes a sample of
-its results, and then runs one round for each line "go" on its standard input. `measure` alternates and summarises.
+An arm is a way to do the benchmark's work, such as one library in one precision. A benchmark's script calls `measure`,
+which starts the script again with --arm for each arm, and gives all arms one turn in each round. In the new process the
+script calls `serve`, which prepares the arm, writes a sample of its results to standard output, and then runs the
+arm's work once for each line "go" on standard input.
 """
 
 from __future__ import annotations
@@ -25,49 +27,49 @@ from typing import Any
 
 from report import Row, Spread, Table, machine_busy
 
-LEAST = 0.99  # cosine that a peer must reach to be the fastest peer: below, its precision loses too much
+MIN_PEER_COSINE = 0.99  # peers with a smaller cosine are less precise, and are never counted as the fastest peer
 PAUSE = 0.2  # seconds before a turn, in which the previous arm's threads stop spinning
-Values = list[list[float]]
-Answer = dict[str, Any]
+Values = list[list[float]]  # a sample of an arm's results, such as some of its vectors
+Answer = dict[str, Any]  # a line of JSON that an arm's process writes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """How close a sample must be to the reference's."""
+    """How close an arm's sample must be to the reference's sample."""
 
-    difference: float  # the largest one, over the largest value of the reference's sample
-    cosine: float  # the least one
+    difference: float  # the largest difference of two values, over the largest value of the reference
+    cosine: float  # the least cosine of two vectors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """A command that calls `serve`; the first arm of a list is the reference for speed and for results."""
+    """An arm of a benchmark; the first arm of a list is the reference for speed and for results."""
 
     name: str
-    command: tuple[str, ...]
-    is_heedful: bool
+    command: tuple[str, ...]  # starts a process that calls `serve`
+    is_heedful: bool  # other arms are peers
     bound: Bound
-    like: str | None = None  # the arm to compare results with, if the first one computes something else
-    stock: bool = True  # whether it runs as its makers offer it; otherwise it is never the fastest peer
+    like: str | None = None  # name of the arm to compare results with, if the first one computes something else
+    stock: bool = True  # whether a peer runs as its makers offer it; otherwise it is never the fastest peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A prepared arm: a round, and a function that takes a fixed sample of its result."""
+    """An arm that is ready to run."""
 
-    run: Callable[[], Any]
-    sample: Callable[[Any], Values]
-    tokens: int  # of one round, without padding
-    sequences: int  # of one round
+    run: Callable[[], Any]  # does the work of one turn and returns its result
+    sample: Callable[[Any], Values]  # takes a sample of that result, always at the same places
+    tokens: int  # tokens of one turn, without padding
+    sequences: int  # sequences of one turn
     inputs: str  # digest of the inputs; it is the same for all arms that compute the same
     settings: str  # as text, for the table
-    more: Callable[[Any], Answer] = lambda result: {}  # further entries of the answer to "go"
+    more: Callable[[Any], Answer] = lambda result: {}  # returns further entries of the answer to "go"
 
 
 def serve(prepare: Callable[[], Prepared]) -> None:
-    """Run an arm's process: prepare, run one round to warm up and for the sample, then one round for each "go"."""
+    """Run an arm's process: prepare it, run it once to warm up and for the sample, then once for each "go"."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries that print must not write among the answers
+    os.dup2(2, 1)  # what libraries print goes to standard error, and not between the answers
     arm = prepare()
     sample = arm.sample(arm.run())
     counts = {"tokens": arm.tokens, "sequences": arm.sequences, "inputs": arm.inputs}
@@ -90,22 +92,22 @@ def checksum(sample: Values) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The answers of all arms; mappings are by the arm's name."""
+    """The measurements of all arms; mappings are by the arm's name."""
 
     arms: Sequence[Arm]
-    first: Mapping[str, Answer]  # after preparing, with the sample
-    turns: Mapping[str, Sequence[Answer]]  # one answer for each round
-    near: Mapping[str, tuple[float, float]]  # difference and cosine to the reference's sample
+    first: Mapping[str, Answer]  # the answers after preparing, with the samples
+    turns: Mapping[str, Sequence[Answer]]  # the answers of all rounds
+    near: Mapping[str, tuple[float, float]]  # largest difference and least cosine to the reference's sample
     others: float  # the largest share of the machine's cores that other processes used in a turn
 
     def aside(self, arm: Arm) -> str:
-        """Return what excludes an arm from being the fastest peer, besides being Heedful's; "" if nothing does."""
+        """Return why a peer may not be the fastest peer, or "" if it may."""
         if not arm.stock:
             return "not stock"
-        return f"cosine below {LEAST}" if self.near[arm.name][1] < LEAST else ""
+        return f"cosine below {MIN_PEER_COSINE}" if self.near[arm.name][1] < MIN_PEER_COSINE else ""
 
-    def counts(self, arm: Arm) -> bool:
-        """Return whether an arm may be the fastest peer."""
+    def may_be_fastest_peer(self, arm: Arm) -> bool:
+        """Return whether an arm is a peer that may be the fastest one."""
         return not arm.is_heedful and not self.aside(arm)
 
 
@@ -115,11 +117,14 @@ def measure(title: str, arms: Sequence[Arm], rounds: int, *, pause: float = PAUS
 
 
 def alternate(arms: Sequence[Arm], rounds: int, *, pause: float = PAUSE) -> Measured:
-    """Start all arms, compare their samples, and run them in turn; each round starts with another arm."""
+    """Start all arms, compare their samples, and give each arm one turn in each round.
+
+    Each round starts with another arm.
+    """
     with ExitStack() as stack:
         ask_arm: dict[str, Callable[[str], Answer]] = {}
         first: dict[str, Answer] = {}
-        for arm in arms:  # one after another, because preparing may time batch sizes
+        for arm in arms:  # one after another, because an arm may time several batch sizes while it prepares
             ask_arm[arm.name] = stack.enter_context(started(arm))
             first[arm.name] = ask_arm[arm.name]("")
         near = {arm.name: compare(arm, first[arm.name], first[arm.like or arms[0].name]) for arm in arms}
@@ -163,18 +168,23 @@ def started(arm: Arm) -> Iterator[Callable[[str], Answer]]:
 
 
 def compare(arm: Arm, answer: Answer, reference: Answer) -> tuple[float, float]:
-    """Return the largest difference of the samples over the reference's scale, and the least cosine.
+    """Compare an arm's sample with the reference's sample.
+
+    Returns:
+        The largest difference of two values over the largest value of the reference, and the least cosine of two
+        vectors.
 
     Raises:
         RuntimeError: If the arm has other inputs than the reference, or its sample is beyond its bound.
     """
-    for what in ("inputs", "tokens", "sequences"):
-        if answer[what] != reference[what]:
-            raise RuntimeError(f'the arm "{arm.name}" has other {what}: {answer[what]}, not {reference[what]}')
+    for key in ("inputs", "tokens", "sequences"):
+        if answer[key] != reference[key]:
+            raise RuntimeError(f'the arm "{arm.name}" has other {key}: {answer[key]}, not {reference[key]}')
     pairs = list(zip(answer["sample"], reference["sample"], strict=True))
     finite = all(map(isfinite, chain.from_iterable(answer["sample"])))
     scale = max(abs(value) for _, expected in pairs for value in expected)
-    difference = max(abs(a - b) for actual, expected in pairs for a, b in zip(actual, expected, strict=True)) / scale
+    differences = [abs(a - b) for actual, expected in pairs for a, b in zip(actual, expected, strict=True)]
+    difference = max(differences) / scale
     cosine = min(sum(map(mul, actual, expected)) / (hypot(*actual) * hypot(*expected)) for actual, expected in pairs)
     if not finite or difference > arm.bound.difference or cosine < arm.bound.cosine:
         raise RuntimeError(
@@ -185,40 +195,47 @@ def compare(arm: Arm, answer: Answer, reference: Answer) -> tuple[float, float]:
 
 
 def summarise(title: str, measured: Measured) -> Table:
-    """Make the table of all arms; its ratios are taken round by round."""
-    first, near = measured.first, measured.near
+    """Make the table of all arms; its ratios are taken in each round."""
     rates = {name: [turn["tokens"] / turn["seconds"] for turn in turns] for name, turns in measured.turns.items()}
-    peers = [arm.name for arm in measured.arms if measured.counts(arm)]
+    peers = [arm.name for arm in measured.arms if measured.may_be_fastest_peer(arm)]
     rounds = list(zip(*(rates[name] for name in peers), strict=True))
-    winners = [peers[rates_of_round.index(max(rates_of_round))] for rates_of_round in rounds]
+    best_rates = [max(peer_rates) for peer_rates in rounds]
+    best_peers = [peers[peer_rates.index(max(peer_rates))] for peer_rates in rounds]
     reference = measured.arms[0].name
-    rows = tuple(
-        Row(
-            name=arm.name,
-            ours=arm.is_heedful,
-            settings=first[arm.name]["settings"],
-            seconds=tuple(turn["seconds"] for turn in measured.turns[arm.name]),
-            tokens_per_second=Spread.of(rates[arm.name]),
-            sequences_per_second=median(turn["sequences"] / turn["seconds"] for turn in measured.turns[arm.name]),
-            to_best_peer=Spread.of(
-                [rate / max(rates_of_round) for rate, rates_of_round in zip(rates[arm.name], rounds, strict=True)]
-            ),
-            to_reference=Spread.of(list(map(truediv, rates[arm.name], rates[reference]))),
-            difference=near[arm.name][0],
-            cosine=near[arm.name][1],
-            checksum=first[arm.name]["checksum"],
-            aside=measured.aside(arm),
-        )
-        for arm in measured.arms
-    )
-    reference_answer = first[reference]
+    reference_answer = measured.first[reference]
     return Table(
         title=title,
         inputs=reference_answer["inputs"],
         tokens=reference_answer["tokens"],
         sequences=reference_answer["sequences"],
         rounds=len(rounds),
-        best_peers=dict(Counter(winners).most_common()),
+        best_peers=dict(Counter(best_peers).most_common()),
         others=measured.others,
-        rows=rows,
+        rows=tuple(_row(measured, arm, rates[arm.name], best_rates, rates[reference]) for arm in measured.arms),
+    )
+
+
+def _row(
+    measured: Measured,
+    arm: Arm,
+    rates: Sequence[float],
+    best_peer_rates: Sequence[float],
+    reference_rates: Sequence[float],
+) -> Row:
+    """Summarise an arm. Rates are tokens a second in each round: its own, the fastest peer's and the reference's."""
+    turns, first = measured.turns[arm.name], measured.first[arm.name]
+    difference, cosine = measured.near[arm.name]
+    return Row(
+        name=arm.name,
+        ours=arm.is_heedful,
+        settings=first["settings"],
+        seconds=tuple(turn["seconds"] for turn in turns),
+        tokens_per_second=Spread.of(rates),
+        sequences_per_second=median(turn["sequences"] / turn["seconds"] for turn in turns),
+        to_best_peer=Spread.of(list(map(truediv, rates, best_peer_rates))),
+        to_reference=Spread.of(list(map(truediv, rates, reference_rates))),
+        difference=difference,
+        cosine=cosine,
+        checksum=first["checksum"],
+        aside=measured.aside(arm),
     )

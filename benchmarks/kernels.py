@@ -1,7 +1,7 @@
-"""Measure the parts of a layer by the kernels in C++ and by PyTorch's operators, and their share of the matrix rate.
+"""Time the parts of a Transformer layer, by Heedful's kernels in C++ and by PyTorch's operators.
 
-The layer is MiniLM's (hidden size 384, 12 heads, 1,536 in the feed-forward), in bfloat16, for short and for long texts;
-all ways run in turn in one process.
+The layer is MiniLM's (hidden size 384, 12 heads, 1,536 in the feed-forward) in bfloat16, for short and for long texts.
+All ways to compute a part run in turn in one process. Products are also compared with the rate of large products.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from heedful.nn.layout import AttentionArgs, Layout
 
 ABOUT = """{rounds} rounds, every way in turn, in one process with {threads} threads; milliseconds, median (min-max).
 The matrix rate is the best of oneDNN's and our products of 4,096 x 768 with 768 x 3,072 in bfloat16: {rate:,.0f}
-GFLOP/s. `of it` is the share of that rate that a product uses, of its multiplications alone. Training is under
-autocast, from float32 weights, with what that copies; `PyTorch` is what Heedful takes without kernels."""
+GFLOP/s. `of it` is the share of this rate that a product reaches; only its multiplications and additions count.
+Training is under autocast from float32 weights, and includes the casts; `PyTorch` is what Heedful runs without
+kernels."""
 WIDTH = 384  # hidden size
 HEADS = 12
 INNER = 1536  # size inside the feed-forward
-WORDS = 30_522  # of the vocabulary
+WORDS = 30_522  # size of the vocabulary
 CASES = {"32 short texts": ("sst2", 32), "16 texts of about 150 tokens": ("mean150", 16)}
-Ways = dict[str, Callable[[], Any]]
+Ways = dict[str, Callable[[], Any]]  # functions that compute the same in different ways, by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,7 @@ def rate(rounds: int, precision: str = "bfloat16") -> float:
 
 
 def train_step(run: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Any]:
-    """Return a function that runs forward under autocast and backward."""
+    """Return a function that runs `run` on the tensors under autocast, and then backward."""
     inputs = [tensor.detach().requires_grad_() for tensor in tensors]
 
     def run_both() -> None:
@@ -94,32 +95,85 @@ def train_step(run: Callable[..., Tensor], *tensors: Tensor) -> Callable[[], Any
 
 
 def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
-    """Return the parts of a layer for texts of these lengths: the name, GFLOP, and the ways to compute it."""
-    tokens = sum(lengths)
-    x, wide = torch.randn(tokens, WIDTH), torch.randn(tokens, INNER)
-    x_bfloat16, wide_bfloat16 = x.bfloat16(), wide.bfloat16()
-    up, norm = cpu_ops.TrainedLinear(WIDTH, INNER), nn.LayerNorm(WIDTH)
-    q, k, v = torch.randn(tokens, 3, HEADS, WIDTH // HEADS).bfloat16().unbind(1)
-    args = AttentionArgs(layout=Layout.of([0, *accumulate(lengths)]), scale=(WIDTH // HEADS) ** -0.5)
-    linears: dict[str, Any] = {
-        "PyTorch": F.linear,
-        "laid out for oneDNN": OneDnnLinear(up.bfloat16()),
-        "ours": NativeLinear(up),
-        "ours, bytes": Int8Linear(up),
-    }
-    weight, bias = up.weight.detach(), up.bias.detach()
-    up.float()
-    gflop = 2 * tokens * WIDTH * INNER / 1e9
-    masked = max(1, tokens * 15 // 100)
-    scores, targets = torch.randn(masked, WORDS).bfloat16(), torch.arange(masked)
+    """Return the parts of a layer for texts of these lengths.
 
-    def attention(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_with(q, k, v, args, backend=name)
+    Each part has a name, the GFLOP of its matrix product (0.0 for parts that are no product), and the ways to compute
+    it, of which "PyTorch" is the reference.
+    """
+    tokens = sum(lengths)
+    return [
+        *linear_parts(tokens),
+        *attention_parts(lengths),
+        ("norm(x + dropout(y)), training", 0.0, add_norm_ways(tokens)),
+        ("GELU, training", 0.0, gelu_ways(tokens)),
+        ("cross-entropy over 30,522 words", 0.0, cross_entropy_ways(max(1, tokens * 15 // 100))),
+    ]
+
+
+def linear_parts(tokens: int) -> list[tuple[str, float, Ways]]:
+    """Return the first linear layer of the feed-forward, in serving and in training."""
+    x = torch.randn(tokens, WIDTH)
+    x_bfloat16 = x.bfloat16()
+    up = cpu_ops.TrainedLinear(WIDTH, INNER).bfloat16()
+    serving: Ways = {
+        "PyTorch": partial(F.linear, x_bfloat16, up.weight.detach(), up.bias.detach()),
+        "laid out for oneDNN": partial(OneDnnLinear(up), x_bfloat16),
+        "ours": partial(NativeLinear(up), x_bfloat16),
+        "ours, bytes": partial(Int8Linear(up), x_bfloat16),
+    }
+    trained = cpu_ops.TrainedLinear(WIDTH, INNER)
+    training: Ways = {
+        "PyTorch": train_step(partial(nn.Linear.forward, trained), x),
+        "ours": train_step(trained, x),
+    }
+    gflop = 2 * tokens * WIDTH * INNER / 1e9
+    return [("linear layer, serving", gflop, serving), ("linear layer, training", 3 * gflop, training)]
+
+
+def attention_parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
+    """Return attention without its linear layers, in serving and in training."""
+    q, k, v = torch.randn(sum(lengths), 3, HEADS, WIDTH // HEADS).bfloat16().unbind(1)
+    args = AttentionArgs(layout=Layout.of([0, *accumulate(lengths)]), scale=(WIDTH // HEADS) ** -0.5)
+
+    def attend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_with(q, k, v, args, backend=backend)
+
+    serving: Ways = {
+        "PyTorch": partial(attend, "bmm", q, k, v),
+        "PyTorch, fused": partial(attend, "fused", q, k, v),
+        "ours": partial(attend, "native", q, k, v),
+    }
+    training: Ways = {
+        "PyTorch": train_step(partial(attend, "bmm"), q, k, v),
+        "ours": train_step(partial(attend, "native"), q, k, v),
+    }
+    return [("attention, serving", 0.0, serving), ("attention, training", 0.0, training)]
+
+
+def add_norm_ways(tokens: int) -> Ways:
+    """Return the ways to add a residual to hidden states with dropout, and to normalise the sum."""
+    x, norm = torch.randn(tokens, WIDTH), nn.LayerNorm(WIDTH)
 
     def add_norm(x: Tensor, residual: Tensor) -> Tensor:
         output = cpu_ops.add_norm(x, residual, norm, 0.1)
         assert output is not None
         return output
+
+    return {
+        "PyTorch": train_step(lambda x, y: norm(x + F.dropout(y, 0.1)), x, x.bfloat16()),
+        "ours": train_step(add_norm, x, x.bfloat16()),
+    }
+
+
+def gelu_ways(tokens: int) -> Ways:
+    """Return the ways to compute GELU inside the feed-forward."""
+    x = torch.randn(tokens, INNER).bfloat16()
+    return {"PyTorch": train_step(F.gelu, x), "ours": train_step(cpu_ops.gelu, x)}
+
+
+def cross_entropy_ways(masked: int) -> Ways:
+    """Return the ways to compute the gradient of the cross-entropy of masked tokens."""
+    scores, targets = torch.randn(masked, WORDS).bfloat16(), torch.arange(masked)
 
     def cross_entropy(logits: Tensor) -> Tensor:
         logits = logits.float().requires_grad_()
@@ -127,59 +181,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
         assert logits.grad is not None
         return logits.grad.bfloat16()
 
-    serving: Ways = {
-        name: partial(linear, x_bfloat16, weight, bias) if linear is F.linear else partial(linear, x_bfloat16)
-        for name, linear in linears.items()
-    }
-    attending: Ways = {name: partial(attend_with, q, k, v, args, backend=name) for name in ("bmm", "fused", "native")}
-    return [
-        ("linear layer, serving", gflop, serving),
-        (
-            "attention, serving",
-            0.0,
-            {"PyTorch": attending["bmm"], "PyTorch, fused": attending["fused"], "ours": attending["native"]},
-        ),
-        (
-            "linear layer, training",
-            3 * gflop,
-            {
-                "PyTorch": train_step(partial(nn.Linear.forward, up), x),
-                "ours": train_step(up, x),
-            },
-        ),
-        (
-            "attention, training",
-            0.0,
-            {
-                "PyTorch": train_step(partial(attention, "bmm"), q, k, v),
-                "ours": train_step(partial(attention, "native"), q, k, v),
-            },
-        ),
-        (
-            "norm(x + dropout(y)), training",
-            0.0,
-            {
-                "PyTorch": train_step(lambda x, y: norm(x + F.dropout(y, 0.1)), x, x_bfloat16),
-                "ours": train_step(add_norm, x, x_bfloat16),
-            },
-        ),
-        (
-            "GELU, training",
-            0.0,
-            {
-                "PyTorch": train_step(F.gelu, wide_bfloat16),
-                "ours": train_step(cpu_ops.gelu, wide_bfloat16),
-            },
-        ),
-        (
-            "cross-entropy over 30,522 words",
-            0.0,
-            {
-                "PyTorch": partial(cross_entropy, scores),
-                "ours": partial(cpu_ops.cross_entropy, scores, targets),
-            },
-        ),
-    ]
+    return {"PyTorch": partial(cross_entropy, scores), "ours": partial(cpu_ops.cross_entropy, scores, targets)}
 
 
 def measure(case: str, rounds: int, best: float) -> list[Line]:

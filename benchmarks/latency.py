@@ -18,7 +18,7 @@ from typing import Any
 import lengths
 import peers
 from engines import BOUNDS, ENGINES, OURS, Job, Round, minilm, random_shape
-from harness import LEAST, Answer, Arm, Measured, Prepared, Values, alternate, serve
+from harness import MIN_PEER_COSINE, Answer, Arm, Measured, Prepared, Values, alternate, serve
 from report import RESULTS, Spread, check_destination, grid, write
 
 ABOUT = """One sequence of random token ids at a time through {shape}, to the mean of its hidden states: no tokenising,
@@ -31,15 +31,20 @@ embeddings are compared with the first arm's: `cosine` is the least one; an arm 
 int8, stops the run, and a peer below {least} is reported and never the quickest peer.{unmeasured}"""
 CALLS = {"minilm": 100, "base": 50}
 SHAPES = {"minilm": "all-MiniLM-L6-v2", "base": "BERT-base's shape with random weights"}
-TOKENS = (16, 64, 256)  # of a sequence
-WARM = 5  # calls to warm up, before each measurement
+TOKENS = (16, 64, 256)  # lengths of the sequences
+WARM = 5  # calls to warm up before each measurement
 QUICK = 3  # calls of a rehearsal
 SAMPLE = 4  # sequences of each length whose embeddings are compared
-Times = dict[int, list[float]]  # seconds of each call, by the tokens of its sequence
+Times = dict[int, list[float]]  # seconds of each call, by the length of its sequence
 
 
 def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
-    """Prepare a job's arm: a round makes `job.count` calls for each length, but the first one only WARM."""
+    """Prepare a job's arm.
+
+    Args:
+        job: The job; a round has `job.count` calls for each length, except for the first round, which warms up.
+        tokens: The lengths of the sequences.
+    """
     run, settings = (ENGINES | peers.ENGINES)[job.engine](job)
     by_length = {length: sequences(length, job.count) for length in tokens}
     counts = chain([WARM], repeat(job.count))
@@ -49,7 +54,8 @@ def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
         return {length: seconds(run, calls[:count]) for length, calls in by_length.items()}
 
     def sample(_: Any) -> Values:
-        return [run([sequence])[0].tolist() for calls in by_length.values() for sequence in calls[:SAMPLE]]
+        sampled = [sequence for calls in by_length.values() for sequence in calls[:SAMPLE]]
+        return [run([sequence])[0].tolist() for sequence in sampled]
 
     return Prepared(
         run=round_of_calls,
@@ -65,10 +71,14 @@ def prepare(job: Job, tokens: Sequence[int]) -> Prepared:
 def sequences(length: int, count: int) -> list[list[int]]:
     """Return `count` sequences of [CLS], random words and [SEP], all of one length."""
     generator = random.Random(f"latency {length}")
-    words = [
-        [generator.randrange(lengths.FIRST_WORD, lengths.VOCABULARY) for _ in range(length - 2)] for _ in range(count)
+    return [
+        [
+            lengths.CLS,
+            *(generator.randrange(lengths.FIRST_WORD, lengths.VOCABULARY) for _ in range(length - 2)),
+            lengths.SEP,
+        ]
+        for _ in range(count)
     ]
-    return [[lengths.CLS, *word, lengths.SEP] for word in words]
 
 
 def seconds(run: Round, calls: Sequence[Sequence[int]]) -> list[float]:
@@ -116,21 +126,22 @@ class Line:
     middle: Spread  # the 50th percentiles of the rounds
     high: Spread  # the 99th percentiles of the rounds
     to_peers: Spread  # ratios of the 50th percentile to the least one among the peers
-    to_floats: Spread  # ratios of the 50th percentile to the least one among the peers without int8
+    to_floats: Spread  # the same, without peers in int8
     middles: tuple[float, ...]  # the 50th percentile of each round
     highs: tuple[float, ...]  # the 99th percentile of each round
-    difference: float
-    cosine: float
-    aside: str
+    difference: float  # largest difference of its sample to the reference's, over the reference's largest value
+    cosine: float  # least cosine of its sample to the reference's
+    aside: str  # why the arm may not be the quickest peer, or ""
 
 
 def lines(measured: Measured, jobs: Mapping[str, Job], length: int) -> list[Line]:
     """Summarise the measurements at one length."""
     middles, highs = ({name: percentiles(turns, length, q) for name, turns in measured.turns.items()} for q in (50, 99))
-    stock = [arm.name for arm in measured.arms if measured.counts(arm)]
+    stock = [arm.name for arm in measured.arms if measured.may_be_fastest_peer(arm)]
     floats = [name for name in stock if jobs[name].precision != "int8"]
 
     def ratios(name: str, peer_names: Sequence[str]) -> Spread:
+        """Compare the 50th percentiles of an arm with the least ones among peers."""
         rounds = zip(middles[name], *(middles[peer] for peer in peer_names), strict=True)
         return Spread.of([own / min(peer_times) for own, *peer_times in rounds])
 
@@ -212,7 +223,7 @@ def main() -> None:
             rounds=options.rounds,
             calls=calls,
             warm=WARM,
-            least=LEAST,
+            least=MIN_PEER_COSINE,
             unmeasured=unmeasured,
             **BOUNDS,
         )

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from math import exp, log
 from statistics import NormalDist, fmean
 
-FEWEST = 3  # [CLS], one token, [SEP]
+FEWEST = 3  # tokens of the shortest sequence: [CLS], one word, [SEP]
 CLS, SEP, FIRST_WORD, VOCABULARY = 101, 102, 1000, 30522  # ids of BERT's English vocabulary, and its size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """Lognormal lengths, clipped at both ends."""
+    """Lognormal lengths of sequences, in tokens, clipped at both ends."""
 
-    mean: float  # of the clipped lengths
-    most: int  # tokens of a sequence
-    sigma: float  # standard deviation of the logarithm of a length
-    fewest: int = FEWEST
+    mean: float  # mean of the clipped lengths
+    most: int  # greatest length
+    sigma: float  # standard deviation of the logarithm of a length, before it is clipped
+    fewest: int = FEWEST  # least length
 
 
 DISTRIBUTIONS = {
@@ -79,7 +79,7 @@ def fill(lengths: Sequence[int], budget: int, *, longest_first: bool = True) -> 
 
 
 def _length(distribution: Distribution, log_mean: float, probability: float) -> float:
-    """Return the length at a cumulative probability, before it is rounded."""
+    """Return the length that is not exceeded with this probability, before it is rounded."""
     length = exp(log_mean + distribution.sigma * NormalDist().inv_cdf(probability))
     return min(max(length, distribution.fewest), distribution.most)
 

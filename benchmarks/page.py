@@ -47,10 +47,10 @@ same machine, so that its time until it is ready includes no network; its size c
 A sentence is from the call of the pipeline until its candidates are in the document."""
 FIRST = "He opened the [MASK] and went inside."
 SENTENCE = "The old man put the [MASK] on the table, closed the door and went to town."
-TOKENS = 20  # of the sentence, with special tokens
+TOKENS = 20  # tokens of SENTENCE, with special tokens
 CALLS, WARM = 20, 3  # clicks that are timed, and clicks before them
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"
-PEERS = {"transformers.js int8": "q8", "transformers.js float32": "fp32"}  # the dtypes by the names of its pipelines
+PEERS = {"transformers.js int8": "q8", "transformers.js float32": "fp32"}  # and their dtypes in transformers.js
 PEER_PAGE = """<!doctype html><html lang="en"><title>transformers.js</title><p id="answer"></p>
 <script type="module">
 import {{ env, pipeline }} from "./transformers.js";
@@ -166,16 +166,73 @@ def opened(kind: str) -> Iterator[Browser]:
 
 
 def measure(kind: str, address: str, calls: int) -> dict[str, Any]:
-    """Return milliseconds until a page is ready and of a sentence, the browser's version, and the last answer."""
+    """Open a page and ask it sentences.
+
+    Args:
+        kind: The name of the page.
+        address: Its URL.
+        calls: The number of timed sentences.
+
+    Returns:
+        ready: Milliseconds from the start of navigation until the page takes a text.
+        sentence: Median milliseconds until a sentence is answered.
+        version: The browser's version.
+        token: The most likely token of the last answer, or None for the explorer.
+    """
     with opened(kind) as chromium:
         chromium.driver.get(address)
         ready = chromium.until(lambda: chromium.js("return window.readyAfter ?? null"))
-        texts = [f"{SENTENCE[:-1]}{end}" for _ in range(calls + WARM) for end in ".!"]  # the text changes each time
-        times = [chromium.driver.execute_async_script(ASK[kind], text) for text in texts[: calls + WARM]]
+        # the text changes each time, so that the page computes it again
+        texts = [SENTENCE[:-1] + (".!"[call % 2]) for call in range(calls + WARM)]
+        times = [chromium.driver.execute_async_script(ASK[kind], text) for text in texts]
         assert kind in PEERS or not chromium.complaints()
         version = chromium.driver.capabilities["browserVersion"]
         token = chromium.js(FIRST_CANDIDATE[kind]) if kind in FIRST_CANDIDATE else None
     return {"ready": float(ready), "sentence": Spread.of(times[WARM:]).median, "version": version, "token": token}
+
+
+def write_pages(bundle: ModelBundle, folder: Path) -> dict[str, Path]:
+    """Write the pages of Heedful into a folder, and return their files."""
+    files = {}
+    for kind, content in pages(bundle).items():
+        files[kind] = folder / f"{kind}.html"
+        files[kind].write_text(content, encoding="utf-8")
+    return files
+
+
+def measure_all(
+    bundle: ModelBundle, node: Path | None, rounds: int, calls: int
+) -> tuple[list[dict[str, dict[str, Any]]], dict[str, int]]:
+    """Measure all pages in turn.
+
+    Args:
+        bundle: The model.
+        node: The folder with node_modules of transformers.js, or None to measure no peer.
+        rounds: The number of rounds.
+        calls: The number of timed sentences in each round.
+
+    Returns:
+        For each round the measurements of each page, and the bytes of each page.
+    """
+    with tempfile.TemporaryDirectory() as name, served(folder := Path(name)) as (server, fetched):
+        files = write_pages(bundle, folder)
+        addresses = {kind: file.as_uri() for kind, file in files.items()}
+        sizes = {kind: file.stat().st_size for kind, file in files.items()}
+        if node:
+            peer_files(bundle, node, folder)
+            for kind, dtype in PEERS.items():
+                (folder / f"{dtype}.html").write_text(PEER_PAGE.format(dtype=dtype), encoding="utf-8")
+                addresses[kind] = f"{server}/{dtype}.html"
+        measured: list[dict[str, dict[str, Any]]] = []
+        for _ in range(rounds):
+            measured.append({})
+            for kind, address in addresses.items():
+                fetched.clear()
+                measured[-1][kind] = measure(kind, address, calls)
+                if kind in PEERS:
+                    sizes[kind] = sum(fetched.values())
+                    assert measured[-1][kind]["token"] == measured[-1]["form"]["token"], measured[-1]
+    return measured, sizes
 
 
 def main() -> None:
@@ -191,30 +248,10 @@ def main() -> None:
     bundle = heedful.load("heedful-mini-en", head="masked_lm")
     assert bundle.tokenizer is not None and len(bundle.tokenizer.encode(SENTENCE)) == TOKENS
     parameters = bundle.count()
-    with tempfile.TemporaryDirectory() as name, served(folder := Path(name)) as (address, fetched):
-        addresses, sizes = {}, {}
-        for kind, content in pages(bundle).items():
-            file = folder / f"{kind}.html"
-            file.write_text(content, encoding="utf-8")
-            addresses[kind] = file.as_uri()
-            sizes[kind] = file.stat().st_size
-        if options.transformers_js:
-            peer_files(bundle, options.transformers_js, folder)
-            for kind, dtype in PEERS.items():
-                (folder / f"{dtype}.html").write_text(PEER_PAGE.format(dtype=dtype), encoding="utf-8")
-                addresses[kind] = f"{address}/{dtype}.html"
-        measured: list[dict[str, Any]] = []
-        for _ in range(rounds):
-            measured.append({})
-            for kind, page_address in addresses.items():
-                fetched.clear()
-                measured[-1][kind] = measure(kind, page_address, calls)
-                if kind in PEERS:
-                    sizes[kind] = sum(fetched.values())
-                    assert measured[-1][kind]["token"] == measured[-1]["form"]["token"], measured[-1]
+    measured, sizes = measure_all(bundle, options.transformers_js, rounds, calls)
     spreads = {
         kind: {name: Spread.of([values[kind][name] for values in measured]) for name in ("ready", "sentence")}
-        for kind in addresses
+        for kind in sizes
     }
     columns = ["page", "MB", "bytes a parameter", "ready, ms", "sentence, ms"]
     rows = [
@@ -225,7 +262,7 @@ def main() -> None:
             spreads[kind]["ready"].text(0),
             spreads[kind]["sentence"].text(1),
         ]
-        for kind in addresses
+        for kind in sizes
     ]
     print(grid(columns, rows))
     if not options.quick:
@@ -240,7 +277,7 @@ def main() -> None:
         data = {
             kind: {"bytes": sizes[kind], "parameters": parameters}
             | {name: asdict(spread) for name, spread in spreads[kind].items()}
-            for kind in addresses
+            for kind in sizes
         }
         if options.transformers_js:
             package = options.transformers_js / "node_modules/@huggingface/transformers/package.json"

@@ -1,8 +1,8 @@
 """Convert a model of BERT's shape into a peer's format: python peer_models.py PEER FOLDER OUT [CALIBRATION].
 
-peers.py runs this script. The models compute mean-pooled vectors from token ids and have float32 weights or int8 ones;
-the file `made` is written last. CALIBRATION is a JSON file with lists of token ids for static quantisation; without it
-they are random.
+peers.py runs this script. The models compute mean-pooled vectors from token ids, and have float32 or int8 weights. The
+file `made` in the folder OUT is written last, when all models are complete. CALIBRATION is a JSON file with lists of
+token ids for static quantisation; without it they are random.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from engines import minilm
 from torch import Tensor, nn
 
 SAMPLE = 64  # random sequences for static quantisation
-FAR = -10_000.0  # added to the scores of padding
+FAR = -10_000.0  # added to the attention scores of padding, which get a weight of 0
 
 
 class Padded(nn.Module):
-    """A model from token ids and a mask, [sequences, longest], to mean-pooled vectors."""
+    """A model that computes mean-pooled vectors from token ids and a mask, both [sequences, longest]."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -33,26 +33,30 @@ class Padded(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the mean of the hidden states where the mask is 1."""
-        states: Tensor = self.model(input_ids=tokens, attention_mask=self.added(mask)).last_hidden_state
+        added = self.score_mask(mask)
+        states: Tensor = self.model(input_ids=tokens, attention_mask=added).last_hidden_state
         real = mask[:, :, None].float()
         return (states * real).sum(1) / real.sum(1)
 
-    def added(self, mask: Tensor) -> Tensor:
-        """Return the values that are added to the scores."""
+    def score_mask(self, mask: Tensor) -> Tensor:
+        """Return the values that are added to the attention scores, [sequences, 1, 1, longest]."""
         return (1.0 - mask[:, None, None, :].float()) * FAR
 
 
-class Known(Padded):
-    """A padded model whose mask has the form that ONNX Runtime's attention fusion recognises."""
+class PaddedForFusion(Padded):
+    """A padded model whose mask is computed in the way that ONNX Runtime's attention fusion recognises."""
 
-    def added(self, mask: Tensor) -> Tensor:
-        """Return the values that are added to the scores, by masked_fill instead of a product."""
+    def score_mask(self, mask: Tensor) -> Tensor:
+        """Return the values that are added to the attention scores, [sequences, 1, longest, longest]."""
         absent = 1.0 - mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1).float()
         return absent.masked_fill(absent.bool(), FAR)
 
 
 class Rows(nn.Module):
-    """A model from tokens and positions [rows, width] and an added mask [rows, 1, width, width] to hidden states."""
+    """A model that computes hidden states from tokens and positions [rows, width] and a mask [rows, 1, width, width].
+
+    The mask is added to the attention scores.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -85,9 +89,12 @@ def openvino(folder: str, out: Path) -> None:
     padded.reshape({port: [-1, -1] for port in padded.inputs})
     rows = openvino.convert_model(Rows(model), example_input=(tokens, tokens, torch.zeros(2, 1, 16, 16)))
     rows.reshape(dict(zip(rows.inputs, ([-1, -1], [-1, -1], [-1, 1, -1, -1]), strict=True)))
-    sample = [[torch.tensor([sequence]).numpy() for sequence in (array, [1] * len(array))] for array in calibration()]
+    inputs = []
+    for token_ids in calibration():
+        mask = [1] * len(token_ids)
+        inputs.append([torch.tensor([token_ids]).numpy(), torch.tensor([mask]).numpy()])
     quantised = nncf.quantize(
-        padded, nncf.Dataset(sample), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(sample)
+        padded, nncf.Dataset(inputs), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(inputs)
     )
     for name, variant in (("padded", padded), ("rows", rows), ("padded-int8", quantised)):
         openvino.save_model(variant, out / f"{name}.xml", compress_to_fp16=False)
@@ -112,7 +119,7 @@ def onnxruntime(folder: str, out: Path) -> None:
     tokens = torch.ones(2, 16, dtype=torch.long)
     names = ["tokens", "mask"]
     torch.onnx.export(
-        Known(model),
+        PaddedForFusion(model),
         (tokens, tokens),
         str(out / "exported.onnx"),
         input_names=names,
@@ -143,7 +150,11 @@ def onnxruntime(folder: str, out: Path) -> None:
 
 
 def ctranslate2(folder: str, out: Path) -> None:
-    """Write the float32 model; the converter needs a tokenizer beside the weights, and an entry of old configs."""
+    """Write the float32 model.
+
+    The converter needs a tokenizer beside the weights, and `position_embedding_type` in the config, which new versions
+    of transformers do not write.
+    """
     from ctranslate2.converters import TransformersConverter
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -152,9 +163,9 @@ def ctranslate2(folder: str, out: Path) -> None:
         for path in Path(folder).iterdir():
             if path.is_file():
                 shutil.copy(path, complete)
-        config = complete / "config.json"
-        config_values = {"position_embedding_type": "absolute"}
-        config.write_text(json.dumps(config_values | json.loads(config.read_text("utf-8"))), "utf-8")
+        config_file = complete / "config.json"
+        config = {"position_embedding_type": "absolute"} | json.loads(config_file.read_text("utf-8"))
+        config_file.write_text(json.dumps(config), "utf-8")
         TransformersConverter(str(complete)).convert(str(out), force=True)
 
 
@@ -163,7 +174,7 @@ def main() -> None:
     peer, folder, destination = sys.argv[1:4]
     out = Path(destination)
     out.mkdir(parents=True, exist_ok=True)
-    warnings.simplefilter("ignore")  # of the converters; results are compared before timing
+    warnings.simplefilter("ignore")  # converters warn about much; harness.py compares the models' results
     with torch.no_grad():
         {"openvino": openvino, "onnxruntime": onnxruntime, "ctranslate2": ctranslate2}[peer](folder, out)
     (out / "made").touch()

@@ -30,9 +30,8 @@ Infer = Callable[[Iterable[Sent]], list[Array]]  # returns the output of each ba
 
 NEEDS = {"openvino": ("openvino", "nncf"), "onnxruntime": ("onnxruntime", "onnx"), "ctranslate2": ("ctranslate2",)}
 TITLES = {"openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "ctranslate2": "CTranslate2"}
-OFFERS: dict[
-    str, dict[str, tuple[str, tuple[str, ...]]]
-] = {  # the engines of each peer, what they add to an arm's name, and the precisions that it has on a CPU
+# for each engine of each peer: the end of its arms' names, and its precisions on a CPU
+OFFERS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "openvino": {
         "openvino latency": (", latency", ("float32", "bfloat16", "int8")),
         "openvino throughput": (", throughput", ("float32", "bfloat16", "int8")),
@@ -41,9 +40,9 @@ OFFERS: dict[
     "onnxruntime": {"onnxruntime": ("", ("float32", "int8"))},
     "ctranslate2": {"ctranslate2": ("", ("float32", "int8"))},
 }
-SEVERAL = ("openvino throughput", "openvino rows")  # engines for several sequences at once
-SHAPES = ("minilm", "base")  # shapes that peer_models.py can convert
-WIDTHS = (64, 128, 256, 512)  # tokens of a packed row
+SEVERAL = ("openvino throughput", "openvino rows")  # engines that are made for several sequences at once
+SHAPES = ("minilm", "base")  # models that peer_models.py can convert
+WIDTHS = (64, 128, 256, 512)  # tokens of packed rows; a sequence is in a row of the least width that it fits into
 BUDGET = 4096  # tokens of a batch of packed rows, padding included
 
 
@@ -56,9 +55,9 @@ def missing(peer: str) -> list[str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of scripts with these peers."""
+    """Add the options that choose peers to the options of a script."""
     parser.add_argument("--peers", nargs="*", choices=list(NEEDS), default=list(NEEDS), help="default: all")
-    parser.add_argument("--models", type=Path, help="keep their models in this folder, and take those that are there")
+    parser.add_argument("--models", type=Path, help="folder that keeps the peers' models for the next run")
 
 
 def make_models(
@@ -67,7 +66,10 @@ def make_models(
     """Make the models of the peers that are requested and available, unless `models` has them.
 
     Args:
-        folder: The model that is converted.
+        shape: The name of the model.
+        requested: The peers that the user asked for.
+        folder: The folder of the model that is converted.
+        models: The folder of the peers' models.
         calibration: A JSON file with token ids for static quantisation. If None, they are random.
 
     Returns:
@@ -102,22 +104,24 @@ def jobs(peers: Iterable[str], models: Path, common: Job, *, alone: bool = False
     """Return the jobs of these peers by arm name.
 
     Args:
+        peers: The names of the peers.
+        models: The folder of the peers' models.
         common: The job without a peer's engine, precision and folder.
-        alone: Whether to leave out engines for several sequences at once.
+        alone: Whether to leave out engines that are made for several sequences at once.
     """
-    return {
-        f"{TITLES[peer]} {precision}{mode}": replace(
-            common, engine=engine, precision=precision, folder=str(models / peer)
-        )
-        for peer in peers
-        for engine, (mode, precisions) in OFFERS[peer].items()
-        if not alone or engine not in SEVERAL
-        for precision in precisions
-    }
+    jobs_by_arm = {}
+    for peer in peers:
+        for engine, (mode, precisions) in OFFERS[peer].items():
+            if alone and engine in SEVERAL:
+                continue
+            for precision in precisions:
+                job = replace(common, engine=engine, precision=precision, folder=str(models / peer))
+                jobs_by_arm[f"{TITLES[peer]} {precision}{mode}"] = job
+    return jobs_by_arm
 
 
 def threads() -> int:
-    """Return the number of threads that torch uses."""
+    """Return the number of threads that torch uses by default, which peers get too."""
     return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
 
 
@@ -135,7 +139,10 @@ def openvino(job: Job, hint: str) -> tuple[Round, str]:
 
 
 def openvino_rows(job: Job) -> tuple[Round, str]:
-    """Return OpenVINO on Heedful's packed rows, in the faster of its two modes: it shows the gain of packing alone."""
+    """Return OpenVINO on Heedful's packed rows, in the faster of its two modes.
+
+    This arm shows what packing gains without Heedful's kernels.
+    """
     models = {hint: _openvino(job, "rows", hint) for hint in ("LATENCY", "THROUGHPUT")}
 
     def round_of(infer: Infer) -> Round:
@@ -156,7 +163,14 @@ def openvino_rows(job: Job) -> tuple[Round, str]:
 
 
 def _openvino(job: Job, name: str, hint: str) -> tuple[Infer, str]:
-    """Compile a model; the precision beside int8 weights is OpenVINO's default."""
+    """Compile a model, and return it with its settings as text.
+
+    Args:
+        job: The job, with the folder of the model. With int8 weights, the precision of activations is OpenVINO's
+            default.
+        name: The name of the model's file.
+        hint: LATENCY to infer one batch after another, or THROUGHPUT to infer several at once.
+    """
     import openvino
 
     settings: dict[str, Any] = {"PERFORMANCE_HINT": hint, "INFERENCE_NUM_THREADS": threads()}
@@ -250,15 +264,18 @@ def pad(sequences: Sequences) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """A batch of rows that hold several sequences each."""
+    """A batch of rows with several sequences each."""
 
     sent: Sent  # tokens and positions [rows, width], and the mask [rows, 1, width, width] that is added to scores
-    spans: Spans
-    indices: list[int]  # of the sequence in each span
+    spans: Spans  # of all sequences, over the concatenated rows
+    indices: list[int]  # index of the sequence in each span
 
 
 def rows(sequences: Sequences) -> Iterator[Rows]:
-    """Pack the sequences of each width by best-fit decreasing; a batch is as narrow as its fullest row allows."""
+    """Pack sequences into rows by best-fit decreasing, and yield batches of rows.
+
+    The rows of a batch are as narrow as its fullest row allows, in steps of 16 tokens.
+    """
     from heedful.nn.kernels import best_fit
 
     sizes = [len(sequence) for sequence in sequences]
@@ -273,7 +290,13 @@ def rows(sequences: Sequences) -> Iterator[Rows]:
 
 
 def _rows(sequences: Sequences, lines: Sequence[Sequence[int]], width: int) -> Rows:
-    """Lay out the sequences of each line, which are given by index, in a row."""
+    """Lay out sequences in rows.
+
+    Args:
+        sequences: All sequences.
+        lines: The indices of the sequences of each row.
+        width: Tokens of a row, padding included.
+    """
     tokens = np.zeros((len(lines), width), np.int64)
     positions = np.zeros_like(tokens)
     sequence_of_token = np.full(tokens.shape, -1, np.int32)

@@ -1,6 +1,6 @@
 """Measure how fast a masked language model is pre-trained on the CPU: packed rows against padded batches and blocks.
 
-The data of a round are made by pretraining_data.py; gpu_arms.py takes `regrouped` from here.
+The data of a round are made by pretraining_data.py. gpu_arms.py imports `regrouped`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lengths import FIRST_WORD, VOCABULARY
 from numpy.typing import NDArray
 from pretraining_data import LENGTH, PAD, SEED, SHARE, Case, Round, blocks, corpus, objective, windows
 from report import RESULTS, Table, check_destination, write
-from training import ATTENTIONS, Epoch, mover, peer
+from training import ATTENTIONS, Epoch, load_peer, make_update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,9 +71,8 @@ class Job:
     batch: int  # rows of a step
     timed: str  # folder of the model
     checked: str  # folder of the same model without dropout
-    grouped: bool = (
-        False  # whether steps have similar lengths, padded to the longest; otherwise all are padded to LENGTH
-    )
+    # whether steps have sequences of similar lengths, padded to the longest; otherwise they are padded to LENGTH
+    grouped: bool = False
     size: int | None = None  # sequences in a pass of transformers; if None, the arm chooses the fastest
     attention: str | None = None  # implementation in transformers; if None, the arm chooses the faster one
 
@@ -104,15 +103,15 @@ def padded(job: Job, folder: str, data: Round) -> Epoch:
 
     from heedful.data.sampler import BatchSampler
 
-    model = peer("AutoModelForMaskedLM", folder, job.attention)
-    move = mover(model, RATE)
+    model = load_peer("AutoModelForMaskedLM", folder, job.attention)
+    update = make_update(model, RATE)
     order = BatchSampler(num_samples=len(data.counts), batch_size=job.batch, seed=SEED)
-    indices_of_row = np.split(np.arange(len(data.lengths)), np.cumsum(data.counts)[:-1])  # of its sequences
+    sequences_of_row = np.split(np.arange(len(data.lengths)), np.cumsum(data.counts)[:-1])  # indices of sequences
     inputs = torch.from_numpy(data.inputs).split(data.lengths.tolist())
     labels = torch.from_numpy(data.labels).split(data.lengths.tolist())
     masked_counts = [int((label >= 0).sum()) for label in labels]
     indices_of_steps = (
-        np.concatenate([indices_of_row[row] for row in order.plan(step).indices]).tolist() for step in count()
+        np.concatenate([sequences_of_row[row] for row in order.plan(step).indices]).tolist() for step in count()
     )
 
     def pad(sequences: Sequence[Tensor], length: int, value: int) -> Tensor:
@@ -121,23 +120,29 @@ def padded(job: Job, folder: str, data: Round) -> Epoch:
             result[row, : len(sequence)] = sequence
         return result
 
+    def mean_loss(indices: list[int]) -> Tensor:
+        """Return the mean loss of the masked tokens of sequences, in one forward pass."""
+        length = max(len(inputs[index]) for index in indices) if job.grouped else LENGTH
+        with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bfloat16"):
+            loss: Tensor = model(
+                input_ids=pad([inputs[index] for index in indices], length, PAD),
+                attention_mask=pad([torch.ones_like(inputs[index]) for index in indices], length, 0),
+                labels=pad([labels[index] for index in indices], length, -100),
+            ).loss
+        return loss.float()
+
     def step(batch: list[int]) -> float:
+        """Update the model by the sequences of a step, in passes of `job.size` sequences; return the mean loss."""
         masked_in_step = sum(masked_counts[index] for index in batch)
         size = job.size or len(batch)
         total = 0.0
         for start in range(0, len(batch), size):
-            part = batch[start : start + size]
-            length = max(len(inputs[index]) for index in part) if job.grouped else LENGTH
-            with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bfloat16"):
-                mean = model(
-                    input_ids=pad([inputs[index] for index in part], length, PAD),
-                    attention_mask=pad([torch.ones_like(inputs[index]) for index in part], length, 0),
-                    labels=pad([labels[index] for index in part], length, -100),
-                ).loss
-            loss = mean.float() * (sum(masked_counts[index] for index in part) / masked_in_step)
+            indices = batch[start : start + size]
+            masked_in_pass = sum(masked_counts[index] for index in indices)
+            loss = mean_loss(indices) * (masked_in_pass / masked_in_step)
             loss.backward()
             total += loss.item()
-        move()
+        update()
         return total
 
     def epoch() -> list[float]:
@@ -215,8 +220,10 @@ def arms(common: Job, block: str, *, fast: bool, quick: bool) -> list[Arm]:
     """Return all arms; the first is the reference.
 
     Args:
+        common: The job of Heedful in float32, on windows.
         block: The file of a Round of blocks.
-        fast: Whether the processor multiplies bfloat16.
+        fast: Whether the processor has instructions for bfloat16.
+        quick: Whether peers take the usual settings, without finding out which are faster.
     """
     usual = replace(common, engine="padded", size=SIZES[-1], attention=ATTENTIONS[0])
     best = usual if quick else replace(usual, size=None, attention=None)
@@ -289,7 +296,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
         )
         block = Round.of(blocks(texts, case), drawn).save(folder / "blocks.npz")
         table = measure("mini", arms(common, block, fast=resolve_dtype("auto") == torch.bfloat16, quick=quick), rounds)
-    row_lengths = [length for sample in samples for length in np.diff(sample.bounds).tolist()]
+    sequence_lengths = [length for sample in samples for length in np.diff(sample.bounds).tolist()]
     about = ABOUT.format(
         layers=LAYERS,
         width=WIDTH,
@@ -299,7 +306,7 @@ def compared(case: Case, vocabulary: int, attention: float, rounds: int, *, quic
         document=fmean(np.diff(texts.segments[texts.documents])),
         sentence=fmean(np.diff(texts.segments)),
         length=LENGTH,
-        mean=fmean(row_lengths),
+        mean=fmean(sequence_lengths),
         tokens=case.row * case.batch,
         row=case.row,
         full=packing.FULL,
@@ -319,7 +326,7 @@ def main() -> None:
     """Measure the arms, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
-    parser.add_argument("--attention-dropout", type=float, default=0.0, help="0.0 is the main table, 0.1 the usual one")
+    parser.add_argument("--attention-dropout", type=float, default=0.0, help="0.0, as in the main table, or BERT's 0.1")
     parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
     parser.add_argument("--quick", action="store_true", help=f"rehearse {QUICK.steps} small steps, without a record")
     parser.add_argument("--output", type=Path, help="another folder for the record")

@@ -1,4 +1,7 @@
-"""Random documents for pretraining.py, packed into rows of windows and of blocks, and the objective that masks them."""
+"""Random documents for pretraining.py, packed into rows of windows and of blocks, and the objective that masks them.
+
+A window is a run of whole sentences of one document; blocks are cut every LENGTH tokens, wherever that is.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ if TYPE_CHECKING:
     from heedful.objectives.masked_lm import MaskedLM
 
 PAD, UNKNOWN, MASK = 0, 100, 103  # ids of BERT's English vocabulary, like CLS and SEP
-LENGTH = 128  # most tokens of a sequence
-SHARE = 0.15  # of the tokens that are masked
+LENGTH = 128  # maximum tokens of a sequence
+SHARE = 0.15  # share of the tokens that are masked
 SEED = 1
-DOCUMENT = (400.0, 1.0)  # mean tokens, and standard deviation of their logarithm
+# lengths in tokens: the mean, and the standard deviation of the logarithm
+DOCUMENT = (400.0, 1.0)
 SENTENCE = (24.0, 0.55)
 
 
@@ -32,9 +36,9 @@ SENTENCE = (24.0, 0.55)
 class Case:
     """The sizes of a round."""
 
-    row: int  # tokens of a sample
-    batch: int  # samples of a step
-    steps: int  # of a round, which takes all arms about a minute
+    row: int  # maximum tokens of a row
+    batch: int  # rows of a step
+    steps: int  # steps of a round, which takes all arms together about a minute
 
     @property
     def tokens(self) -> int:
@@ -49,12 +53,12 @@ class Round:
     tokens: NDArray[np.int64]
     inputs: NDArray[np.int64]  # the tokens after masking, which the model reads
     labels: NDArray[np.int64]  # -100 for tokens that are not masked
-    lengths: NDArray[np.int64]  # of the sequences
-    counts: NDArray[np.int64]  # how many sequences each row has
+    lengths: NDArray[np.int64]  # tokens of each sequence
+    counts: NDArray[np.int64]  # sequences of each row
 
     @classmethod
     def of(cls, samples: Sequence[Sample], objective: MaskedLM) -> Round:
-        """Corrupt the samples as Heedful's trainer does in every epoch."""
+        """Mask the samples as Heedful's trainer does, which masks the same tokens in every epoch."""
         from heedful.data.sampler import derive_seed
 
         inputs, labels = [], []
@@ -145,7 +149,7 @@ def corpus(tokens: int, vocabulary: int) -> Any:
 
 
 def windows(dataset: Any, case: Case) -> list[Sample]:
-    """Return the rows of windows of a round, drawn from those that pre-training packs."""
+    """Return the rows of windows of a round: random ones of those that pre-training packs, if they are nearly full."""
     from heedful.data.sampler import epoch_order
     from heedful.objectives import packing
     from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
@@ -160,7 +164,7 @@ def windows(dataset: Any, case: Case) -> list[Sample]:
 
 
 def blocks(dataset: Any, case: Case) -> list[Sample]:
-    """Return the rows of blocks of a round, the first ones that group_texts of run_mlm cuts."""
+    """Return the rows of blocks of a round: the first ones that transformers' run_mlm cuts with group_texts."""
     from heedful.objectives import Sample
 
     edges = dataset.segments[dataset.documents]

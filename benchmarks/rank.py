@@ -1,4 +1,4 @@
-"""Rerankers fine-tuned on TREC-QA: mean average precision and mean reciprocal rank on test.
+"""Measure rerankers that are fine-tuned on TREC-QA: mean average precision and mean reciprocal rank on test.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/rank.py [--models minilm] [--losses listwise binary] [--seeds 3]
     [--list-size default] [--runs FOLDER]
@@ -34,11 +34,16 @@ COLUMNS = {"query": "qtext", "document": "atext", "relevance": "label"}
 def measure(
     model: str, loss: str, seeds: int, epochs: float | None, list_size: int | None, data: Path, folder: Path
 ) -> dict[str, Any]:
-    """Fine-tune with a loss into a new folder, and return the scores on test.
+    """Fine-tune with a loss, and return the scores on test.
 
     Args:
-        epochs: If None, the default of `heedful finetune rank`.
+        model: Folder or name of the encoder.
+        loss: One of LOSSES.
+        seeds: The number of seeds.
+        epochs: The number of epochs. If None, the default of `heedful finetune rank`.
         list_size: Sentences of a question in a training sample. If None, the default of `heedful finetune rank`.
+        data: The folder of TREC-QA.
+        folder: The folder of the run.
     """
     overrides: dict[str, object] = {"task.loss": loss, "task.metric": "map", "data.columns": COLUMNS, "seeds": seeds}
     if list_size is not None:

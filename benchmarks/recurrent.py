@@ -27,8 +27,8 @@ from heedful.nn.recurrence import run_cells
 ABOUT = """{rounds} rounds, both ways in turn, in one process with {threads} threads; milliseconds of the sum of all
 rows and its gradients, median (min-max); tokens a second are real ones. Both take the same rows, time by time: torch.nn
 as a PackedSequence. Rows and gradients agree within {near:.0e} before timing."""
-GIVEN = 96  # size of a word vector
-NEAR = 1e-4  # largest difference, over the scale
+INPUT_SIZE = 96  # size of a word vector
+NEAR = 1e-4  # largest difference between both ways, over the largest value
 CELLS = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 CASES = {"32 short texts": ("sst2", 32), "32 texts of about 150 tokens": ("mean150", 32)}
 WIDTHS = (128, 300)  # hidden sizes
@@ -41,12 +41,12 @@ def step(run: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Paramet
 
 
 def line(name: str, case: str, width: int, rounds: int) -> dict[str, Any]:
-    """Compare and time both ways for one kind of cells, hidden size and case."""
+    """Check that both ways agree, and time them, for one kind of cells, hidden size and case."""
     lengths = draw(*CASES[case])
     counts = torch.from_numpy(time_major_order((0, *accumulate(lengths)))[1])
-    cells = CELLS[name](GIVEN, width, bidirectional=True)
+    cells = CELLS[name](INPUT_SIZE, width, bidirectional=True)
     parameters = list(cells.parameters())
-    x = torch.randn(sum(lengths), GIVEN)
+    x = torch.randn(sum(lengths), INPUT_SIZE)
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "PyTorch": lambda x: cells(PackedSequence(x, counts))[0].data,
         "ours": lambda x: run_cells(cells, x, counts.tolist()),

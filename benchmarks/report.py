@@ -1,4 +1,4 @@
-"""Write the records of benchmarks: tables and facts of the machine, as dated Markdown and JSON.
+"""Write the records of benchmarks: tables and facts about the machine, as dated Markdown and JSON.
 
 All benchmarks call `write`, most of them with the `Table` that harness.py makes. A record names the git commit that it
 measured. Records in benchmarks/results come from checkouts without uncommitted changes; rehearsals go into other
@@ -21,13 +21,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")  # of x86 processors
-PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")  # named if installed
+# features of x86 processors that records name
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+# packages whose versions records name
+PACKAGES = ("heedful", "torch", "transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """The spread of a measurement over the rounds."""
+    """The values of a measurement in all rounds, summarised."""
 
     median: float
     low: float
@@ -47,20 +49,20 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """The row of one arm; its ratios compare tokens a second, so more than 1 means faster."""
+    """The measurements of one arm; ratios compare tokens a second, so more than 1 means faster."""
 
     name: str
-    ours: bool
+    ours: bool  # whether it is an arm of Heedful
     settings: str
-    seconds: tuple[float, ...]  # of each round
+    seconds: tuple[float, ...]  # time of each round
     tokens_per_second: Spread
-    sequences_per_second: float  # the median
-    to_best_peer: Spread  # ratio to the fastest peer of the same round
-    to_reference: Spread  # ratio to the first arm
-    difference: float  # the largest between the sample and the reference's, over the reference's scale
-    cosine: float  # the least between the sample and the reference's
-    checksum: str  # of the sample in float32
-    aside: str = ""  # why the arm may not be the fastest peer
+    sequences_per_second: float  # median over the rounds
+    to_best_peer: Spread  # ratios to the fastest peer of the same round
+    to_reference: Spread  # ratios to the first arm
+    difference: float  # largest difference of its sample to the reference's, over the reference's largest value
+    cosine: float  # least cosine of its sample to the reference's
+    checksum: str  # of its sample in float32
+    aside: str = ""  # why the arm may not be the fastest peer, or ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +71,10 @@ class Table:
 
     title: str
     inputs: str  # digest of the inputs
-    tokens: int  # of one round, without padding
-    sequences: int  # of one round
+    tokens: int  # tokens of one round, without padding
+    sequences: int  # sequences of one round
     rounds: int
-    best_peers: dict[str, int]  # how many rounds each arm was the fastest peer
+    best_peers: dict[str, int]  # in how many rounds each arm was the fastest peer
     others: float  # the largest share of the machine's cores that other processes used in a turn
     rows: tuple[Row, ...]
 
@@ -127,10 +129,10 @@ def write(name: str, about: str, tables: Sequence[str], data: Any, folder: Path 
 
 
 def facts() -> dict[str, str]:
-    """Return the date, the commit, and facts of the machine; features of the processor are read from the system."""
+    """Return the date, the git commit, and facts about the machine."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
+    except OSError:  # there is no such file on this system
         lines = []
     cpu = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = cpu.get("flags", "").split()
@@ -193,7 +195,10 @@ def clean_commit(checkout: Path) -> str:
 
 
 def machine_busy() -> float:
-    """Return the busy seconds of all cores since the start, time stolen by the host included; 0.0 if unknown."""
+    """Return the seconds for which all cores together were busy since the machine started, or 0.0 if unknown.
+
+    Time that a virtual machine's host took for other work counts as busy.
+    """
     try:
         line = Path("/proc/stat").read_text("utf-8").splitlines()[0]
     except OSError:

@@ -43,15 +43,15 @@ from heedful.search.words import WordIndex
 from heedful.tasks.metrics import RankingScores, mean_interval
 
 DEPTH = 1000  # documents in a ranking
-GRADES = {1: 4, 2: 3, 3: 2, 4: 1}  # gain by Cranfield's code; the others are not relevant
+GRADES = {1: 4, 2: 3, 3: 2, 4: 1}  # gain by Cranfield's code; documents with other codes are not relevant
 WIDTH = 384  # dimension of random vectors
 TIMED = 25  # queries whose time is measured
 CORPORA = ("wikipedia-2014-1", "wikipedia-2014-2", "wikipedia-2014-3", "wikipedia-2021", "novels")
 PARAGRAPH_QUERIES = 500  # paragraphs that are queries, spread over the others
 MIN_PARAGRAPH = 40  # characters
 METHODS: tuple[SearchMethod, ...] = ("words", "vectors", "hybrid")
-Judgments = dict[str, dict[str, int]]
-Rankings = Mapping[str, Mapping[str, float]]
+Judgments = dict[str, dict[str, int]]  # gains by the ids of queries and documents
+Rankings = Mapping[str, Mapping[str, float]]  # scores by the ids of queries and documents
 
 
 def cranfield(folder: Path) -> tuple[list[Document], dict[str, str], Judgments]:
@@ -151,11 +151,11 @@ def row(name: str, scores: RankingScores, baseline: RankingScores, ms: float | N
 
 
 def quality(models: Mapping[str, str], folder: Path, reranker: Engine | None) -> list[dict[str, Any]]:
-    """Measure each arm on Cranfield."""
+    """Measure each arm on Cranfield; return a row for each."""
     documents, queries, judgments = cranfield(folder)
-    texts = list(queries.values())
+    timed_queries = list(queries.values())[:TIMED]
     rows: list[dict[str, Any]] = []
-    baseline: RankingScores | None = None
+    baseline: RankingScores | None = None  # scores of BM25, which are the same for all models
     for name, model in models.items():
         engine = CachedEngine(model)
         for vectors in VECTOR_FORMATS:
@@ -167,17 +167,17 @@ def quality(models: Mapping[str, str], folder: Path, reranker: Engine | None) ->
                 print(f"{name} {vectors}: indexed in {time.perf_counter() - start:.1f} s", flush=True)
                 for method in METHODS:
                     if method == "words" and baseline is not None:
-                        continue
+                        continue  # BM25 is measured already
                     scores = score_rankings(rankings_of(index, queries, method), judgments)
                     baseline = baseline or scores
                     arm = "BM25" if method == "words" else f"{name}, {vectors}, {method}"
-                    ms = median_ms(partial(index.search, method=method), texts[:TIMED])
+                    ms = median_ms(partial(index.search, method=method), timed_queries)
                     rows.append(row(arm, scores, baseline, ms))
                     print(arm, rows[-1]["numbers"], flush=True)
                 if reranker is not None and vectors == "float32":
                     assert baseline is not None
                     scores = score_rankings(reranked(index, queries, reranker), judgments)
-                    ms = median_ms(partial(index.search, method="hybrid", reranker=reranker), texts[:TIMED])
+                    ms = median_ms(partial(index.search, method="hybrid", reranker=reranker), timed_queries)
                     rows.append(row(f"{name}, {vectors}, hybrid, reranked", scores, baseline, ms))
                     print(rows[-1]["arm"], rows[-1]["numbers"], flush=True)
     assert baseline is not None
@@ -253,37 +253,41 @@ def recall(model: str, count: int, folder: Path) -> list[dict[str, Any]]:
 def tables(
     rows: Sequence[dict[str, Any]], times: Sequence[dict[str, Any]], recalls: Sequence[dict[str, Any]]
 ) -> list[str]:
-    """Format the tables of quality, speed and recall as Markdown."""
+    """Format the results of `quality`, `speed` and `recall` as Markdown, in a table each unless they are empty."""
+    sections = []
+    if rows:
+        sections.append("## Cranfield, percent with 95 % intervals\n\n" + quality_table(rows))
+    if times:
+        columns = ["format", "rows", "median ms", "least ms"]
+        cells = [
+            [line["format"], f"{line['rows']:,}", f"{line['median ms']:.2f}", f"{line['least ms']:.2f}"]
+            for line in times
+        ]
+        sections.append("## Exact search of one query, width 384\n\n" + grid(columns, cells))
+    if recalls:
+        columns = ["format", "paragraphs", "recall@10 of float32, percent", "median ms"]
+        cells = [
+            [line["format"], f"{line['rows']:,}", f"{100 * line['recall@10']:.2f}", f"{line['ms']:.2f}"]
+            for line in recalls
+        ]
+        sections.append("## The ten nearest paragraphs\n\n" + grid(columns, cells))
+    return sections
+
+
+def quality_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Format the rows of `quality` as Markdown."""
 
     def percent(value: float, interval: Mapping[str, float]) -> str:
         return f"{100 * value:.2f} ({100 * interval['low']:.2f}–{100 * interval['high']:.2f})"
 
-    names = ["ndcg@10", "map", "mrr", "recall@100"]
+    metrics = ["ndcg@10", "map", "mrr", "recall@100"]
     lines = []
     for row in rows:
-        cells = [percent(row["numbers"][name], row["intervals"][name]) for name in names]
+        scores = [percent(row["numbers"][metric], row["intervals"][metric]) for metric in metrics]
         difference = "" if row["arm"] == "BM25" else percent(row["difference"]["mean"], row["difference"])
         ms = "" if row["median ms"] is None else f"{row['median ms']:.1f}"
-        lines.append([row["arm"], *cells, difference, ms])
-    parts = []
-    if lines:
-        columns = ["arm", *names, "nDCG@10 less BM25's", "median ms"]
-        parts.append("## Cranfield, percent with 95 % intervals\n\n" + grid(columns, lines))
-    if times:
-        lines = [
-            [line["format"], f"{line['rows']:,}", f"{line['median ms']:.2f}", f"{line['least ms']:.2f}"]
-            for line in times
-        ]
-        columns = ["format", "rows", "median ms", "least ms"]
-        parts.append("## Exact search of one query, width 384\n\n" + grid(columns, lines))
-    if recalls:
-        lines = [
-            [line["format"], f"{line['rows']:,}", f"{100 * line['recall@10']:.2f}", f"{line['ms']:.2f}"]
-            for line in recalls
-        ]
-        columns = ["format", "paragraphs", "recall@10 of float32, percent", "median ms"]
-        parts.append("## The ten nearest paragraphs\n\n" + grid(columns, lines))
-    return parts
+        lines.append([row["arm"], *scores, difference, ms])
+    return grid(["arm", *metrics, "nDCG@10 less BM25's", "median ms"], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

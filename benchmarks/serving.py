@@ -1,6 +1,7 @@
-"""Measure a server under load: the most answers a second, and the latency at shares of that rate and beyond it.
+"""Measure a server under load: its capacity, and the latency at shares of this rate and beyond it.
 
-Tests of the server's load and memory use `Client`, `capacity` and `load` too.
+The capacity is the most answers a second. Tests of the server's load and memory use `Client`, `capacity` and `load`
+too.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ request's time counts from when it was due. Beyond 100 % requests carry a deadli
 be answered in time is refused. Others took at most {others:.0%} of the machine in a measurement."""
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "who", "wrote", "it", "first", "she", "lives", "here")
 LENGTHS = (12, 100)  # words of a text
-SHARES = (0.5, 0.7, 0.9, 3.0, 0.5)  # of the capacity
+SHARES = (0.5, 0.7, 0.9, 3.0, 0.5)  # rates of the requests, as shares of the capacity
 PERCENTILES = (50, 90, 99)
-PATIENCE = 3_000  # milliseconds of the deadline of requests beyond the capacity
+PATIENCE = 3_000  # deadline of requests at rates beyond the capacity, in milliseconds
 REST = 2.0  # seconds between measurements
 IDLE = 5.0  # seconds after which a connection is not used again: the server closes it after 10
 
 
 @dataclass(kw_only=True, slots=True)
 class Heard:
-    """The times and statuses of the responses."""
+    """The times and statuses of the responses that clients heard from the server."""
 
-    seconds: list[float] = field(default_factory=list)  # until responses with status 200
-    refused: list[float] = field(default_factory=list)  # until responses with another status
-    statuses: Counter[int] = field(default_factory=Counter)  # status 0 is a broken connection
+    seconds: list[float] = field(default_factory=list)  # times until responses with status 200
+    refused: list[float] = field(default_factory=list)  # times until responses with another status
+    statuses: Counter[int] = field(default_factory=Counter)  # responses by status; 0 is a broken connection
 
 
 class Client:
@@ -66,10 +67,11 @@ class Client:
         try:
             reader, writer = self._free() or await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(f"{self.head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            answer = await reader.readuntil(b"\r\n\r\n")
-            size = next(int(line[15:]) for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            await reader.readexactly(size)
-            status = int(answer[9:12])
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.lower().split(b"\r\n")
+            body_bytes = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+            await reader.readexactly(body_bytes)
+            status = int(head[9:12])
             self.free.append((time.perf_counter(), reader, writer))
         except (OSError, asyncio.IncompleteReadError):
             status = 0
@@ -92,7 +94,7 @@ class Client:
 
 
 def texts(count: int, words: int, seed: int) -> list[bytes]:
-    """Make request bodies whose texts have `words` words."""
+    """Return request bodies, each with a text of `words` random words."""
     generator = random.Random(seed)
     return [json.dumps({"inputs": " ".join(generator.choices(WORDS, k=words))}).encode() for _ in range(count)]
 
@@ -170,7 +172,10 @@ def row(name: str, offered: float | None, seconds: float, heard: Heard) -> dict[
     """Summarise one load as a row of the table, with times in milliseconds.
 
     Args:
+        name: The name of the load.
         offered: Requests a second. If None, clients wait for answers.
+        seconds: How long requests were sent.
+        heard: The responses.
     """
     summary: dict[str, Any] = {"load": name, "offered": offered, "answered": heard.statuses[200] / seconds}
     for q in PERCENTILES:
@@ -187,15 +192,15 @@ def measure(port: int, words: int, options: argparse.Namespace) -> tuple[list[di
     for clients in (1, options.clients):
         heard = asyncio.run(run_clients(port, options.route, bodies, options.seconds, clients))
         rows.append(row(f"{clients} at once", None, options.seconds, heard))
-    most, others = rows[-1]["answered"], 0.0
+    max_rate, others = rows[-1]["answered"], 0.0
     for share in options.shares:
         time.sleep(REST)
         headers = {"x-request-timeout-ms": str(PATIENCE)} if share > 1 else {}
         start, start_busy = time.perf_counter(), machine_busy() - _own_seconds()
-        heard = asyncio.run(load(port, options.route, bodies, share * most, options.seconds, 2, headers))
+        heard = asyncio.run(load(port, options.route, bodies, share * max_rate, options.seconds, 2, headers))
         core_seconds = (time.perf_counter() - start) * (os.cpu_count() or 1)
         others = max(others, (machine_busy() - _own_seconds() - start_busy) / core_seconds)
-        rows.append(row(f"{share:.0%}", share * most, options.seconds, heard))
+        rows.append(row(f"{share:.0%}", share * max_rate, options.seconds, heard))
     return rows, others
 
 
@@ -214,18 +219,12 @@ def table(words: int, rows: list[dict[str, Any]]) -> str:
     """Format the rows of a text length as Markdown."""
     times = [f"p{q}" for q in PERCENTILES]
     columns = ["load", "offered/s", "answered/s", *(f"{name}, ms" for name in times), "refused, p99, ms", "statuses"]
-    return f"## {words} words in a text\n\n" + grid(
-        columns,
-        [
-            [
-                row["load"],
-                *("" if row[name] is None else f"{row[name]:,.1f}" for name in ("offered", "answered", *times)),
-                "" if row["refused p99"] is None else f"{row['refused p99']:,.1f}",
-                ", ".join(f"{count:,} × {status}" for status, count in row["statuses"].items()),
-            ]
-            for row in rows
-        ],
-    )
+    cells = []
+    for row in rows:
+        numbers = [row[name] for name in ("offered", "answered", *times, "refused p99")]
+        statuses = ", ".join(f"{count:,} × {status}" for status, count in row["statuses"].items())
+        cells.append([row["load"], *("" if number is None else f"{number:,.1f}" for number in numbers), statuses])
+    return f"## {words} words in a text\n\n" + grid(columns, cells)
 
 
 def main() -> None:
@@ -237,7 +236,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
-    parser.add_argument("--quick", action="store_true", help="rehearse one second of each, without a record")
+    parser.add_argument("--quick", action="store_true", help="rehearse each load for one second, without a record")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
     options = parser.parse_args()
     options.seconds = 1.0 if options.quick else options.seconds

@@ -1,4 +1,7 @@
-"""Compute how much of the matrix rate the arms of a record use: their multiplications, beside products alone.
+"""Compute the share of the matrix rate that Heedful's arms of a record reach.
+
+The script divides the operations that the tokens need by the measured seconds, and by the rate of large matrix products
+on this machine.
 
 python benchmarks/shares.py results/training-sst2-0.0-DATE.json results/training-mean150-0.0-DATE.json
 python benchmarks/shares.py --name shares-serving results/forward-minilm-short-DATE.json
@@ -15,12 +18,12 @@ from kernels import rate
 from lengths import draw
 from report import RESULTS, Spread, check_destination, grid, write
 
-ABOUT = """The multiplications and additions that the real tokens of a record need, over those of products alone on this
-machine: {rates} GFLOP/s, the fastest way of each, 4,096 x 768 with 768 x 3,072, {rounds} rounds,
-rounding to int8 counted. For L layers of width d a sequence of s tokens needs L (24 d^2 s + 4 d s^2), training three
-times that, and BERT-Mini's head 2 d^2 + 2 d V for each token that is asked for. Everything else that a step does is
-time in which nothing is counted: embeddings, norms, activations, dropout, packing, the optimizer. A
-record of another day may be of another machine."""
+ABOUT = """The multiplications and additions a second that the real tokens of a record need, over the rate of products
+alone on this machine: {rates} GFLOP/s, by the fastest kernel of each precision, for 4,096 x 768 with 768 x 3,072, in
+{rounds} rounds; the time to round to int8 counts. For L layers of width d, a sequence of s tokens needs
+L (24 d^2 s + 4 d s^2), training three times that, and BERT-Mini's head 2 d^2 + 2 d V for each masked token. Other
+operations do not count, but their time does: embeddings, norms, activations, dropout, packing, the optimizer. A record
+of another day may be of another machine."""
 PRECISIONS = ("float32", "bfloat16", "int8")
 
 
@@ -58,12 +61,12 @@ class Share:
 
 
 def needed(path: Path) -> dict[str, list[float]]:
-    """Return the GFLOP/s that the tokens of each of Heedful's arms in a record need, round by round."""
+    """Return the GFLOP/s that the tokens of each of Heedful's arms in a record need, for each round."""
     gflops: dict[str, list[float]] = {}
     for table in json.loads(path.read_text("utf-8"))["tables"]:
         title, count = table["title"], table["sequences"]
         if title not in WORKS:
-            raise SystemExit(f"{path} tells of {title}, whose multiplications are not known here: {', '.join(WORKS)}")
+            raise SystemExit(f"{path} has a table {title!r}; expected one of {', '.join(WORKS)}")
         lengths = [table["tokens"] / count] * count if title == "mini" else list(map(float, draw(title, count)))
         gflop = table["tokens"] * WORKS[title].flop(lengths) / 1e9
         for row in table["rows"]:
@@ -76,22 +79,22 @@ def main() -> None:
     """Read the records, measure the matrix rates, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, help="JSON files, of training.py, pretraining.py, forward.py")
-    parser.add_argument("--name", default="shares", help="of the record")
-    parser.add_argument("--rounds", type=int, default=41, help="of the products")
+    parser.add_argument("--name", default="shares", help="name of the record")
+    parser.add_argument("--rounds", type=int, default=41, help="rounds in which the products are timed")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
     options = parser.parse_args()
     check_destination(options.output)
-    arms = [(path.stem, arm, used) for path in options.records for arm, used in needed(path).items()]
-    kinds = [next(precision for precision in PRECISIONS if precision in arm) for _, arm, _ in arms]
-    rates = {precision: rate(options.rounds, precision) for precision in PRECISIONS if precision in kinds}
+    arms = [(path.stem, arm, gflops) for path in options.records for arm, gflops in needed(path).items()]
+    precisions = [next(precision for precision in PRECISIONS if precision in arm) for _, arm, _ in arms]
+    rates = {precision: rate(options.rounds, precision) for precision in PRECISIONS if precision in precisions}
     shares = [
         Share(
             record=record,
             arm=arm,
-            gflops=Spread.of(used),
-            percent=Spread.of([100 * value / rates[kind] for value in used]),
+            gflops=Spread.of(gflops),
+            percent=Spread.of([100 * value / rates[precision] for value in gflops]),
         )
-        for (record, arm, used), kind in zip(arms, kinds, strict=True)
+        for (record, arm, gflops), precision in zip(arms, precisions, strict=True)
     ]
     rows = [[share.record, share.arm, share.gflops.text(0), share.percent.text(0)] for share in shares]
     text = grid(["record", "arm", "GFLOP/s needed", "per cent of the rate"], rows)

@@ -1,6 +1,6 @@
 """Measure how fast a classifier is trained on the CPU: packed batches (Heedful) against padded ones (transformers).
 
-The model is all-MiniLM-L6-v2 with a new head. pretraining.py takes `peer` and `mover` from here.
+The model is all-MiniLM-L6-v2 with a new head. pretraining.py and gpu_arms.py import `load_peer` and `make_update`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Case:
     """The size of a round; its lengths are the distribution of the same name in lengths.py."""
 
     batch: int  # sequences of a step
-    steps: int  # of a round: it takes the fastest arm some seconds, and grouping pays
+    steps: int  # steps of a round, which takes the fastest arm some seconds
 
 
 CASES = {"sst2": Case(batch=32, steps=48), "mean150": Case(batch=16, steps=16)}
@@ -123,8 +123,8 @@ def padded(job: Job, folder: str, data: Examples) -> Epoch:
 
     from heedful.data.sampler import BatchSampler
 
-    model = peer("AutoModelForSequenceClassification", folder, job.attention)
-    move = mover(model, RATE)
+    model = load_peer("AutoModelForSequenceClassification", folder, job.attention)
+    update = make_update(model, RATE)
     order = BatchSampler(num_samples=len(data.ids), batch_size=job.batch, seed=SEED)
     tokens = [torch.tensor(ids) for ids in data.ids]
     labels = torch.tensor(data.labels)
@@ -137,7 +137,7 @@ def padded(job: Job, folder: str, data: Examples) -> Epoch:
             scores: Tensor = model(input_ids=padded_tokens, attention_mask=mask).logits
         loss = cross_entropy(scores.float(), labels[batch])
         loss.backward()
-        move()
+        update()
         return loss.item()
 
     def epoch() -> list[float]:
@@ -147,20 +147,20 @@ def padded(job: Job, folder: str, data: Examples) -> Epoch:
     return epoch
 
 
-def peer(kind: str, folder: str, attention: str | None) -> Any:
-    """Load a model of transformers in training mode, without its log messages."""
+def load_peer(class_name: str, folder: str, attention: str | None) -> Any:
+    """Load a model of transformers in training mode, without log messages and progress bars."""
     import torch
     import transformers
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model_class: Any = getattr(transformers, kind)
+    model_class: Any = getattr(transformers, class_name)
     return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).train()
 
 
-def mover(model: Any, rate: float) -> Callable[[], None]:
-    """Return a function that updates the model by its gradients as Heedful does, and clears them."""
+def make_update(model: Any, rate: float) -> Callable[[], None]:
+    """Return a function that updates the model by its gradients with Heedful's default optimizer, and clears them."""
     import torch
 
     from heedful.train.optim import AdamW
@@ -174,13 +174,13 @@ def mover(model: Any, rate: float) -> Callable[[], None]:
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
-    def move() -> None:
+    def update() -> None:
         assert settings.max_grad_norm is not None
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return move
+    return update
 
 
 def regrouped(batches: Sequence[Sequence[int]], ids: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -202,7 +202,7 @@ def prepare(job: Job) -> Prepared:
     ids = lengths.sequences(job.case, job.batch * job.steps)
     generator = random.Random(f"labels {job.case}")
     examples = Examples(ids=ids, labels=[generator.randrange(len(LABELS)) for _ in ids])
-    must_choose = job.engine == "padded" and job.attention is None
+    must_choose = job.engine == "padded" and job.attention is None  # the faster attention
     if must_choose:
         job = replace(job, attention=_faster(job, examples.first(len(ids) // 4)))
     check = ENGINES[job.engine](job, job.checked, examples.first(job.batch))
@@ -233,7 +233,15 @@ def _faster(job: Job, examples: Examples) -> str:
 
 
 def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> list[Arm]:
-    """Return all arms that this machine can run fast; the first is the reference."""
+    """Return the arms whose precision this machine computes fast; the first is the reference.
+
+    Args:
+        case: The name of the distribution of lengths.
+        size: The size of a round.
+        timed: Folder of the model with dropout.
+        checked: Folder of the model without dropout.
+        quick: Whether all arms take the usual attention, without finding out which is faster.
+    """
     from heedful.device import has_fast_bfloat16
 
     packed = Job(
@@ -305,7 +313,7 @@ def main() -> None:
     """Measure the arms, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=list(CASES), default="sst2")
-    parser.add_argument("--attention-dropout", type=float, default=0.0, help="0.0 is the main table, 0.1 the usual one")
+    parser.add_argument("--attention-dropout", type=float, default=0.0, help="0.0, as in the main table, or BERT's 0.1")
     parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
     parser.add_argument("--quick", action="store_true", help=f"rehearse {QUICK.steps} small steps, without a record")
     parser.add_argument("--output", type=Path, help="another folder for the record")

@@ -42,7 +42,7 @@ from heedful.train.trainer import Step, Trainer
 BEAMS = 5
 BATCH = 256  # pairs whose loss is computed at once
 EVERY = 100  # training steps between two lines of output
-PUBLISHED = {  # on these data: torchtext's BLEU, and the perplexity of its words
+PUBLISHED = {  # published results on these data: torchtext's BLEU, and the perplexity of words
     "none": "14, perplexity 43.8",
     "attention": "28, perplexity 23.2",
     "transformer": "36.52, perplexity 5.316",
@@ -120,9 +120,9 @@ def curve(run: Path) -> dict[str, Any]:
     lines = list(read_journal(run / "journal.jsonl"))
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     size = max(1, len(losses) // 100)
-    parts = [losses[start : start + size] for start in range(0, len(losses), size)]
+    hundredths = [losses[start : start + size] for start in range(0, len(losses), size)]
     return {
-        "loss": [[part[-1][0], statistics.fmean(loss for _, loss in part)] for part in parts],
+        "loss": [[points[-1][0], statistics.fmean(loss for _, loss in points)] for points in hundredths],
         "dev bleu": [[line["step"], line["dev"].get("bleu")] for line in lines if "dev" in line],
     }
 

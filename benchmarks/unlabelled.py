@@ -1,4 +1,4 @@
-"""Measure the gain of pre-training on unlabelled reviews: MiniLM with and without it learns from 1,000 labels.
+"""Measure the gain of pre-training on unlabelled reviews: MiniLM is fine-tuned on 1,000 labels with and without it.
 
 HEEDFUL_DATA=folder python benchmarks/unlabelled.py --minutes 20 --seeds 1 2 3
 """
@@ -25,8 +25,8 @@ from report import RESULTS, check_destination, facts
 from heedful.runs.finetune.run import finetune
 from heedful.runs.pretrain.run import pretrain
 
-LABELLED, MEASURED = 1000, 2000  # reviews of train and of test
-LONGEST = 128  # tokens of a review that are read in fine-tuning and in test
+LABELLED, MEASURED = 1000, 2000  # labelled reviews for training, and reviews for scoring
+LONGEST = 128  # maximum tokens of a review in fine-tuning and scoring
 
 
 def reviews(name: str) -> Iterator[dict[str, str]]:
@@ -56,8 +56,9 @@ def write(path: Path, rows: list[tuple[str, str]]) -> None:
 
 def continue_pretraining(folder: Path, minutes: float) -> dict[str, Any]:
     """Train MiniLM for some minutes on unlabelled reviews that are not in test; return its validation losses."""
-    tested = {plain(review["text"]) for review in reviews("test")}
-    texts = [text for text in (plain(review["text"]) for review in reviews("unsupervised")) if text not in tested]
+    test_texts = {plain(review["text"]) for review in reviews("test")}
+    texts = [plain(review["text"]) for review in reviews("unsupervised")]
+    texts = [text for text in texts if text not in test_texts]
     path = folder / "unlabelled.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     done = pretrain(  # a finished run is not repeated
@@ -83,13 +84,33 @@ def continue_pretraining(folder: Path, minutes: float) -> dict[str, Any]:
     }
 
 
+def fine_tuned_accuracy(start: str | Path, data: Path, run: Path, seed: int, epochs: int | None) -> float:
+    """Fine-tune a model and return its accuracy on test, in per cent.
+
+    Args:
+        start: The model.
+        data: The folder of the data.
+        run: The folder of the run.
+        seed: The seed of the training.
+        epochs: The number of epochs. If None, it is Heedful's default.
+    """
+    settings = [f"train.seed={seed}", f"max_length={LONGEST}", "long_inputs=truncate", "data.dev_fraction=0.0"]
+    if epochs:
+        settings.append(f"train.epochs={epochs}")
+    done = finetune("classify", data, run, model=start, assignments=settings)
+    return 100 * float(done.results["splits"]["test"]["numbers"]["accuracy"])
+
+
 def main() -> None:
-    """Train both arms with each seed, by which the labelled sample changes; write the record again after each run."""
+    """Fine-tune both models with each seed, which also draws the labelled sample.
+
+    The record is written again after each run.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--epochs", type=int, help="of the labels; else Heedful's default")
+    parser.add_argument("--epochs", type=int, help="epochs of fine-tuning; default: that of `heedful finetune`")
     parser.add_argument(
         "--folder", type=Path, help="for the runs, so that they can resume; default: a temporary folder"
     )
@@ -111,16 +132,8 @@ def main() -> None:
             write(data / "train.csv", sample("train", LABELLED, seed))
             for name, start in starts.items():
                 start_time = time.monotonic()
-                settings = [
-                    f"train.seed={seed}",
-                    f"max_length={LONGEST}",
-                    "long_inputs=truncate",
-                    "data.dev_fraction=0.0",
-                ]
-                if options.epochs:
-                    settings.append(f"train.epochs={options.epochs}")
-                done = finetune("classify", data, folder / f"{name}-{seed}", model=start, assignments=settings)
-                scores[name].append(100 * done.results["splits"]["test"]["numbers"]["accuracy"])
+                run = folder / f"{name}-{seed}"
+                scores[name].append(fine_tuned_accuracy(start, data, run, seed, options.epochs))
                 print(name, seed, scores[name][-1], f"{time.monotonic() - start_time:.0f} s", flush=True)
                 record = {
                     "facts": facts(),

@@ -109,8 +109,10 @@ def _step(entry: object, step: str) -> object:
         if step.isdecimal() and int(step) < len(entry):
             return entry[int(step)]
         return next((element for element in entry if isinstance(element, dict) and step in _names(element)), None)
-    numbers = re.findall(r"[\d.]+", str(entry))
-    return float(numbers[["mean", "deviation"].index(step)]) if isinstance(entry, str) else None
+    if isinstance(entry, str):
+        numbers = re.findall(r"[\d.]+", entry)
+        return float(numbers[("mean", "deviation").index(step)])
+    return None
 
 
 def _ratios_by_precision(table: dict[str, Any]) -> dict[str, float]:

@@ -20,12 +20,12 @@ PAGES = ROOT / "docs" / "tasks"
 BLOCK = re.compile(
     r"(^```(\w+)\n(.*?)^```\n)(\n<!-- output -->\n.*?<!-- end of output -->\n)?", re.MULTILINE | re.DOTALL
 )
-PROGRESS = re.compile(r"^(note: compiling|.*\r)|^\s*$")
-MAX_LINES = 24  # of one block
+PROGRESS = re.compile(r"^(note: compiling|.*\r)|^\s*$")  # lines of output that are not shown
+MAX_LINES = 24  # lines of output of one block that are shown
 
 
 def fill(page: Path) -> str:
-    """Return the text of the page with the output of its blocks."""
+    """Run the blocks of a page, and return its text with their output."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -1,13 +1,13 @@
-"""Make a folder that tests and measures Heedful on a GPU machine which has PyTorch and no package index.
+"""Make a folder that tests and measures Heedful on a GPU machine that has PyTorch but no package index.
 
-python scripts/gpu_bundle.py FOLDER --python 3.12 --has numpy scipy pyarrow     # here, with a package index
-python FOLDER/run_gpu.py --part tests                                           # there
+python scripts/gpu_bundle.py FOLDER --python 3.12 --has numpy scipy pyarrow     # on this machine
+python FOLDER/run_gpu.py --part tests                                           # on the GPU machine
 
-The folder has the committed code, an archive of the packages that Heedful, its tests and its benchmarks import for that
-version of Python, and run_gpu.py, which unpacks them and runs one part: `kernels`, `compiled` and `tests` are those of
-tests/gpu, `training` (peak memory included) and `serving` are measured by benchmarks/gpu.py. Each part ends after eight
-minutes, or `--seconds`, and writes its output and a record to FOLDER/results. Packages that the machine has in an older
-version than this one are not `--has`: the tests need the transformers that is installed here.
+The folder has the committed code, an archive of the packages that Heedful, its tests and its benchmarks import, for
+that version of Python, and run_gpu.py, which unpacks them and runs one part. `kernels`, `compiled` and `tests` run
+parts of tests/gpu; `training` and `serving` run parts of benchmarks/gpu.py. A part ends after eight minutes, or
+`--seconds`, and writes its output and a record to FOLDER/results. Do not name packages after `--has` of which the GPU
+machine has an older version than this machine: the tests need the versions that are installed here.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ def canonical(name: str) -> str:
 
 
 def closure(names: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
-    """Return the installed packages that these need, with themselves, and their versions; extras are left out.
+    """Return the versions of installed packages and of all packages that they need, without extras, by name.
 
     Args:
-        names: Of packages; those that are not installed are left out.
-        without: Packages that are left out with everything that only they need.
+        names: Names of packages; those that are not installed are left out.
+        without: Packages that are left out, with all packages that only they need.
     """
-    left_out, versions, waiting = set(map(canonical, without)), dict[str, str](), list(map(canonical, names))
+    left_out, waiting = set(map(canonical, without)), list(map(canonical, names))
+    versions: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
         if name in versions or name in left_out:
@@ -70,14 +71,14 @@ def closure(names: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]
             continue
         versions[name] = package.version
         for requirement in package.requires or ():
-            wanted, _, marker = requirement.partition(";")
-            if "extra" not in marker and (match := NAME.match(wanted.strip())):
+            specification, _, marker = requirement.partition(";")
+            if "extra" not in marker and (match := NAME.match(specification.strip())):
                 waiting.append(canonical(match[0]))
     return versions
 
 
 def write_code(folder: Path) -> None:
-    """Write the files of the last commit, and its hash.
+    """Write the files of the last commit, and its hash to COMMIT.
 
     Raises:
         SystemExit: If the checkout has uncommitted changes.
@@ -94,7 +95,13 @@ def write_code(folder: Path) -> None:
 
 
 def write_packages(archive: Path, packages: dict[str, str], python: str) -> None:
-    """Write an archive of packages for that Python, half as large as their wheels; one without a wheel is named."""
+    """Write an archive of packages, half as large as their wheels, and print the names of those without a wheel.
+
+    Args:
+        archive: The file to write.
+        packages: Versions of the packages, by name.
+        python: The version of Python that will import them, such as "3.12".
+    """
     with tempfile.TemporaryDirectory() as scratch:
         wheels, site = Path(scratch, "wheels"), Path(scratch, "site")
         for name, version in sorted(packages.items()):
@@ -112,12 +119,12 @@ def write_packages(archive: Path, packages: dict[str, str], python: str) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the folder."""
+    """Make the folder and print its size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of Python on the GPU machine")
-    parser.add_argument("--has", nargs="*", default=[], help="packages beside torch that the machine has")
-    parser.add_argument("--no-packages", action="store_true", help="the machine has all packages")
+    parser.add_argument("--has", nargs="*", default=[], help="packages that the GPU machine has, besides torch")
+    parser.add_argument("--no-packages", action="store_true", help="write no archive: the GPU machine has all packages")
     options = parser.parse_args(arguments)
     if options.folder.exists():
         raise SystemExit(f"{options.folder} exists: name a new folder")
@@ -130,7 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         needs = [NAME.match(text)[0] for text in metadata.requires("heedful") or () if "extra" not in text]  # type: ignore[index]
         write_packages(options.folder / "site.tar.xz", closure([*needs, *TESTS], on_machine), options.python)
     size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
-    print(f"{options.folder}: {size / 2**20:.1f} MiB. There: python {options.folder.name}/run_gpu.py --part tests")
+    command = f"python {options.folder.name}/run_gpu.py --part tests"
+    print(f"{options.folder}: {size / 2**20:.1f} MiB. On the GPU machine: {command}")
 
 
 if __name__ == "__main__":

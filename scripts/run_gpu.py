@@ -1,8 +1,10 @@
-"""Run one part of the checks of Heedful on a GPU machine; this file lies in a folder made by scripts/gpu_bundle.py.
+"""Run one part of the checks of Heedful on a GPU machine.
+
+scripts/gpu_bundle.py makes a folder with this file, the code and the packages.
 
 python run_gpu.py --part kernels|compiled|tests|training|serving [--seconds 480] [--rehearse]
 
-It needs Python with PyTorch alone. Packages are unpacked once, to `site`; output and records are in `results`.
+The machine needs Python and PyTorch. Packages are unpacked once, to `site`; output and records are in `results`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 480  # seconds of a part
+LIMIT = 480  # seconds after which a part ends
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "5", "--durations", "12", "tests/gpu"]
 COMPILED, KERNELS = "flex or compiled", "kernel or heads or dropout"
 PARTS = {
     "kernels": [*PYTEST, "-k", f"({KERNELS}) and not ({COMPILED})"],
-    "compiled": [*PYTEST, "-k", COMPILED],  # they are compiled for minutes
+    "compiled": [*PYTEST, "-k", COMPILED],  # takes minutes to compile
     "tests": [*PYTEST, "-k", f"not ({KERNELS} or {COMPILED})"],
     "training": ["benchmarks/gpu.py", "--only", "training"],
     "serving": ["benchmarks/gpu.py", "--only", "serving"],
@@ -39,11 +41,11 @@ def unpack_packages(archive: Path, site: Path) -> None:
 
 
 def main() -> int:
-    """Run the part, and return its exit status; 124: it took longer than it may."""
+    """Run the part, and return its exit status, or 124 if it took longer than --seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True)
-    parser.add_argument("--seconds", type=float, default=LIMIT, help="after which the part ends")
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU: tiny shapes, and tests/gpu are skipped")
+    parser.add_argument("--seconds", type=float, default=LIMIT, help="seconds after which the part ends")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes, without tests/gpu")
     options = parser.parse_args()
     unpack_packages(HERE / "site.tar.xz", HERE / "site")
     results = HERE / "results"

@@ -29,11 +29,11 @@ PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_t
 
 
 class Walk:
-    """The requirements of Heedful with some extras, followed through the installed distributions."""
+    """The distributions that Heedful needs with some extras, directly and indirectly, and the needs of each."""
 
     def __init__(self, *extras: str) -> None:
         self.installed: dict[str, Distribution] = {}  # by name
-        self.needs: dict[str, set[str]] = {}  # names of the requirements of each distribution
+        self.needs: dict[str, set[str]] = {}  # names of the distributions that each distribution needs
         self.missing: set[str] = set()  # names of requirements that are not installed
         self._seen: set[tuple[str, str]] = set()
         lines = [
@@ -56,7 +56,7 @@ class Walk:
         self._require(key, self.installed[key].requires or [], extra)
 
     def _require(self, key: str, lines: list[str], extra: str) -> None:
-        """Follow the lines of a distribution's requirements that apply to this environment and extra."""
+        """Follow the requirements of a distribution that apply to this environment and to an extra, or to none ("")."""
         needs = self.needs.setdefault(key, set())
         for line in lines:
             requirement = Requirement(line)
@@ -66,8 +66,8 @@ class Walk:
                     self.follow(requirement.name, selected)
 
 
-def named(name: str, version: str) -> dict[str, Any]:
-    """Return the identifier of a package."""
+def identifier(name: str, version: str) -> dict[str, Any]:
+    """Return the fields of CycloneDX that identify a package."""
     purl = f"pkg:pypi/{name}@{quote(version, safe='.')}"
     return {"type": "library", "bom-ref": name, "name": name, "version": version, "purl": purl}
 
@@ -75,7 +75,7 @@ def named(name: str, version: str) -> dict[str, Any]:
 def component(dist: Distribution, *, optional: bool) -> dict[str, Any]:
     """Describe a distribution in the form of CycloneDX."""
     name = canonicalize_name(dist.metadata["Name"])
-    record = named(name, dist.version) | {"scope": "optional" if optional else "required"}
+    record = identifier(name, dist.version) | {"scope": "optional" if optional else "required"}
     if summary := dist.metadata.get("Summary"):
         record["description"] = summary
     if expression := dist.metadata.get("License-Expression"):
@@ -97,7 +97,7 @@ def component(dist: Distribution, *, optional: bool) -> dict[str, Any]:
 def bill() -> tuple[dict[str, Any], set[str]]:
     """Return the document, and the names of requirements that are not installed."""
     core, complete = Walk(), Walk(*EXTRAS)
-    root = named(ROOT, heedful.__version__) | {"licenses": [{"expression": PROJECT["license"]}]}
+    root = identifier(ROOT, heedful.__version__) | {"licenses": [{"expression": PROJECT["license"]}]}
     document: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",

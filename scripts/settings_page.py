@@ -79,8 +79,7 @@ def _row(setting: Setting, cls: type, command: type[SettingsCommand] | None) -> 
     flags = [
         f"`{flag.name}`"
         for flag in (command.flags if command else ())
-        if find_setting(cls, name := flag.assignment.partition("=")[0]) in (setting.path, name)
-        and find_setting(cls, name) == setting.path
+        if find_setting(cls, flag.assignment.partition("=")[0]) == setting.path
     ]
     paths = setting_paths(cls)
     aliases = [f"`{alias.name}`" for alias in ALIASES.values() if alias.accepted and alias.path(paths) == setting.path]

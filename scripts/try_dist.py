@@ -44,18 +44,26 @@ def run(*command: str | Path, cwd: Path, path: str | None = None) -> None:
 
 
 def try_python(python: str, wheel: Path, source: Path, torch: str, folder: Path) -> None:
-    """Install both distributions in a new environment of this Python, and run the quickstart of each."""
+    """Install both distributions in a new environment, one after the other, and run the quickstart of each.
+
+    Args:
+        python: The Python of the environment.
+        wheel: The wheel, whose quickstart is run with and without compilers.
+        source: The source distribution.
+        torch: The requirement that pip installs first.
+        folder: An empty folder.
+    """
     environment = folder / "environment"
     run(python, "-m", "venv", environment, cwd=folder)
     binaries = environment / "bin"
     pip = (binaries / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
     run(*pip, torch, cwd=folder)
     run(*pip, wheel, cwd=folder)
-    bare = folder / "bare"
-    bare.mkdir()
+    without_compilers = folder / "bare"
+    without_compilers.mkdir()
     for name in COMMANDS:
-        (bare / name).symlink_to(binaries / name)
-    for label, path in (("wheel", None), ("wheel without a compiler", str(bare))):
+        (without_compilers / name).symlink_to(binaries / name)
+    for label, path in (("wheel", None), ("wheel without a compiler", str(without_compilers))):
         report(python, label, binaries / "heedful", folder, path)
     run(*pip, "--force-reinstall", "--no-deps", source, cwd=folder)
     report(python, "source distribution", binaries / "heedful", folder, None)
@@ -73,7 +81,7 @@ def main() -> int:
     """Try all Pythons, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dist", type=Path)
-    parser.add_argument("--torch", default="torch", help="what pip installs first")
+    parser.add_argument("--torch", default="torch", help="requirement of PyTorch, which pip installs first")
     parser.add_argument("pythons", nargs="+", metavar="PYTHON")
     arguments = parser.parse_args()
     (wheel,), (source,) = (sorted(arguments.dist.resolve().glob(pattern)) for pattern in ("*.whl", "*.tar.gz"))

@@ -36,10 +36,10 @@ def texts_of(inputs: Any) -> list[tuple[list[int], list[int]]]:
 
 def test_packs_of_heedful_hold_all_texts_and_have_one_shape(benchmarks: Any, case: Any) -> None:
     arms = benchmarks("gpu_arms")
-    inputs = arms.given(case)
+    inputs = arms.make_round(case)
     batches = inputs.batches(torch.device("cpu"))
     shapes = {(len(batch.packed.tokens), len(batch.packed), len(batch.targets)) for batch in batches}
-    assert shapes == {(case.tokens, len(batches[0].packed), case.asked)}
+    assert shapes == {(case.tokens, len(batches[0].packed), case.masked)}
     assert all(bool(batch.weights.all()) for batch in batches)
     for batch, step in zip(batches, inputs.texts, strict=True):
         expected_ids = list(chain(*(ids for ids, _ in step)))
@@ -48,7 +48,7 @@ def test_packs_of_heedful_hold_all_texts_and_have_one_shape(benchmarks: Any, cas
         labels[batch.rows] = batch.targets
         assert batch.packed.tokens[: len(expected_ids)].tolist() == expected_ids
         assert labels[: len(expected_ids)].tolist() == expected_labels
-        assert sum(label >= 0 for label in expected_labels) == case.asked
+        assert sum(label >= 0 for label in expected_labels) == case.masked
     num_tokens = sum(len(ids) for ids, _ in texts_of(inputs))
     assert inputs.tokens == num_tokens >= arms.FULL * case.tokens * case.steps
 
@@ -56,7 +56,7 @@ def test_packs_of_heedful_hold_all_texts_and_have_one_shape(benchmarks: Any, cas
 @pytest.mark.parametrize("grouped", [False, True])
 def test_padded_batches_hold_all_texts(benchmarks: Any, case: Any, grouped: bool) -> None:
     arms = benchmarks("gpu_arms")
-    inputs = arms.given(case)
+    inputs = arms.make_round(case)
     texts = []
     for ids, mask, labels in arms.pad(inputs, torch.device("cpu"), grouped=grouped):
         assert mask is not None and (grouped or ids.shape[1] == case.most)
@@ -70,7 +70,7 @@ def test_padded_batches_hold_all_texts(benchmarks: Any, case: Any, grouped: bool
 
 def test_packs_of_transformers_hold_all_texts(benchmarks: Any, case: Any) -> None:
     arms = benchmarks("gpu_arms")
-    inputs = arms.given(case)
+    inputs = arms.make_round(case)
     texts = []
     for batch in arms.pack(inputs, torch.device("cpu")):
         assert batch["input_ids"].shape[1] == case.most
@@ -91,11 +91,11 @@ def test_packs_of_transformers_hold_all_texts(benchmarks: Any, case: Any) -> Non
 def test_texts_of_one_length_have_no_mask_and_the_operations_of_the_formula(benchmarks: Any) -> None:
     arms, cases = benchmarks("gpu_arms"), benchmarks("gpu_measures").Size().cases
     case = replace(cases["full length, base"], distribution=128, steps=1)
-    share = case.asked / case.tokens
+    share = case.masked / case.tokens
     blocks = 12 * (24 * 768**2 + 4 * 128 * 768)
     head = share * (2 * 768**2 + 2 * 768 * case.vocabulary)
     small_case = replace(case, tokens=512, vocabulary=2000)
-    inputs = replace(arms.given(small_case), case=replace(small_case, most=128))
+    inputs = replace(arms.make_round(small_case), case=replace(small_case, most=128))
     ((_, mask, _),) = arms.pad(inputs, torch.device("cpu"), grouped=False)
     assert mask is None
     assert case.flop(case.tokens * 128, case.tokens) == pytest.approx(3 * case.tokens * (blocks + head), rel=1e-9)
@@ -106,7 +106,7 @@ def test_goals_are_reported_as_reached_or_missed(benchmarks: Any) -> None:
     gpu, measures = benchmarks("gpu"), benchmarks("gpu_measures")
     quick = measures.Served(what="one", seconds={"a": [7e-3], "b": [2e-3], "c": [5e-4]}, cosines={})
     slow = measures.Served(what="many", seconds={"a": [3.0], "b": [1.0], "c": [2.0]}, cosines={})
-    results = gpu.Found(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
+    results = gpu.Results(rates={"matrix": 1e12, "copy": 1e12}, served={"32": quick, "mixed": slow})
     cells_of_rows = [line.split(" | ") for line in gpu.goals(results).splitlines() if line.startswith("| ")][2:]
     assert [(cells[0].strip("| "), cells[2][:5], cells[3].strip(" |")) for cells in cells_of_rows] == [
         ("one, ms", "0.500", "yes"),

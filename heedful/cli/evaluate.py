@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,9 +78,8 @@ def evaluate(
     if suite is None and (ranking_file_of(run) or beir_folder(files)):
         from heedful.runs.evaluate import evaluate as evaluate_retrieval
 
-        for name, value in {"data": assignments, "on-bad-row": on_bad_row != "raise"}.items():
-            if value:
-                raise HeedfulError(f"--{name} has no effect on the evaluation of retrieval: leave it out")
+        unused_options = {"data": assignments, "on-bad-row": on_bad_row != "raise"}
+        _refuse_options(unused_options, "has no effect on the evaluation of retrieval: leave it out")
         evaluated = evaluate_retrieval(
             run,
             files,
@@ -104,11 +104,8 @@ def evaluate(
             "on-bad-row": bad_rows_file,
             "checkpoint": checkpoint,
         }
-        for name, value in excluded_options.items():
-            if value:
-                raise HeedfulError(
-                    f"--{name} cannot be used with --suite, which decides what is evaluated: leave it out"
-                )
+        reason = "cannot be used with --suite, which decides what is evaluated: leave it out"
+        _refuse_options(excluded_options, reason)
         return _evaluate_suite(run, data, suite, checked_precision, device, as_json)
 
     from heedful.runs.evaluate import evaluate as run_evaluation
@@ -135,6 +132,18 @@ def evaluate(
     is_one_file = evaluated.split == "train" and split is None and len(data) == 1 and data[0].is_file()
     title = data[0].name if is_one_file else None  # the split of a single file is "train", a misleading title
     _show(evaluated, checked_precision, as_json, title=title, bad_rows_file=bad_rows_file)
+
+
+def _refuse_options(options: Mapping[str, object], reason: str) -> None:
+    """Raise a HeedfulError if one of these options was given.
+
+    Args:
+        options: Value of each option by its name without "--". A false value is an option that was not given.
+        reason: Why the option cannot be used: the end of the message, after its name.
+    """
+    for name, value in options.items():
+        if value:
+            raise HeedfulError(f"--{name} {reason}")
 
 
 def _show(

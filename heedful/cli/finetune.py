@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +30,9 @@ from heedful.cli.results import show_results
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 from heedful.tasks.specs import specs_named, task_names
+
+if TYPE_CHECKING:
+    from heedful.runs.results import JsonObject
 
 TASKS_HELP = ", ".join(  # names of the tasks, some with an explanation
     f"{name} ({specs_named(name)[0].help})" if specs_named(name)[0].help else name for name in task_names()
@@ -99,7 +102,6 @@ def finetune(
         return print_json(estimates.to_dict()) if as_json else print_table(estimates.table_rows())
 
     from heedful.cli.progress import Progress
-    from heedful.runs.card.finetuned import learned_pairs
     from heedful.runs.finetune.run import finetune as run
     from heedful.train.ranks import connect_ranks
 
@@ -118,8 +120,21 @@ def finetune(
         return
     if as_json:
         return print_json({"folder": str(folder)} | result.results)
-    show_results(result.results)
-    if not result.results["splits"] and not result.results.get("method_comparison", {}).get("methods"):
+    _show_run(task, folder, result.results)
+
+
+def _show_run(task: str, folder: Path, results: JsonObject) -> None:
+    """Print the results of a finished run, the contents of its folder, and commands to use it.
+
+    Args:
+        task: Name of the task.
+        folder: The run folder.
+        results: Content of results.json.
+    """
+    from heedful.runs.card.finetuned import learned_pairs
+
+    show_results(results)
+    if not results["splits"] and not results.get("method_comparison", {}).get("methods"):
         print_text("nothing was evaluated: the data has neither a dev nor a test split")
     optional_files = {
         "plots": "plots/*.png",
@@ -129,7 +144,7 @@ def finetune(
     contents = ["model", *(name for name, pattern in optional_files.items() if any(folder.glob(pattern))), "model card"]
     print_text(f"\nThe run is in {folder}: {', '.join(contents)}.\nNext:")
     arguments = specs_named(task)[0].predict_arguments
-    if learned_pairs(folder, result.results):
+    if learned_pairs(folder, results):
         arguments += ' --pair "Its pair."'
     print(f"  heedful predict {quote(str(folder))} {arguments}")
     print(f"  heedful evaluate {quote(str(folder))} --data YOUR-DATA")

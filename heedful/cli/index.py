@@ -96,7 +96,7 @@ def index(
         raise HeedfulError("no documents are given: name files or folders of texts")
     if is_index(out):
         search_index = SearchIndex(out, device=device)
-        _check_settings(search_index, model=model, vectors=vectors, language=language, passage_tokens=passage_tokens)
+        _check_unchanged(search_index, model=model, vectors=vectors, language=language, passage_tokens=passage_tokens)
     elif not documents:
         raise HeedfulError(f"{out} holds no index: name files or folders of texts to make one")
     else:
@@ -111,7 +111,7 @@ def index(
             passage_tokens=passage_tokens,
             device=device,
         )
-    counts = _change(search_index, documents or [], delete or [], rebuild, quiet=as_json)
+    counts = _change_documents(search_index, documents or [], delete or [], rebuild, quiet=as_json)
     facts: dict[str, object] = {"documents": len(search_index), "passages": search_index.passages, "output": str(out)}
     if not as_json:
         if counts:
@@ -120,8 +120,8 @@ def index(
     if mine_negatives is not None:
         file = negatives_file or Path(f"{stem_and_suffix(mine_negatives)[0]}-negatives.jsonl")
         limits = {"num_negatives": num_negatives, "margin": margin}
-        options = {name: value for name, value in limits.items() if value is not None}
-        mining = _mine(search_index, mine_negatives, file, options, teacher, device)
+        set_limits = {name: value for name, value in limits.items() if value is not None}
+        mining = _mine(search_index, mine_negatives, file, set_limits, teacher, device)
         facts |= {"negatives_file": str(file), **asdict(mining)}
         if not as_json:
             with_negatives = mining.pairs - mining.without
@@ -134,7 +134,7 @@ def index(
 
 
 def _mine(
-    search_index: SearchIndex, pairs: Path, file: Path, options: dict[str, Any], teacher: str | None, device: str
+    search_index: SearchIndex, pairs: Path, file: Path, limits: dict[str, Any], teacher: str | None, device: str
 ) -> MiningCounts:
     """Mine negatives and write them to a file.
 
@@ -142,7 +142,7 @@ def _mine(
         search_index: The index.
         pairs: File of pairs of a query and a relevant text.
         file: File to write.
-        options: Arguments of `heedful.search.mining.mine_negatives`.
+        limits: The arguments num_negatives and margin of `mine_negatives` that the user has set.
         teacher: A cross-encoder whose scores are written too, if any.
         device: Device of the teacher.
     """
@@ -155,10 +155,10 @@ def _mine(
     for sentence in dataset.stated:
         note(sentence)
     teacher_engine = Engine(teacher, device=device) if teacher else None
-    return write_negatives(file, mine_negatives(search_index, examples, teacher=teacher_engine, **options))
+    return write_negatives(file, mine_negatives(search_index, examples, teacher=teacher_engine, **limits))
 
 
-def _check_settings(search_index: SearchIndex, **values: object) -> None:
+def _check_unchanged(search_index: SearchIndex, **values: object) -> None:
     """Raise a HeedfulError if a setting differs from that of the index. None is a setting that was not given."""
     for name, value in values.items():
         current = getattr(search_index.settings, name)
@@ -175,7 +175,7 @@ def _is_same_model(model: str, current: str) -> bool:
     return model == Path(current).name or Path(model).absolute() == Path(current)
 
 
-def _change(
+def _change_documents(
     search_index: SearchIndex, documents: list[Path], delete: list[str], rebuild: bool, *, quiet: bool
 ) -> dict[str, int]:
     """Add and delete documents, rebuild the index, and return the counts of added, replaced, ... documents."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,29 +91,34 @@ def look(
     --heads writes a report on the heads. With --analogy or --positions prints a table and serves nothing.
     """
     folder = checkpoint_path(run, checkpoint)
+    options: dict[str, object] = {  # options that not every kind of output accepts
+        "head_kind": head_kind,
+        "html": html,
+        "figure": figure,
+        "heads": heads,
+        "pair": pair,
+        "question": question,
+        "choice": choice,
+        "word": word,
+        "target": target,
+        "against": against,
+        "layer": layer,
+        "head": head,
+        "part": part,
+        "port": port,
+        "no_browser": no_browser,
+        "with_model": with_model,
+        "precision": precision,
+        "output": out,
+        "max_texts": max_texts,
+        "megabytes": megabytes,
+        "json": as_json,
+    }
     if analogy is not None or positions:
+        refused = {name: value for name, value in options.items() if name != "json"}
         _refuse(
             "--analogy and --positions take a RUN, --checkpoint and --json alone, one of them at a time",
-            head_kind=head_kind,
-            html=html,
-            figure=figure,
-            heads=heads,
-            pair=pair,
-            question=question,
-            choice=choice,
-            word=word,
-            target=target,
-            against=against,
-            layer=layer,
-            head=head,
-            part=part,
-            port=port,
-            no_browser=no_browser,
-            with_model=with_model,
-            precision=precision,
-            output=out,
-            max_texts=max_texts,
-            megabytes=megabytes,
+            **refused,
             analogy=analogy if positions else None,
         )
         if texts:
@@ -121,46 +127,14 @@ def look(
     for file in (html, figure):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise HeedfulError(f"{file} cannot be written: give the name of a file in an existing folder")
-    if html is None and figure is None:
-        _refuse("only --html and --figure select layers and heads", layer=layer, head=head)
-    else:
-        _refuse("only the page that is served has a port and opens in a browser", port=port, no_browser=no_browser)
-    if html is None:
-        _refuse("only for --html", megabytes=megabytes, with_model=with_model)
-    if with_model:
-        _refuse("a file with a model has all layers and heads of one model", layer=layer, head=head, against=against)
-    else:
-        _refuse("only for --with-model", precision=precision)
-    if figure is None:
-        _refuse("only for --figure", part=part)
-    else:
-        _refuse("a figure shows one text in one model", html=html, against=against, word=word, choice=choice)
-        if len(layer or ()) > 1:
-            raise HeedfulError(f"{len(layer or ())} layers were given: a figure shows one layer")
-        if len(texts or ()) > 1:
-            raise HeedfulError(f"{len(texts or ())} texts were given: a figure shows one text")
-    if heads is None:
-        _refuse("only for --heads DATA", output=out, json=as_json, max_texts=max_texts)
-    else:
-        reason = "the report of --heads takes a RUN, one TEXT, --max-texts, --head-kind, --output and --json"
-        _refuse(
-            reason,
-            html=html,
-            figure=figure,
-            pair=pair,
-            question=question,
-            choice=choice,
-            target=target,
-            against=against,
-            word=word,
-            part=part,
-            port=port,
-            no_browser=no_browser,
-        )
-        if texts and len(texts) > 1:
-            raise HeedfulError(f"{len(texts)} texts were given: {reason}")
+    _check_page_options(options)
+    if figure is not None:
+        _check_figure_options(options, layer or [], texts or [])
+    if heads is not None:
+        _check_report_options(options, texts or [])
         output = out or Path(f"heads-{heads.absolute().stem}")
         return _write_report(run, folder, heads, output, texts, max_texts or 400, as_json, head_kind)
+    _refuse("only for --heads DATA", output=out, json=as_json, max_texts=max_texts)
     if not texts:
         raise HeedfulError("no text was given: write one after the model, or name data with --heads")
     if question is not None and pair is not None:
@@ -185,6 +159,57 @@ def look(
 
         content = render_html(api, layers=layer, heads=head, max_bytes=max_bytes)
     _write_html(html, content)
+
+
+def _check_page_options(options: Mapping[str, object]) -> None:
+    """Raise a HeedfulError if an option does not apply to the chosen kind of page or file.
+
+    Args:
+        options: Value of each option of `look` by its name with underscores.
+    """
+    if not options["html"] and not options["figure"]:
+        _refuse("only --html and --figure select layers and heads", **_select(options, "layer", "head"))
+    else:
+        reason = "only the page that is served has a port and opens in a browser"
+        _refuse(reason, **_select(options, "port", "no_browser"))
+    if not options["html"]:
+        _refuse("only for --html", **_select(options, "megabytes", "with_model"))
+    if options["with_model"]:
+        reason = "a file with a model has all layers and heads of one model"
+        _refuse(reason, **_select(options, "layer", "head", "against"))
+    else:
+        _refuse("only for --with-model", **_select(options, "precision"))
+    if not options["figure"]:
+        _refuse("only for --figure", **_select(options, "part"))
+
+
+def _check_figure_options(options: Mapping[str, object], layers: list[int], texts: list[str]) -> None:
+    """Raise a HeedfulError if --figure was given with an option, layers or texts that it cannot show.
+
+    Args:
+        options: Value of each option of `look` by its name with underscores.
+        layers: Values of --layer.
+        texts: The texts to show.
+    """
+    _refuse("a figure shows one text in one model", **_select(options, "html", "against", "word", "choice"))
+    if len(layers) > 1:
+        raise HeedfulError(f"{len(layers)} layers were given: a figure shows one layer")
+    if len(texts) > 1:
+        raise HeedfulError(f"{len(texts)} texts were given: a figure shows one text")
+
+
+def _check_report_options(options: Mapping[str, object], texts: list[str]) -> None:
+    """Raise a HeedfulError if --heads was given with an option or texts that do not apply to its report.
+
+    Args:
+        options: Value of each option of `look` by its name with underscores.
+        texts: The texts to show.
+    """
+    reason = "the report of --heads takes a RUN, one TEXT, --max-texts, --head-kind, --output and --json"
+    names = ("html", "figure", "pair", "question", "choice", "target", "against", "word", "part", "port", "no_browser")
+    _refuse(reason, **_select(options, *names))
+    if len(texts) > 1:
+        raise HeedfulError(f"{len(texts)} texts were given: {reason}")
 
 
 def _write_html(file: Path, content: str) -> None:
@@ -220,6 +245,11 @@ def _refuse(reason: str, **options: object) -> None:
     """
     if names := ["--" + name.replace("_", "-") for name, value in options.items() if value]:
         raise HeedfulError(f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} given: {reason}")
+
+
+def _select(options: Mapping[str, object], *names: str) -> dict[str, object]:
+    """Return the options with these names."""
+    return {name: options[name] for name in names}
 
 
 def _serve(api: PageAPI, port: int, *, browser: bool) -> None:
@@ -269,7 +299,7 @@ def _texts_api(
     from heedful.look.inspection import Inspection
     from heedful.look.page_api import PageAPI
 
-    def item(text: str) -> str | tuple[str, str]:
+    def item(text: str) -> str | tuple[str, str]:  # the input of the model: a text, or a pair
         if question is not None:
             return (question, text)
         return text if pair is None else (text, pair)
@@ -278,18 +308,18 @@ def _texts_api(
     if loaded.early_stages:
         note(f"{folder} is a cascade: what is shown is its last stage")
     first, *further = [Inspection(loaded, item(text), target=target, name=folder) for text in texts]
-    shown = [first]
+    compared = [first]  # one inspection to show, or two to compare
     if against is not None:
         if further and not word:
             raise RequestError("--against was given: two models are compared on one TEXT, give one")
-        shown.append(Inspection(_load_unpruned(against, head_kind), item(texts[0]), target=target, name=against))
+        compared.append(Inspection(_load_unpruned(against, head_kind), item(texts[0]), target=target, name=against))
     elif further and not word:
-        shown.append(further[0])
-    return PageAPI(shown, extra=further, word=word)
+        compared.append(further[0])
+    return PageAPI(compared, extra=further, word=word)
 
 
 def _load_unpruned(folder: str, head_kind: str | None) -> ModelBundle:
-    """Load a model without its token pruning, since what is shown is of all tokens."""
+    """Load a model without its token pruning, so that every layer shows all tokens."""
     from heedful.checkpoint import load
 
     loaded = load(folder, head=head_kind)
@@ -391,8 +421,8 @@ def _write_report(
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            with atomic_path(out / name) as part:
-                part.write_text(content, encoding="utf-8")
+            with atomic_path(out / name) as unfinished:
+                unfinished.write_text(content, encoding="utf-8")
     except OSError as error:
         raise HeedfulError(f"{out} cannot be written: {error.strerror or error}") from None
     if as_json:

@@ -22,6 +22,7 @@ from heedful.errors import HeedfulError, RequestError
 if TYPE_CHECKING:
     from heedful.cli.output import EngineInput
     from heedful.infer.engine import Engine
+    from heedful.infer.precision import PrecisionOrAuto
     from heedful.infer.static_classifier import StaticClassifier
     from heedful.tasks.answering import Answer
     from heedful.tasks.generation import GenerationConfig
@@ -141,27 +142,18 @@ def predict(
         if (static := StaticClassifier.open(run)) is not None:  # starts without torch
             return _show_answers(run, static, static.facts, texts, chunks, top_k=top_k, inputs=inputs, as_json=as_json)
     from heedful.csrc import unused_note
-    from heedful.infer.engine import Engine
 
-    confidence_threshold = min_confidence or 0.0
-    engine = Engine(
+    engine = _open_engine(
         checkpoint_path(run, checkpoint),
-        head=head_kind,
-        precision=checked_precision,
-        device=device,
-        min_confidence=0.0 if candidate_labels else confidence_threshold,  # for candidate labels it is set below
+        head_kind,
+        checked_precision,
+        device,
+        min_confidence=min_confidence or 0.0,
         prediction_set=prediction_set,
+        candidate_labels=candidate_labels,
+        template=template,
+        multi_label=multi_label,
     )
-    if candidate_labels is not None and prediction_set is not None:
-        raise HeedfulError("--prediction-set is for the labels that a model was trained on, not for --candidate-labels")
-    if candidate_labels is not None:
-        from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
-
-        labels = CandidateLabels.of(_parse_labels(candidate_labels), template, multi_label)
-        engine = zero_shot_engine(engine, labels)
-    elif template is not None or multi_label:
-        raise HeedfulError("--template and --multi-label are for --candidate-labels: give the labels too")
-    engine.min_confidence = confidence_threshold
     for line in filter(None, (engine.gpu_line(), unused_note())):
         note(line)
     if file and (input_options := sorted(options & inputs.keys())):
@@ -190,6 +182,57 @@ def predict(
     _show_answers(
         run, engine, facts, texts, chunks, top_k=top_k, inputs=inputs, look_options=look_options, as_json=as_json
     )
+
+
+def _open_engine(
+    folder: str,
+    head_kind: str | None,
+    precision: PrecisionOrAuto | None,
+    device: str,
+    *,
+    min_confidence: float,
+    prediction_set: float | None,
+    candidate_labels: str | None,
+    template: str | None,
+    multi_label: bool,
+) -> Engine:
+    """Open the model; with --candidate-labels, as a zero-shot classifier.
+
+    Args:
+        folder: The model, or a checkpoint of it.
+        head_kind: Value of --head-kind.
+        precision: Value of --precision.
+        device: Value of --device.
+        min_confidence: Value of --min-confidence, or 0.
+        prediction_set: Value of --prediction-set.
+        candidate_labels: Value of --candidate-labels.
+        template: Value of --template.
+        multi_label: Value of --multi-label.
+
+    Raises:
+        HeedfulError: If the model cannot be opened, or options exclude each other.
+    """
+    from heedful.infer.engine import Engine
+
+    engine = Engine(
+        folder,
+        head=head_kind,
+        precision=precision,
+        device=device,
+        min_confidence=0.0 if candidate_labels else min_confidence,  # for candidate labels it is set below
+        prediction_set=prediction_set,
+    )
+    if candidate_labels is not None and prediction_set is not None:
+        raise HeedfulError("--prediction-set is for the labels that a model was trained on, not for --candidate-labels")
+    if candidate_labels is not None:
+        from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
+
+        labels = CandidateLabels.of(_parse_labels(candidate_labels), template, multi_label)
+        engine = zero_shot_engine(engine, labels)
+    elif template is not None or multi_label:
+        raise HeedfulError("--template and --multi-label are for --candidate-labels: give the labels too")
+    engine.min_confidence = min_confidence
+    return engine
 
 
 def _show_answers(

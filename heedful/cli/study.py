@@ -51,7 +51,7 @@ def study(
     if train is not None:
         raise HeedfulError("--train would change nothing: it is for --toy; give --toy FOLDER too")
 
-    from heedful.study import REAL, SEEDS, STUDIES
+    from heedful.study import STUDIES
 
     if name is None:
         if as_json:
@@ -61,18 +61,7 @@ def study(
         raise HeedfulError(
             f'"{name}" is not a study{did_you_mean(name, list(STUDIES))}: use one of {", ".join(STUDIES)}'
         )
-    if quick and full:
-        raise HeedfulError("--quick and --full were given: leave one of them out")
-    if full and name not in REAL:
-        raise HeedfulError(f"{name} has no real data: --full is for {', '.join(REAL)}")
-    if data is not None and not full:
-        raise HeedfulError(f"--data would change nothing: it is for --full; give --full too, for {', '.join(REAL)}")
-    scale: Scale = "usual"
-    default_seeds = SEEDS.get(name, 3)
-    if quick:
-        scale, default_seeds = "quick", 2
-    elif full:
-        scale, default_seeds = "full", REAL[name]
+    scale, default_seeds = _choose_scale(name, quick=quick, full=full, has_data=data is not None)
     num_seeds = default_seeds if seeds is None else seeds
     if num_seeds < 1:
         raise HeedfulError(f"--seeds is {num_seeds}; expected a whole number from 1")
@@ -110,6 +99,31 @@ def study(
         print_text(f"\n{completed.seconds:.0f} s. Table, plots and numbers: {', '.join(map(str, completed.files))}")
     if completed.write_error:
         raise RunError(f"{completed.write_error}: results are printed above but were not all saved")
+
+
+def _choose_scale(name: str, *, quick: bool, full: bool, has_data: bool) -> tuple[Scale, int]:
+    """Return the scale of a study, and its default number of seeds.
+
+    Args:
+        name: Name of the study.
+        quick: Whether --quick was given.
+        full: Whether --full was given.
+        has_data: Whether --data was given.
+
+    Raises:
+        HeedfulError: If these options exclude each other, or the study has no real data for --full.
+    """
+    from heedful.study import REAL, SEEDS
+
+    if quick and full:
+        raise HeedfulError("--quick and --full were given: leave one of them out")
+    if full and name not in REAL:
+        raise HeedfulError(f"{name} has no real data: --full is for {', '.join(REAL)}")
+    if has_data and not full:
+        raise HeedfulError(f"--data would change nothing: it is for --full; give --full too, for {', '.join(REAL)}")
+    if quick:
+        return "quick", 2
+    return ("full", REAL[name]) if full else ("usual", SEEDS.get(name, 3))
 
 
 def _real_data(folder: Path | None) -> Path:

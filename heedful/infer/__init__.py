@@ -1,1 +1,1 @@
-"""Layer 8: from a folder to answers."""
+"""Inference: `Engine` opens a model folder and answers inputs; also batches of files, a request queue and export."""

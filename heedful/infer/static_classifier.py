@@ -79,21 +79,27 @@ class StaticClassifier:
         folder = Path(name)
         if not (folder / "config.json").exists():
             folder = folder / "model"
-        if not (folder / "config.json").is_file() or not _is_static(config := _read_object(folder, "config.json")):
+        if not (folder / "config.json").is_file():
+            return None
+        config = _read_object(folder, "config.json")
+        if not _is_static(config):
             return None
         head, notes = config["head"], _read_object(folder, NOTES)
         labels, thresholds = head.get("labels"), notes.get("thresholds", {})
         if "stage_thresholds" in notes:  # the folder holds a cascade
             return None
-        if not _are_texts(labels) or not _are_numbers(thresholds) or (tensors := _read_weights(folder)) is None:
+        tensors = _read_weights(folder)
+        if tensors is None or not _are_texts(labels) or not _are_numbers(thresholds):
             return None
         tokenizer = Tokenizer.load(folder)
         multi_label = head["problem_type"] == PROBLEM_TYPES[1]
-        rows = 1 if config["model"]["reader"].get("binary") == "sigmoid" and not multi_label else len(labels)
+        is_binary = config["model"]["reader"].get("binary") == "sigmoid" and not multi_label
+        outputs = 1 if is_binary else len(labels)  # a binary model has only the logit of its second label
+        width = tensors[TABLE].shape[-1]
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        width = shapes[TABLE][-1]
+        expected_shapes = {TABLE: (tokenizer.size, width), WEIGHT: (outputs, width), BIAS: (outputs,)}
         is_own_tokenizer = notes.get("tokenizer") in (None, tokenizer.fingerprint) and tokenizer.max_length is None
-        if not is_own_tokenizer or shapes != {TABLE: (tokenizer.size, width), WEIGHT: (rows, width), BIAS: (rows,)}:
+        if not is_own_tokenizer or shapes != expected_shapes:
             return None
         return cls(
             source=str(name),

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import ModelBundle
 from heedful.errors import RequestError
-from heedful.look.inspection import Inspection, token_records
+from heedful.look.inspection import Inspection, frozen_in_eval_mode, token_records
 from heedful.model.classic import ClassicModel
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
 from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores, last_rows_of
@@ -26,7 +26,7 @@ from heedful.tasks.qa import best_span
 from heedful.tasks.specs.qa import max_answer_tokens_of
 
 STEPS = 32  # points on the path from the baseline to the text
-ROWS_PER_BATCH = 4096  # maximum rows in a batch of points
+ROWS_PER_BATCH = 4096  # maximum tokens in a batch of points; each point is a copy of the text
 MAX_CANDIDATES = 8  # most probable tokens that a user may choose to explain
 HeadOutputs: TypeAlias = Any  # a tensor, or the scores of a head with several parts
 Score = Callable[[HeadOutputs, Packed], Float[Tensor, " copies"]]  # returns the score of each copy of the text
@@ -80,19 +80,15 @@ def integrated_gradients(
         score: The score to explain.
         name: Name of the score.
         steps: How many points the path has.
-        rows_per_batch: Maximum number of rows in a batch of points.
+        rows_per_batch: Maximum number of tokens in a batch of points.
 
     Raises:
         RequestError: If the tokenizer has no token for the baseline.
     """
-    loaded = inspection.loaded
-    training = loaded.training
-    requires_grad = [parameter.requires_grad for parameter in loaded.parameters()]
-    loaded.eval().requires_grad_(False)
-    try:
+    embedding = inspection.loaded.model.embedding
+    with frozen_in_eval_mode(inspection.loaded):
         with torch.no_grad():
-            x = loaded.model.embedding(inspection.source)
-            b = loaded.model.embedding(_baseline(inspection))
+            x, b = embedding(inspection.source), embedding(_baseline(inspection))
         total = torch.zeros_like(x)
         batch_size = max(1, rows_per_batch // len(x))
         shares = [(step + 0.5) / steps for step in range(steps)]
@@ -100,10 +96,6 @@ def integrated_gradients(
             total += _sum_of_gradients(inspection, score, x, b, shares[first : first + batch_size])
         with torch.no_grad():
             at_text, at_baseline = (float(_scores(inspection, score, rows, 1)[0]) for rows in (x, b))
-    finally:
-        loaded.train(training)
-        for parameter, value in zip(loaded.parameters(), requires_grad, strict=True):
-            parameter.requires_grad_(value)
     values = ((x - b) * total / steps).sum(-1)
     return Attribution(score=name, values=values, at_text=at_text, at_baseline=at_baseline)
 
@@ -185,23 +177,29 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
             name = f'the score of "{labels[chosen]}"'
             is_binary = getattr(inspection.loaded.head, "one_score", False)
             score = _binary_class_score(chosen) if is_binary else _class_score(chosen)
-            return ExplainedScore(score, name, _pooled_row(inspection), chosen, (), tuple(enumerate(labels)))
+            row = _pooled_row(inspection)
+            return ExplainedScore(score, name, row=row, label=chosen, labels=tuple(enumerate(labels)))
         case TokenClasses(labels=labels):
             row = _surest_tag(inspection, outputs) if position is None else _check_index(position, len(outputs))
             chosen = int(outputs[row].argmax()) if label is None else _check_index(label, len(labels))
-            name = f'the score of "{labels[chosen]}" for "{_token_name(inspection, row)}"'
-            positions = _text_tokens(inspection)
-            return ExplainedScore(_score_at(row, chosen), name, row, chosen, positions, tuple(enumerate(labels)))
+            return ExplainedScore(
+                _score_at(row, chosen),
+                name=f'the score of "{labels[chosen]}" for "{_token_name(inspection, row)}"',
+                row=row,
+                label=chosen,
+                positions=_text_tokens(inspection),
+                labels=tuple(enumerate(labels)),
+            )
         case Choice():
             name = "the score of this candidate, which competes with those of the others"
-            return ExplainedScore(lambda outputs, _: outputs, name, _pooled_row(inspection))
+            return ExplainedScore(lambda outputs, _: outputs, name, row=_pooled_row(inspection))
     kind = "none" if head is None else head.kind
     if kind == "question_answering":
         return span_score(inspection, outputs)
     if kind in ("masked_lm", "pretraining", "language_model", "double_heads"):
         return _token_score(inspection, kind, outputs, position, label)
     if kind == "next_sentence":
-        return ExplainedScore(lambda outputs, _: outputs[:, 0], "the score of: the second text follows", 0)
+        return ExplainedScore(lambda outputs, _: outputs[:, 0], "the score of: the second text follows", row=0)
     if isinstance(head, SentenceEmbedding):
         raise RequestError("an embedding has no score: give a second text to explain their similarity")
     reason = "without a head" if head is None else f"with a {kind} head"
@@ -227,7 +225,7 @@ def span_score(inspection: Inspection, outputs: Float[Tensor, "rows 2"]) -> Expl
     return ExplainedScore(
         lambda outputs, batch: start_score(outputs, batch) + end_score(outputs, batch),
         f"the scores of {ends} of the best answer in the text",
-        start,
+        row=start,
     )
 
 
@@ -248,7 +246,7 @@ def _token_score(
     names = [token["text"] for token in token_records(ids, inspection.tokenizer)]
     labels = tuple(zip(ids, names, strict=True))
     name = f'the score of the token "{dict(labels)[chosen]}" at position {row}'
-    return ExplainedScore(_score_at(row, chosen), name, row, chosen, positions, labels)
+    return ExplainedScore(_score_at(row, chosen), name, row=row, label=chosen, positions=positions, labels=labels)
 
 
 def _pooled_row(inspection: Inspection) -> int | None:

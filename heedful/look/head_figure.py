@@ -27,17 +27,17 @@ COLOURS = ("#1987f7", "#f92501", "#600b37", "#9f7eac", "#0301b9", "#d26968", "#4
 MIN_WEIGHT = 0.03  # smallest attention weight that is drawn
 MAX_LINES = 3000  # maximum number of weights to draw, the largest ones
 WIDTH = 5.2  # width of the figure, in inches
-TOKEN_HEIGHT = 0.24  # inches
-MAX_TOKENS_HEIGHT = 60.0  # inches of all tokens; with more tokens each one is lower
-MIN_NAME_HEIGHT = 0.11  # inches
+TOKEN_HEIGHT = 0.24  # height of one token, in inches; less if there are many tokens
+MAX_TOKENS_HEIGHT = 60.0  # maximum height of all tokens together, in inches
+MIN_NAME_HEIGHT = 0.11  # minimum height of the name of a token, in inches
 MAX_NAME_CHARS = 24  # characters after which the name of a token is cut
 MAX_TEXT_CHARS = 300  # characters after which the text in the caption is cut
 CAPTION_CHARS = 84  # characters in a line of the caption
 CAPTION_LINE = 0.16  # height of a line of the caption, in inches
 LEGEND_COLUMNS = 6
 LEGEND_LINE = 0.2  # height of a line of the legend, in inches
-LEGEND_WEIGHTS = (0.05, 0.2, 0.5, 1.0)
-PNG_SCALE = 2.0
+LEGEND_WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # attention weights whose lines the legend shows
+PNG_SCALE = 2.0  # factor of the resolution of a PNG file
 
 
 def write_head_figure(

@@ -28,6 +28,7 @@ from heedful.look.head_patterns import (
     readable_indices,
     strongest_heads,
 )
+from heedful.look.inspection import frozen_in_eval_mode
 from heedful.model.config import MaskedTokens, Pretraining
 from heedful.model.heads import PretrainingHead
 from heedful.objectives import Batch, Sample
@@ -258,17 +259,9 @@ def head_report(
     indices = readable_indices(loaded, texts)
     skipped = len(texts) - len(indices)
     examples, texts = [examples[index] for index in indices], [texts[index] for index in indices]
-    training = loaded.training
-    loaded.eval()
-    requires_grad = [parameter.requires_grad for parameter in loaded.parameters()]
-    loaded.requires_grad_(False)
-    try:
+    with frozen_in_eval_mode(loaded):
         heads = find_head_patterns(loaded, texts, max_texts=max_texts)
         importance = _importance(loaded, task, examples[:MAX_EXAMPLES])
-    finally:
-        loaded.train(training)
-        for parameter, value in zip(loaded.parameters(), requires_grad, strict=True):
-            parameter.requires_grad_(value)
     records = [head.to_dict() for head in heads]
     if importance is not None:
         records += _cross_attention_records(importance)

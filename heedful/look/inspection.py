@@ -302,6 +302,20 @@ def eval_mode(loaded: ModelBundle) -> Iterator[None]:
         loaded.train(training)
 
 
+@contextmanager
+def frozen_in_eval_mode(loaded: ModelBundle) -> Iterator[None]:
+    """Context in which a model is in eval mode and its parameters require no gradients; inputs may require them."""
+    training = loaded.training
+    requires_grad = [parameter.requires_grad for parameter in loaded.parameters()]
+    loaded.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        loaded.train(training)
+        for parameter, required in zip(loaded.parameters(), requires_grad, strict=True):
+            parameter.requires_grad_(required)
+
+
 def greedy_settings(loaded: ModelBundle, max_new_tokens: int) -> GenerationConfig:
     """Return the generation settings of the model folder, but greedy and with at most `max_new_tokens` new tokens."""
     settings = folder_generation(loaded).defaults

@@ -74,7 +74,7 @@ def to_json(value: object) -> str:
 class HeadPosition(NamedTuple):
     """A head of one of the inspections."""
 
-    side: int
+    side: int  # index of the inspection
     part: str
     layer: int
     head: int
@@ -148,7 +148,7 @@ def _check_selection(what: str, indices: list[int] | None, count: int) -> None:
 
 def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) -> Iterator[tuple[str, Params]]:
     """Yield the questions that a page may ask, as name and parameters, the most important first."""
-    positions = [
+    head_positions = [
         HeadPosition(side, view.part, layer, head)
         for side, inspection in enumerate(api.inspections)
         for view in inspection.views
@@ -160,16 +160,16 @@ def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) 
     yield "about", {}
     if api.report is not None:
         yield "heads", {}
-    for side, part, layer in dict.fromkeys(position[:3] for position in positions):
+    for side, part, layer in dict.fromkeys(position[:3] for position in head_positions):
         yield "thumbnails", {"side": side, "part": part, "layer": layer}
     yield from _text_questions(api)
     yield from _word_questions(api)
-    yield from (("weights", position.params()) for position in positions)
+    yield from (("weights", position.params()) for position in head_positions)
     if len(api.inspections) > 1:
-        yield from (("compare", params) for params in _comparisons(api, positions, first_head=min(heads or [0])))
-    yield from (("neuron", position.params()) for position in positions)
-    yield from (("similarity", position.params()) for position in positions)
-    blocks = dict.fromkeys(position[:3] for position in positions if position.part in ("encoder", "decoder"))
+        yield from (("compare", params) for params in _comparisons(api, head_positions, first_head=min(heads or [0])))
+    yield from (("neuron", position.params()) for position in head_positions)
+    yield from (("similarity", position.params()) for position in head_positions)
+    blocks = dict.fromkeys(position[:3] for position in head_positions if position.part in ("encoder", "decoder"))
     for row, (side, part, layer) in product(range(MAX_ROWS), blocks):
         inspection = api.inspections[side]
         if row < len(inspection.sides[inspection.view(part).rows]):
@@ -199,18 +199,18 @@ def _word_questions(api: PageAPI) -> Iterator[tuple[str, Params]]:
             yield "analogy", {"side": side, **dict(zip("abc", analogy, strict=True))}
 
 
-def _comparisons(api: PageAPI, positions: list[HeadPosition], first_head: int) -> Iterator[Params]:
+def _comparisons(api: PageAPI, head_positions: list[HeadPosition], first_head: int) -> Iterator[Params]:
     """Yield the parameters of comparisons of two texts: for each layer the mean over heads, then each head.
 
     A layer that the second model does not have is compared with its last layer.
 
     Args:
         api: Has the two texts.
-        positions: All heads of both texts that are included.
+        head_positions: All heads of both texts that are included.
         first_head: Index of the first head that is included.
     """
     other_layers = {view.part: view.layers for view in api.inspections[1].views}
-    for position in positions:
+    for position in head_positions:
         if position.side != 0 or position.part not in other_layers:
             continue
         other_layer = min(position.layer, other_layers[position.part] - 1)

@@ -30,7 +30,7 @@ TOP_K = 8  # predicted tokens that are shown for a mask, as in prediction.py
 
 
 def render_html_with_model(api: PageAPI, *, precision: str = "auto", max_bytes: int = MAX_ANSWER_BYTES) -> str:
-    """Return the page as one HTML file with the model, its tokenizer and the code that computes with it.
+    """Return the page as one HTML file with the model, its tokenizer and the code that runs the model.
 
     The page computes its answers for the texts of `api` and for new texts. Answers to `PYTHON_QUESTIONS` are saved in
     the file, for the texts of `api` only.

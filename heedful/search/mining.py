@@ -1,6 +1,6 @@
 """Mining of hard negatives: passages of an index that are similar to a query but probably not relevant.
 
-`heedful index negatives` writes them as training data for `finetune embed` and `finetune rank`.
+`heedful index --mine-negatives` writes them as training data for `finetune embed` and `finetune rank`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heedful.data import PairExample
 from heedful.data.examples import hash_text, normalise_text
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
-from heedful.search.index import SearchIndex
+from heedful.search.index import SearchHit, SearchIndex
 from heedful.search.rerank import rerank_scores
 from heedful.search.vectors import normalized_rows
 from heedful.tasks.task import batched
@@ -93,18 +93,30 @@ def mine_negatives(
         ):
             max_score = positive_score - margin * abs(positive_score)
             below_margin = [(document, score) for document, score in ranking if score < max_score]
-            query_positives = positives[hash_text(pair.anchor)]
-            negatives: list[str] = []
-            for hit in index.hits(pair.anchor, below_margin, vector[None]):
-                if len(negatives) == num_negatives:
-                    break
-                passage = normalise_text(hit.passage)
-                if not any(positive in passage or passage in positive for positive in query_positives):
-                    negatives.append(hit.passage)
+            hits = index.hits(pair.anchor, below_margin, vector[None])
+            negatives = _first_negatives(hits, positives[hash_text(pair.anchor)], num_negatives)
             teacher_scores = None
             if teacher is not None:
                 teacher_scores = rerank_scores(teacher, pair.anchor, [pair.positive, *negatives], raw=True)
             yield MinedRow(query=pair.anchor, positive=pair.positive, negative=negatives, teacher_scores=teacher_scores)
+
+
+def _first_negatives(hits: Iterable[SearchHit], positives: set[str], count: int) -> list[str]:
+    """Return the first `count` passages that neither contain a positive nor are contained in one.
+
+    Args:
+        hits: Hits of the search for the query, the most similar first.
+        positives: All positives of the query, normalised.
+        count: Maximum number of passages.
+    """
+    negatives: list[str] = []
+    for hit in hits:
+        if len(negatives) == count:
+            break
+        passage = normalise_text(hit.passage)
+        if not any(positive in passage or passage in positive for positive in positives):
+            negatives.append(hit.passage)
+    return negatives
 
 
 def write_negatives(path: Path, rows: Iterable[MinedRow]) -> MiningCounts:

@@ -59,7 +59,8 @@ def attention_response(
     count = layer_count * head_count * len(encoded) ** 2
     if count > max_weights:
         raise TooLongError(
-            f"these are {count} weights, and an answer has at most {max_weights}: ask for some layers and heads"
+            f"the attention of this text has {count} weights, and a response has at most {max_weights}: choose fewer "
+            "layers or heads"
         )
     device = next(bundle.parameters()).device
     batch = Packed.of([encoded.ids], [encoded.types]).to(device)

@@ -70,11 +70,10 @@ def document(version: str, has_keys: bool) -> Schema:
     paths: Schema = {}
     for path, _, _, summary, example in posts:
         body, answer = next(schema), next(schema)
+        operation = _operation(path, summary, answer, (*COMMON_ERRORS, *BODY_ERRORS))
         content = {"schema": body} | ({"example": example} if example else {})
-        paths[path] = {
-            "post": _operation(path, summary, answer, (*COMMON_ERRORS, *BODY_ERRORS))
-            | {"requestBody": {"required": True, "content": {"application/json": content}}}
-        }
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+        paths[path] = {"post": operation}
     for path, _, summary in VIEWS:
         more_errors = (422,) if path == "/info" else ()
         paths[path] = {"get": _operation(path, summary, next(schema), (*COMMON_ERRORS, *more_errors))}

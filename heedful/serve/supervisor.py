@@ -52,9 +52,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 socket_address = (address[0], chosen_port, *address[2:])
                 sockets.append(socket.create_server(socket_address, family=family, backlog=BACKLOG))
                 sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
-                sockets[-1].setsockopt(
-                    socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-                )  # without it, a body waits for an ACK of the headers
+                # without TCP_NODELAY, the body of a response waits until the client has acknowledged the headers
+                sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as error:  # a name can have addresses of a family that this machine does not support
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise

@@ -1,4 +1,4 @@
-"""Completion scripts, in the shells themselves."""
+"""`heedful completion`: the scripts complete commands in bash, zsh and fish, and have every option and setting."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from heedful.cli.settings_command import SettingsCommand, context_assignments
 from heedful.runs.settings_schema import describe_settings
 
 GROUP: Any = typer.main.get_command(app)
-SECONDS = 30.0  # that a shell may take on a busy machine
-CASES = [  # what is typed before the tab, and what the line becomes
+SECONDS = 30.0  # maximum seconds that a shell may take to answer, on a busy machine
+CASES = [  # (typed before the tab key, the line after it)
     ("heedful finet", "heedful finetune "),
     ("heedful finetune class", "heedful finetune classify "),
     ("heedful init pre", "heedful init pretrain "),
@@ -59,19 +59,21 @@ CASES = [  # what is typed before the tab, and what the line becomes
     ("heedful evaluate exam", "heedful evaluate example.csv "),
     ("heedful finetune tag --recipe exam", "heedful finetune tag --recipe example.csv "),
 ]
-FIRST = "PS1='@g''o@'; heedful() {{ printf '<%s>' \"$@\"; echo; }}; {}; . ./script.{}\n"
-START = {  # a shell without the user's files, and its first lines; heedful prints its arguments
+PROMPT = "@go@"
+# first line of a shell: sets the prompt, replaces heedful by a function that prints its arguments, as "<predict><run>",
+# and loads the completion script; the prompt is written in two parts, so that an echo of the line does not contain it
+FIRST_LINE = "PS1='@g''o@'; heedful() {{ printf '<%s>' \"$@\"; echo; }}; {}; . ./script.{}\n"
+INTERACTIVE_SHELLS = {  # command that starts the shell without files of the user, and its settings
     "bash": (["bash", "--norc", "--noprofile", "-i"], "bind 'set enable-bracketed-paste off'"),
     "zsh": (["zsh", "-f", "-i"], "unset zle_bracketed_paste; autoload -Uz compinit; compinit -u -D"),
 }
-PROMPT = "@go@"
 
 
 class Terminal:
     """A shell on a pseudo-terminal."""
 
     def __init__(self, shell: str, folder: Path) -> None:
-        command, first = START[shell]
+        command, shell_settings = INTERACTIVE_SHELLS[shell]
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TERM": "dumb"}
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 250, 0, 0))
@@ -79,10 +81,10 @@ class Terminal:
             command, cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
         )
         os.close(slave)
-        self.answer(FIRST.format(first, shell))
+        self.send(FIRST_LINE.format(shell_settings, shell))
 
-    def answer(self, keys: str) -> str:
-        """Send keys and return what appears until the next prompt."""
+    def send(self, keys: str) -> str:
+        """Send keys, and return the output of the shell until its next prompt."""
         os.write(self._master, keys.encode())
         text, end = "", time.monotonic() + SECONDS
         while PROMPT not in text and time.monotonic() < end:
@@ -98,14 +100,15 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("completion")
-    (place / "example.csv").touch()
+    """A folder with the completion scripts, and with the file example.csv to complete."""
+    path = tmp_path_factory.mktemp("completion")
+    (path / "example.csv").touch()
     for shell in SHELLS:
-        (place / f"script.{shell}").write_text(completion_script(shell, GROUP))
-    return place
+        (path / f"script.{shell}").write_text(completion_script(shell, GROUP))
+    return path
 
 
-@pytest.fixture(scope="module", params=START)
+@pytest.fixture(scope="module", params=INTERACTIVE_SHELLS)
 def terminal(request: pytest.FixtureRequest, folder: Path) -> Iterator[Terminal]:
     if shutil.which(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
@@ -117,29 +120,28 @@ def terminal(request: pytest.FixtureRequest, folder: Path) -> Iterator[Terminal]
 @pytest.mark.parametrize(("typed", "line"), CASES)
 def test_a_tab_completes_in_the_shell(terminal: Terminal, typed: str, line: str) -> None:
     arguments = "".join(f"<{word}>" for word in f"{line}END".split()[1:])
-    assert arguments in terminal.answer(f"{typed}\tEND\n")
+    assert arguments in terminal.send(f"{typed}\tEND\n")
 
 
-def completed(folder: Path, typed: str) -> list[str]:
-    """The candidates of fish."""
+def fish_candidates(folder: Path, typed: str) -> list[str]:
+    """Return the words that fish offers after a typed text."""
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")
     code = f"source script.fish; complete -C '{typed}'"
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TERM": "dumb"}
-    done = subprocess.run(
+    process = subprocess.run(
         ["fish", "--no-config", "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
-    assert not done.stderr
-    return [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert not process.stderr
+    return [line.partition("\t")[0] for line in process.stdout.splitlines()]
 
 
 @pytest.mark.parametrize(("typed", "line"), CASES)
 def test_fish_offers_what_completes_a_word(folder: Path, typed: str, line: str) -> None:
-    candidates = completed(folder, typed)
-    assert candidates == [line.split()[-1]]
+    assert fish_candidates(folder, typed) == [line.split()[-1]]
 
 
-SAMPLED = 7  # every seventh word of a table is parsed
+SAMPLING_STEP = 7  # every seventh word of a table is parsed
 
 
 @pytest.fixture(scope="module")
@@ -150,27 +152,34 @@ def tables() -> dict[str, list[CompletionItem]]:
 @pytest.mark.parametrize("verb", GROUP.commands)
 def test_every_option_and_setting_is_in_the_table(tables: dict[str, list[CompletionItem]], verb: str) -> None:
     command = GROUP.commands[verb]
-    words = {row.word for row in tables[verb]}
+    words = {item.word for item in tables[verb]}
     options = {option for param in command.params if hasattr(param, "is_flag") for option in param.opts}
     assert options | {"--help"} <= words
-    if isinstance(command, SettingsCommand):
-        known = {
-            setting.path
-            for cls in command.settings_classes()
-            for setting in describe_settings(cls)
-            if not setting.table
-        }
-        assert {f"--{path}" for path in known - {"data.columns"}} <= words
-        sampled = sorted(words)[::SAMPLED]
-        flags = [word[1:] for word in sampled if word.startswith("?")]
-        names = [word[1:] for word in sampled if word.startswith("=")]
-        assert not names or (command.accepts_assignments and not any(name.startswith("-") for name in names))
-        arguments = [argument for flag in flags for argument in (flag, "true")] + [f"{name}=true" for name in names]
-        context: Any = command.make_context(verb, arguments, resilient_parsing=True)
-        assert len(context_assignments(context)) == len(flags) + len(names)
+    if not isinstance(command, SettingsCommand):
+        return
+    settings = [setting for cls in command.settings_classes() for setting in describe_settings(cls)]
+    paths = {setting.path for setting in settings if not setting.table}
+    assert {f"--{path}" for path in paths - {"data.columns"}} <= words
 
 
-def test_values_are_of_options_that_exist() -> None:
+SETTINGS_VERBS = [verb for verb, command in GROUP.commands.items() if isinstance(command, SettingsCommand)]
+
+
+@pytest.mark.parametrize("verb", SETTINGS_VERBS)
+def test_the_command_accepts_the_settings_in_its_table(tables: dict[str, list[CompletionItem]], verb: str) -> None:
+    """A word that begins with "?" is a flag of a setting, and one with "=" is the name in NAME=VALUE."""
+    command = GROUP.commands[verb]
+    sampled_words = sorted({item.word for item in tables[verb]})[::SAMPLING_STEP]
+    flags = [word[1:] for word in sampled_words if word.startswith("?")]
+    names = [word[1:] for word in sampled_words if word.startswith("=")]
+    assert command.accepts_assignments or not names
+    assert not any(name.startswith("-") for name in names)
+    arguments = [argument for flag in flags for argument in (flag, "true")] + [f"{name}=true" for name in names]
+    context: Any = command.make_context(verb, arguments, resilient_parsing=True)
+    assert len(context_assignments(context)) == len(flags) + len(names)
+
+
+def test_known_values_belong_to_options_that_exist() -> None:
     options = {option for command in GROUP.commands.values() for param in command.params for option in param.opts}
     assert set(_known_values()) <= options
 
@@ -178,5 +187,6 @@ def test_values_are_of_options_that_exist() -> None:
 @pytest.mark.slow
 def test_a_script_is_printed_without_torch() -> None:
     code = "import sys; from heedful.cli import main\nmain(['completion', 'zsh'])\nassert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == completion_script("zsh", GROUP) and "@" not in done.stdout.partition("\n")[0]
+    script = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert script == completion_script("zsh", GROUP)
+    assert "@" not in script.partition("\n")[0], "the placeholder for the version is replaced"

@@ -1,4 +1,4 @@
-"""--nproc: the same command under torchrun, as many processes as asked for, one run."""
+"""--nproc N: torchrun runs the same command in N processes, which train one run together."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ from heedful.cli import main
 from tests.support.corpora import make_corpus, make_documents, train_on
 from tests.support.generated_data import classification_rows, write_csv
 
+# settings of a small pre-training
 PRETRAIN = ["--model.layers=1", "--model.width=16", "--model.heads=2"]
 PRETRAIN += ["--max_seq_length=32", "--pack_length=64", "--eval_fraction=0.1"]
 PRETRAIN += ["--train.max_steps=2", "--train.batch_size=12"]
 
 
-def ended(words: list[str]) -> Any:
-    with pytest.raises(SystemExit) as error:
-        main(words)
-    return error.value.code
+def exit_code(arguments: list[str]) -> Any:
+    """Run the command in this process; return its exit code, None or 0 after success."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    return exit_info.value.code
 
 
 @pytest.mark.parametrize("verb", [["pretrain"], ["finetune", "classify"], ["distil", "teacher"]])
-def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[Any] = []
-    monkeypatch.setattr("torch.distributed.run.run", called.append)
+def test_the_command_runs_under_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun_calls: list[Any] = []  # the arguments of each call
+    monkeypatch.setattr("torch.distributed.run.run", torchrun_calls.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     data = write_csv(tmp_path / "a.csv", classification_rows(4))
-    rest = [*verb, str(data), "--output", str(tmp_path / "run"), "--train.batch_size=4"]
-    assert not ended([*rest[:2], "--nproc", "3", *rest[2:]])
-    (args,) = called
-    assert (args.nproc_per_node, args.standalone, args.module) == ("3", True, True)
-    assert [args.training_script, *args.training_script_args] == ["heedful", *rest]
+    command = [*verb, str(data), "--output", str(tmp_path / "run"), "--train.batch_size=4"]
+    assert not exit_code([*command[:2], "--nproc", "3", *command[2:]])
+    (call,) = torchrun_calls
+    assert (call.nproc_per_node, call.standalone, call.module) == ("3", True, True)
+    assert [call.training_script, *call.training_script_args] == ["heedful", *command]
     assert "OMP_NUM_THREADS" not in os.environ and not (tmp_path / "run").exists()
 
 
 def test_gpu_is_a_process_for_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[Any] = []
-    monkeypatch.setattr("torch.distributed.run.run", called.append)
+    torchrun_calls: list[Any] = []  # the arguments of each call
+    monkeypatch.setattr("torch.distributed.run.run", torchrun_calls.append)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     data = write_csv(tmp_path / "a.csv", classification_rows(4))
-    assert not ended(["finetune", "classify", str(data), "--nproc", "gpu", "--output", str(tmp_path / "run")])
-    assert called[0].nproc_per_node == "4" and "--nproc" not in called[0].training_script_args
+    assert not exit_code(["finetune", "classify", str(data), "--nproc", "gpu", "--output", str(tmp_path / "run")])
+    (call,) = torchrun_calls
+    assert call.nproc_per_node == "4" and "--nproc" not in call.training_script_args
 
 
 @pytest.mark.parametrize(
@@ -63,52 +66,61 @@ def test_other_numbers_of_processes_are_refused(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     data = write_csv(tmp_path / "a.csv", classification_rows(4))
-    assert ended(["finetune", "classify", str(data), f"--nproc={text}"]) == 2
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert exit_code(["finetune", "classify", str(data), f"--nproc={text}"]) == 2
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())  # without the box that typer draws
+    assert message in error
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_in_the_exit_code(
     number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(args: Any) -> None:
+    def torchrun_that_is_stopped(args: Any) -> None:
         raise SignalException("stopped", number)
 
-    monkeypatch.setattr("torch.distributed.run.run", run)
+    monkeypatch.setattr("torch.distributed.run.run", torchrun_that_is_stopped)
     data = write_csv(tmp_path / "a.csv", classification_rows(4))
-    assert ended(["finetune", "classify", str(data), "--nproc", "2", "--output", str(tmp_path / "run")]) == code
+    assert exit_code(["finetune", "classify", str(data), "--nproc", "2", "--output", str(tmp_path / "run")]) == code
 
 
 def test_nproc_is_refused_inside_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    assert ended(["pretrain", str(tmp_path), "--nproc", "2"]) == 2
+    assert exit_code(["pretrain", str(tmp_path), "--nproc", "2"]) == 2
     assert "torchrun has started" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["1", '"all"'])
 def test_two_processes_make_one_run(tmp_path: Path, shard: str) -> None:
-    """The folder that is published has the same files and the same names, whoever had which part."""
-    documents_ = make_documents(90)
-    data = make_corpus(tmp_path, documents_, train_on(documents_)).folder
-    calm = ["--train.optimizer.eps=1e-2", "--train.optimizer.lr=2e-2"]
-    calm += ["--train.precision=float32"]
-    left = []
-    for number, more in enumerate([["--nproc", "2", f"--train.data_parallel_shard_degree={shard}"], []]):
-        out = tmp_path / str(number)
-        assert not ended(["pretrain", str(data), "--output", str(out), *PRETRAIN, *calm, *more])
-        files = {path.name: path.read_bytes() for path in (out / "model").iterdir() if path.name != "README.md"}
-        left.append((files, json.loads((out / "results.json").read_text())))
-    (files, results), (others, alone) = left
-    assert files.keys() == others.keys() and results["tokens"] == alone["tokens"] and results["steps"] == 2
-    assert all(files[name] == others[name] for name in files if name != "model.safetensors")
-    mine, theirs_ = (load(path["model.safetensors"]) for path in (files, others))
-    assert mine.keys() == theirs_.keys()
-    assert max(float((mine[name] - theirs_[name]).abs().max()) for name in mine) < 1e-5
+    """Two processes write the same files as one process, and weights that are equal up to rounding.
+
+    With `shard` "1" each process has all parameters; with "all" they are divided between the processes (FSDP).
+    """
+    documents = make_documents(90)
+    data = make_corpus(tmp_path, documents, train_on(documents)).folder
+    # with a large epsilon, Adam does not amplify differences of rounding
+    stable = ["--train.optimizer.eps=1e-2", "--train.optimizer.lr=2e-2", "--train.precision=float32"]
+    options = {"two": ["--nproc", "2", f"--train.data_parallel_shard_degree={shard}"], "one": []}
+    files: dict[str, dict[str, bytes]] = {}  # for each run the files of its model by name, without the model card
+    results: dict[str, Any] = {}
+    for name, nproc in options.items():
+        folder = tmp_path / name
+        assert not exit_code(["pretrain", str(data), "--output", str(folder), *PRETRAIN, *stable, *nproc])
+        files[name] = {
+            path.name: path.read_bytes() for path in (folder / "model").iterdir() if path.name != "README.md"
+        }
+        results[name] = json.loads((folder / "results.json").read_text())
+    assert results["two"]["tokens"] == results["one"]["tokens"] and results["two"]["steps"] == 2
+    weights = {name: load(model_files.pop("model.safetensors")) for name, model_files in files.items()}
+    assert files["two"] == files["one"]
+    assert weights["two"].keys() == weights["one"].keys()
+    for name, weight in weights["one"].items():
+        assert float((weights["two"][name] - weight).abs().max()) < 1e-5, name
 
 
 @pytest.mark.slow
 def test_an_error_in_a_process_fails_the_command(tmp_path: Path) -> None:
-    assert ended(["pretrain", str(tmp_path / "none.txt"), "--output", str(tmp_path / "run"), "--nproc", "2"]) == 2
+    missing = str(tmp_path / "none.txt")
+    assert exit_code(["pretrain", missing, "--output", str(tmp_path / "run"), "--nproc", "2"]) == 2

@@ -1,4 +1,4 @@
-"""heedful pretrain on the command line: what it imports, prints and refuses, and how it resumes."""
+"""`heedful pretrain`: lazy imports, output, error messages, and how an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from heedful.settings import from_file
 from tests.support.corpora import make_documents, write_documents
 
 ROOT = Path(__file__).parents[2]
-SMALL = {
+SMALL = {  # settings of a small model, by path
     "model.layers": 1,
     "model.width": 32,
     "model.heads": 2,
@@ -36,8 +36,8 @@ SMALL = {
 STEPS = {"train.max_steps": 6}
 
 
-class Done(NamedTuple):
-    """How a command ended."""
+class CommandResult(NamedTuple):
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -59,30 +59,30 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     times = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: times)
 
-    def call(*arguments: object) -> Done:
-        with pytest.raises(SystemExit) as stop:
+    def run_command(*arguments: object) -> CommandResult:
+        with pytest.raises(SystemExit) as exit_info:
             main([str(argument) for argument in arguments])
-        done = capsys.readouterr()
-        assert "Traceback" not in done.err
-        return Done(int(stop.value.code or 0), done.out, done.err)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return CommandResult(int(exit_info.value.code or 0), captured.out, captured.err)
 
-    return call
+    return run_command
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 documents."""
+    """A text file of 120 documents."""
     return write_documents(tmp_path_factory.mktemp("text") / "harbour.txt", make_documents(120, seed=1))
 
 
-def sets(**more: Any) -> list[str]:
-    """SMALL settings, and more."""
-    return [f"--{name}={value}" for name, value in (SMALL | more).items()]
+def flags(**settings: Any) -> list[str]:
+    """Return flags for the settings SMALL and these."""
+    return [f"--{name}={value}" for name, value in (SMALL | settings).items()]
 
 
-def imported(*arguments: str) -> tuple[int, str, str]:
-    """The command in a process of its own: how it ended, what it said, and which heavy modules it imported."""
-    code = (
+def run_in_process(*arguments: str) -> tuple[int, str, str]:
+    """Run the command in a new process; return its exit code, its stderr, and the set of heavy imports as text."""
+    script = (
         "import sys\n"
         "from heedful.cli import main\n"
         "try: main(sys.argv[1:])\n"
@@ -90,19 +90,18 @@ def imported(*arguments: str) -> tuple[int, str, str]:
         "print({'torch', 'tokenizers', 'rich', 'numpy'} & set(sys.modules))\n"
         "raise SystemExit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+    process = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.returncode, done.stderr, done.stdout.splitlines()[-1]
+    return process.returncode, process.stderr, process.stdout.splitlines()[-1]
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code, err, heavy = imported("pretrain", "--help")
-    assert (code, err, heavy) == (0, "", "set()")
+    assert run_in_process("pretrain", "--help") == (0, "", "set()")
 
 
 @pytest.mark.parametrize(
@@ -131,49 +130,51 @@ def test_help_imports_nothing_heavy() -> None:
     ],
 )
 def test_pretrain_reports_errors_before_torch_is_imported(arguments: list[str], message: str) -> None:
-    code, err, heavy = imported("pretrain", *arguments)
+    code, err, heavy_imports = run_in_process("pretrain", *arguments)
     assert code == 2 and err.startswith("heedful: ") and message in err and err.count("\n") == 1
-    assert "torch" not in heavy and "tokenizers" not in heavy
+    assert "torch" not in heavy_imports and "tokenizers" not in heavy_imports
 
 
 def test_output_for_people(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("pretrain", text, "--objective", "mlm+nsp", *sets(**STEPS))
-    assert done.code == 0
-    assert re.match(r"validation, \d+ targets\n  loss  ", done.out)
-    assert re.search(r"^  mlm_accuracy +0\.\d{4}\n", done.out, re.MULTILINE) and "nsp_loss" in done.out
-    assert "The run is in pretrain-harbour: model, plots, report.html, model card." in done.out
-    assert "heedful pretrain MORE-TEXT --model pretrain-harbour" in done.out
-    messages = done.err.splitlines()
+    command = ("pretrain", text, "--objective", "mlm+nsp", *flags(**STEPS))
+    result = run(*command)
+    assert result.code == 0
+    assert re.match(r"validation, \d+ targets\n  loss  ", result.out)
+    assert re.search(r"^  mlm_accuracy +0\.\d{4}\n", result.out, re.MULTILINE) and "nsp_loss" in result.out
+    assert "The run is in pretrain-harbour: model, plots, report.html, model card." in result.out
+    assert "heedful pretrain MORE-TEXT --model pretrain-harbour" in result.out
+    messages = result.err.splitlines()
     assert messages[0].startswith(
         "training a tokenizer on the text (wordpiece, up to 400 tokens); --tokenizer takes one"
     )
     assert re.match(r"120 documents of .* rows of up to 64 tokens, 8 in a step$", messages[1])
     assert [line.split(",")[0] for line in messages if line.startswith("step")] == ["step 4", "step 6"]
-    again = run("pretrain", text, "--objective", "mlm+nsp", *sets(**STEPS))
-    assert again.out == done.out and "pretrain-harbour is finished already" in again.err
-    second_run = run("pretrain", text, *sets(**STEPS))
-    assert second_run.code == 2 and "holds a run with other settings: objective.kind was 'mlm+nsp'" in second_run.err
+    again = run(*command)
+    assert again.out == result.out and "pretrain-harbour is finished already" in again.err
+    other_objective = run("pretrain", text, *flags(**STEPS))
+    assert other_objective.code == 2
+    assert "holds a run with other settings: objective.kind was 'mlm+nsp'" in other_objective.err
 
 
 def test_json(run: Any, text: Path, tmp_path: Path) -> None:
-    done = run("pretrain", text, "--output", tmp_path / "run", "--json", *sets(**STEPS))
-    assert done.code == 0 and not done.err
-    (line,) = done.out.splitlines()
+    result = run("pretrain", text, "--output", tmp_path / "run", "--json", *flags(**STEPS))
+    assert result.code == 0 and not result.err
+    (line,) = result.out.splitlines()
     record = json.loads(line)
     assert record["folder"] == str(tmp_path / "run") and record["steps"] == 6 and record["objective"] == "mlm"
     assert record["splits"]["validation"]["numbers"]["mlm_loss"] > 0
 
 
 def test_a_time_budget(run: Any, text: Path, tmp_path: Path) -> None:
-    done = run("pretrain", text, "--output", tmp_path / "run", "--json", "--time-budget", "1s", *sets())
-    record = json.loads(done.out)
+    result = run("pretrain", text, "--output", tmp_path / "run", "--json", "--time-budget", "1s", *flags())
+    record = json.loads(result.out)
     assert record["seconds"] >= 1 and record["steps"] > 2, "as many steps as fit"
     settings = from_file(PretrainSettings, tmp_path / "run" / "settings.toml")
     assert settings.train.time_budget == 1 / 60 and settings.train.max_steps is None
-    last = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
-    rates = [entry["lr"] for entry in last if "lr" in entry]
-    assert rates[-1] < 0.3 * max(rates), "the schedule follows the clock"
+    journal = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    learning_rates = [entry["lr"] for entry in journal if "lr" in entry]
+    assert learning_rates[-1] < 0.3 * max(learning_rates), "the schedule follows the clock"
 
 
 def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,15 +183,14 @@ def test_a_recipe_alone(run: Any, text: Path, tmp_path: Path, monkeypatch: pytes
         f'data = ["{text}"]\nmax_seq_length = 32\n[objective]\nkind = "mlm+sop"\n[train]\nbatch_size = 8\n',
         encoding="utf-8",
     )
-    more = {
-        name: value for name, value in (SMALL | STEPS).items() if name not in ("max_seq_length", "train.batch_size")
-    }
-    flags = [f"--{name}={value}" for name, value in more.items()]
-    done = run("pretrain", "mine.toml", "--json", *flags)
-    record = json.loads(done.out)
+    in_recipe = ("max_seq_length", "train.batch_size")
+    further = {name: value for name, value in (SMALL | STEPS).items() if name not in in_recipe}
+    result = run("pretrain", "mine.toml", "--json", *(f"--{name}={value}" for name, value in further.items()))
+    record = json.loads(result.out)
     assert record["objective"] == "mlm+sop" and record["folder"] == "pretrain-harbour"
 
 
+# a script that runs the command and interrupts it at step 3
 INTERRUPTED = """
 import os, signal
 from heedful.cli import main, progress
@@ -207,9 +207,9 @@ main()
 def test_the_same_command_resumes(run: Any, text: Path, tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background would ignore it
     try:
-        words = ["pretrain", str(text), "--objective", "mlm+nsp", *sets(**STEPS), "--output"]
+        command = ["pretrain", str(text), "--objective", "mlm+nsp", *flags(**STEPS), "--output"]
         stopped = subprocess.run(
-            [sys.executable, "-c", INTERRUPTED, *words, str(tmp_path / "run")],
+            [sys.executable, "-c", INTERRUPTED, *command, str(tmp_path / "run")],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -219,18 +219,21 @@ def test_the_same_command_resumes(run: Any, text: Path, tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, handler)
     assert stopped.returncode == 130 and not stopped.stdout and "Traceback" not in stopped.stderr
-    place = tmp_path / "run"
-    assert stopped.stderr.splitlines()[-1] == f"stopped; all progress is saved in {place}. The same command resumes it."
-    assert run(*words, place).code == run(*words, tmp_path / "whole").code == 0
+    folder = tmp_path / "run"
+    message = f"stopped; all progress is saved in {folder}. The same command resumes it."
+    assert stopped.stderr.splitlines()[-1] == message
+    assert run(*command, folder).code == 0
+    uninterrupted = tmp_path / "uninterrupted"
+    assert run(*command, uninterrupted).code == 0
     for name in ("journal.jsonl", "model/model.safetensors"):
-        assert (place / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 
 def test_bad_rows(run: Any, tmp_path: Path) -> None:
     rows = [json.dumps({"text": " ".join(document)}) for document in make_documents(80)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{broken"]) + "\n")
-    arguments = [tmp_path / "a.jsonl", "--output", tmp_path / "run", *sets(**STEPS)]
-    done = run("pretrain", *arguments)
-    assert done.code == 2 and "a.jsonl" in done.err and "81" in done.err
+    arguments = [tmp_path / "a.jsonl", "--output", tmp_path / "run", *flags(**STEPS)]
+    result = run("pretrain", *arguments)
+    assert result.code == 2 and "a.jsonl" in result.err and "81" in result.err
     assert run("pretrain", *arguments, "--on-bad-row", "skip").code == 0
     assert "broken" in (tmp_path / "run" / "bad-rows.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""The commands index and search, in the words of a user."""
+"""The commands `heedful index` and `heedful search`: output, and error messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pytest
 from heedful.cli import main
 
 
-def run(*words: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert not ended.value.code
+def run(*arguments: str) -> None:
+    """Run the command in this process; it must succeed."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert not exit_info.value.code
 
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder "notes" of the current folder, with three documents."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/ship.txt").write_text("The ship left the harbour at dawn.")
@@ -48,7 +50,7 @@ def test_index_and_search(notes: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["index"], "no documents are given: name files or folders of texts"),
         (["index", "missing"], "missing: there is no such file"),
@@ -58,13 +60,13 @@ def test_index_and_search(notes: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["search", "notes", "x"], r"notes holds no index: it has no index\.json"),
     ],
 )
-def test_errors(notes: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2 and re.search(message, capsys.readouterr().err)
+def test_errors(notes: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2 and re.search(message, capsys.readouterr().err)
 
 
-def test_settings_of_an_index_do_not_change(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_an_index_cannot_be_changed(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("index", "notes", "--vectors", "binary", "--model", "heedful-mini-en")
     run("index", "notes", "--vectors", "binary", "--model", "heedful-mini-en")
     with pytest.raises(SystemExit):

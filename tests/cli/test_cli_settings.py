@@ -1,4 +1,4 @@
-"""Settings as flags and arguments, flags for what everybody sets, and names of other libraries."""
+"""Settings as flags and as NAME=VALUE arguments, short flags for common settings, and names of other libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heedful.cli.verb_group import SECTIONS, VERB_ADVICE, VERB_ALIASES
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.finetune.settings import finetune_defaults
 from heedful.runs.overrides import Overrides, find_setting
-from heedful.runs.pretrain.settings import pretrain_defaults as pretraining
+from heedful.runs.pretrain.settings import pretrain_defaults
 from heedful.serve.settings import ServeSettings
 from heedful.settings import from_file
 
@@ -24,9 +24,9 @@ TRAINING = ("finetune", "pretrain", "distil")
 REQUIRED = {"finetune": ("classify", "a.csv"), "pretrain": ("a.txt",), "distil": ("teacher", "a.csv")}
 
 
-def parse(verb: str, *words: str) -> tuple[list[str], dict[str, Any]]:
-    """Assignments and parameters of a command."""
-    context = GROUP.commands[verb].make_context(verb, [*REQUIRED.get(verb, ()), *words])
+def parse(verb: str, *arguments: str) -> tuple[list[str], dict[str, Any]]:
+    """Parse the arguments of a command; return the settings among them, as NAME=VALUE, and the other parameters."""
+    context = GROUP.commands[verb].make_context(verb, [*REQUIRED.get(verb, ()), *arguments])
     return context_assignments(context), context.params
 
 
@@ -35,12 +35,10 @@ def test_common_settings_have_flags(verb: str) -> None:
     flags = {"--lr": "0.1", "--batch-size": "8", "--seed": "7", "--device": "cpu", "--precision": "float32"}
     assignments, params = parse(verb, *(word for pair in flags.items() for word in pair), "-o", "run", "--overwrite")
     assert params["out"] == Path("run") and params["overwrite"]
-    usual = (
-        pretraining("mlm", 256, continued=False)
-        if verb == "pretrain"
-        else finetune_defaults("classify", 1, random_init=False)[0]
-    )
-    train: Any = Overrides(assignments=assignments).resolve(usual).settings.train
+    defaults: Any = finetune_defaults("classify", 1, random_init=False)[0]
+    if verb == "pretrain":
+        defaults = pretrain_defaults("mlm", 256, continued=False)
+    train: Any = Overrides(assignments=assignments).resolve(defaults).settings.train
     assert (train.optimizer.lr, train.batch_size, train.seed) == (0.1, 8, 7)
     assert (train.device, train.precision) == ("cpu", "float32")
 
@@ -59,9 +57,9 @@ def test_each_flag_is_one_setting_that_its_help_names(verb: str) -> None:
     assert len(command.flags) >= 8
     for flag in command.flags:
         name = flag.assignment.partition("=")[0]
-        settings = [find_setting(cls, name) for cls in command.settings_classes()[:1]]
-        assert f"({settings[0]})" in flag.help or f"({name})" in flag.help or f", ... ({name})" in flag.help
-        assert "  " not in flag.help and flag.help.endswith((".", ")."))
+        path = find_setting(command.settings_classes()[0], name)
+        assert f"({path})" in flag.help or f"({name})" in flag.help
+        assert "  " not in flag.help and flag.help.endswith(".")
 
 
 @pytest.mark.parametrize("verb", TRAINING)
@@ -69,22 +67,13 @@ def test_help_lists_the_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     text = capsys.readouterr().out
-    for flag in (
-        "--epochs",
-        "--max-steps",
-        "--time-budget",
-        "--lr",
-        "--batch-size",
-        "--max-length",
-        "--seed",
-        "--device",
-    ):
-        assert f"  {flag} " in text
+    for name in ("epochs", "max-steps", "time-budget", "lr", "batch-size", "max-length", "seed", "device"):
+        assert f"  --{name} " in text
     assert "--precision" in text and "-o, --output" in text and "--overwrite" in text
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["--train.optimizer.weight_decay", "0.5"], ["train.optimizer.weight_decay=0.5"]),
         (["--train.optimizer.weight_decay=0.5"], ["train.optimizer.weight_decay=0.5"]),
@@ -100,12 +89,12 @@ def test_help_lists_the_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--betas", "[0.9, 0.98]"], ["betas=[0.9, 0.98]"]),
     ],
 )
-def test_a_setting_is_a_flag_or_an_argument(words: list[str], expected: list[str]) -> None:
-    assignments, params = parse("finetune", *words)
+def test_a_setting_is_a_flag_or_an_argument(arguments: list[str], expected: list[str]) -> None:
+    assignments, params = parse("finetune", *arguments)
     assert assignments == expected and params["data"] == [Path("a.csv")]
 
 
-def test_words_after_a_switch_are_data() -> None:
+def test_arguments_after_a_boolean_setting_are_data() -> None:
     assignments, params = parse("finetune", "--compile", "b.csv")
     assert assignments == ["compile=true"] and params["data"] == [Path("a.csv"), Path("b.csv")]
 
@@ -115,11 +104,11 @@ def test_splits_and_paths_are_data_and_other_assignments_are_settings(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lr=1.csv").write_text("")
-    words = ["train=b.csv", "Dev=c.csv", "test=d=e.csv", "./x=1.csv", "lr=1.csv", "lr=0.5"]
-    assignments, params = parse("finetune", *words)
-    assert assignments == ["lr=0.5"] and [str(path) for path in params["data"][1:]] == [
-        *("train=b.csv", "Dev=c.csv", "test=d=e.csv", "x=1.csv", "lr=1.csv")
-    ]
+    splits = ["train=b.csv", "Dev=c.csv", "test=d=e.csv"]
+    assignments, params = parse("finetune", *splits, "./x=1.csv", "lr=1.csv", "lr=0.5")
+    assert assignments == ["lr=0.5"]
+    _, *files = params["data"]  # the first one is in REQUIRED
+    assert files == [*map(Path, splits), Path("x=1.csv"), Path("lr=1.csv")]
 
 
 def test_everything_after_two_dashes_is_data() -> None:
@@ -138,7 +127,7 @@ def test_texts_with_an_equals_sign_are_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--epohcs", "3"], "did you mean --epochs?"),
         (["--ltr", "3"], "did you mean --lr?"),
@@ -156,9 +145,9 @@ def test_texts_with_an_equals_sign_are_texts() -> None:
         (["--layers", "3"], "init.layers"),
     ],
 )
-def test_unknown_or_incomplete_arguments_get_a_suggestion(words: list[str], message: str) -> None:
+def test_unknown_or_incomplete_arguments_get_a_suggestion(arguments: list[str], message: str) -> None:
     with pytest.raises(HeedfulError) as caught:
-        parse("finetune", *words)
+        parse("finetune", *arguments)
     assert message in str(caught.value)
 
 
@@ -203,23 +192,22 @@ def test_verbs_are_listed_by_purpose(capsys: pytest.CaptureFixture[str]) -> None
     listed = [name for names in SECTIONS.values() for name in names]
     assert set(GROUP.commands) <= set(listed), "each verb is in a section"
     assert len(listed) == len(set(listed))
-    for name, command in GROUP.commands.items():  # one line of each: a verb and what it does
+    for name, command in GROUP.commands.items():  # the help of each command is one sentence in one line
         assert re.fullmatch(r"[A-Z][a-z-]+[^.;:]*\.", command.get_short_help_str(66)), name
 
 
 def test_names_of_verbs_in_other_libraries() -> None:
-    assert set(VERB_ALIASES.values()) <= set(GROUP.commands) and not (VERB_ALIASES.keys() | VERB_ADVICE.keys()) & set(
-        GROUP.commands
-    )
+    assert set(VERB_ALIASES.values()) <= set(GROUP.commands)
+    assert not (VERB_ALIASES.keys() | VERB_ADVICE.keys()) & set(GROUP.commands)
     for advice in VERB_ADVICE.values():
         assert not advice.startswith("heedful ") or advice.split()[1] in GROUP.commands
 
 
-@pytest.mark.parametrize(("verb", "use"), [("val", "--split dev"), ("test", "--split test"), ("encode", "predict")])
-def test_a_verb_of_another_library_is_answered(verb: str, use: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("verb", "advice"), [("val", "--split dev"), ("test", "--split test"), ("encode", "predict")])
+def test_a_verb_of_another_library_gets_advice(verb: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([verb, "run"])
-    assert stop.value.code == 2 and use in capsys.readouterr().err
+    assert stop.value.code == 2 and advice in capsys.readouterr().err
 
 
 def test_init_prints_the_settings_of_serve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,8 @@ def test_hidden_states_equal_the_models_without_copies_to_the_cpu(family: str, t
     with torch.no_grad():
         inputs = GraphInputs.of(24, torch.device("cpu"))
         run = rerun(model, inputs)
-        for lengths in ((24,), (13,), (1,), (3, 20), (9, 1, 9), (1,) * 24):  # unused rows hold earlier texts
+        # after the first batch, rows that a batch does not use have the tokens of earlier batches
+        for lengths in ((24,), (13,), (1,), (3, 20), (9, 1, 9), (1,) * 24):
             batch = Packed.of([[5 + (7 * length + position) % 50 for position in range(length)] for length in lengths])
             inputs.load(batch)
             torch.testing.assert_close(run()[: sum(lengths)], model(batch), atol=1e-11, rtol=1e-11)
@@ -81,7 +82,7 @@ def test_a_batch_without_a_graph_is_computed_by_the_model(tmp_path: Path) -> Non
 
 
 class OnCuda(CudaGraphs):
-    """CUDA graphs that believe the CPU to be a GPU."""
+    """CUDA graphs that take the CPU for a GPU, so that their decisions can be tested without one."""
 
     device = torch.device("cuda")
 
@@ -92,7 +93,8 @@ def test_batches_that_can_be_recorded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(model, Transformer)
     graphs = OnCuda(model, max_tokens=5)
     with torch.no_grad():
-        assert graphs.cannot(Packed.of([[5] * 5])) == "" == graphs.cannot(Packed.of([[5], [7, 8]]))
+        assert graphs.cannot(Packed.of([[5] * 5])) == ""
+        assert graphs.cannot(Packed.of([[5], [7, 8]])) == ""
         assert graphs.cannot(Packed.of([[5]] * 33)) == "only batches of up to 32 texts are recorded"
         assert graphs.cannot(Packed.of([[5] * 3] * 2)) == "batches of 1 to 5 tokens are recorded, not one of 6"
     assert graphs.cannot(Packed.of([[5]])) == "a recorded graph has no gradients and no dropout"

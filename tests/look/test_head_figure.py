@@ -1,4 +1,4 @@
-"""Figures of heads: what they show, in each format, the same bytes each time."""
+"""Figures of attention heads: their lines, legend and caption, their formats, and the heads that are chosen."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ TEXT = "The cat sat on the mat because it was tired."
 
 
 @pytest.fixture(scope="module")
-def small() -> Inspection:
+def inspection() -> Inspection:
     return Inspection(heedful.load("heedful-mini-en"), TEXT, name="heedful-mini-en")
 
 
-def test_each_weight_is_a_line_of_its_strength(small: Inspection) -> None:
-    figure = draw_heads(small, "encoder", 1, [2, 3])
+def test_each_weight_is_a_line_whose_opacity_grows_with_the_weight(inspection: Inspection) -> None:
+    figure = draw_heads(inspection, "encoder", 1, [2, 3])
     (axes,) = figure.axes
     (lines,) = axes.collections
-    weights = small.weights("encoder", 1, [2, 3])
+    weights = inspection.weights("encoder", 1, [2, 3])
     drawn = sorted(float(colour[3]) for colour in lines.get_edgecolor())
     expected = sorted(min(1.0, float(weight) ** 0.5) for weight in weights[weights >= 0.03])
     torch.testing.assert_close(torch.tensor(drawn), torch.tensor(expected), atol=1e-4, rtol=0)
-    names = [token["text"] for token in small.sides["source"]]
+    names = [token["text"] for token in inspection.sides["source"]]
     assert [text.get_text() for text in axes.texts] == [*names, *names]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["head 2", "head 3", "5 %", "20 %", "50 %", "100 %"]
@@ -42,22 +42,25 @@ def test_each_weight_is_a_line_of_its_strength(small: Inspection) -> None:
     assert caption == f"heedful-mini-en · layer 1 · heads 2, 3\n{TEXT}"
 
 
-@pytest.mark.parametrize(("suffix", "begin"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_formats(tmp_path: Path, small: Inspection, suffix: str, begin: bytes) -> None:
+@pytest.mark.parametrize(("suffix", "first_bytes"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_a_file_has_the_format_of_its_suffix_and_the_same_bytes_each_time(
+    tmp_path: Path, inspection: Inspection, suffix: str, first_bytes: bytes
+) -> None:
     files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
     for file in files:
-        write_head_figure(small, file, layer=1, heads=[2])
+        write_head_figure(inspection, file, layer=1, heads=[2])
     first, second = (file.read_bytes() for file in files)
-    assert first.startswith(begin) and first == second
+    assert first.startswith(first_bytes) and first == second
     if suffix == "svg":
         assert parse(files[0]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_the_telling_head_is_the_default(small: Inspection) -> None:
-    first = telling_heads(small)[0]
-    assert choose_heads(small, "", None, ()) == (first["part"], first["layer"], (first["head"],))
-    layer, *_ = choose_heads(small, "", 0, ())[1:]
-    assert layer == 0 and choose_heads(small, "encoder", 1, (3,)) == ("encoder", 1, (3,))
+def test_the_default_is_the_first_telling_head(inspection: Inspection) -> None:
+    first = telling_heads(inspection)[0]
+    assert choose_heads(inspection, "", None, ()) == (first["part"], first["layer"], (first["head"],))
+    _, layer, _ = choose_heads(inspection, "", 0, ())
+    assert layer == 0
+    assert choose_heads(inspection, "encoder", 1, (3,)) == ("encoder", 1, (3,))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +71,11 @@ def test_the_telling_head_is_the_default(small: Inspection) -> None:
         ({"part": "cross"}, 'part "cross" does not exist'),
     ],
 )
-def test_what_is_not_there_is_refused(tmp_path: Path, small: Inspection, options: dict, message: str) -> None:
+def test_missing_layers_heads_and_parts_are_errors(
+    tmp_path: Path, inspection: Inspection, options: dict, message: str
+) -> None:
     with pytest.raises(HeedfulError, match=message):
-        write_head_figure(small, tmp_path / "a.svg", **options)
+        write_head_figure(inspection, tmp_path / "a.svg", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -89,7 +94,7 @@ def test_colours_are_those_of_the_page() -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "head.svg"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["look", "heedful-mini-en", TEXT, "--figure", str(file), "--layer", "1", "--head", "2"])
-    assert not ended.value.code and "head.svg is written" in capsys.readouterr().err
+    assert not exit_info.value.code and "head.svg is written" in capsys.readouterr().err
     assert b"<svg" in file.read_bytes()

@@ -1,4 +1,4 @@
-"""Patterns: a model with known heads is named right in each, and one with random weights in none."""
+"""Patterns of heads, their importance, and the report: known heads get the right names, and random ones no name."""
 
 from __future__ import annotations
 
@@ -25,74 +25,92 @@ from tests.support.model_folders import make_model_dir
 
 
 def test_known_heads_are_named(tmp_path: Path) -> None:
-    patterns = head_patterns.find_head_patterns(model_with_known_heads(tmp_path), sentence_pairs(40))
-    assert tuple(head.name for head in patterns) == HEAD_PATTERNS
-    for head in patterns:
-        best = head.patterns[head.name]
-        assert best.score > 0.9 and 0 < best.lift <= 1 + 1e-6
-        assert head.name == "broad" or best.z > head_patterns.MIN_Z
-    nothing = patterns[-1]  # all scores are equal: exactly what chance says, in every pattern
-    for name, pattern in nothing.patterns.items():
+    heads = head_patterns.find_head_patterns(model_with_known_heads(tmp_path), sentence_pairs(40))
+    assert tuple(head.name for head in heads) == HEAD_PATTERNS
+    for head in heads:
+        strongest = head.patterns[head.name]
+        assert strongest.score > 0.9 and 0 < strongest.lift <= 1 + 1e-6
+        assert head.name == "broad" or strongest.z > head_patterns.MIN_Z
+    uniform = heads[-1]  # its weights are equal, so its score in every pattern is that of chance
+    for name, pattern in uniform.patterns.items():
         assert name == "broad" or abs(pattern.score - pattern.chance) < 1e-6
-    assert head_patterns.name_table(patterns, "encoder").shape == (1, 8)
+    assert head_patterns.name_table(heads, "encoder").shape == (1, 8)
 
 
-def test_random_heads_are_not_named(tmp_path: Path) -> None:
-    """Heads with random weights, flat or sharp, get no name."""
+@pytest.mark.parametrize(("score_scale", "max_named"), [(0.5, 0), (200.0, 2)], ids=["flat", "sharp"])
+def test_random_heads_are_not_named(tmp_path: Path, score_scale: float, max_named: int) -> None:
     words = tokenizer(tmp_path)
-    places = Learned(count=MAX_POSITIONS)
-    embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=places, types=2, norm="layer")
-    for scale, most in ((0.5, 0), (200.0, 2)):
-        stack = StackConfig(width=32, layers=2, heads=8, head_width=4, inner_width=8, score_scale=scale)
-        config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
-        patterns = head_patterns.find_head_patterns(
-            create(config, words, seed=1).eval(), sentence_pairs(8), related=False
-        )
-        assert sum(head.name not in ("mixed", "broad") for head in patterns) <= most
+    positions = Learned(count=MAX_POSITIONS)
+    embedding = EmbeddingConfig(vocabulary=words.size, width=32, positions=positions, types=2, norm="layer")
+    stack = StackConfig(width=32, layers=2, heads=8, head_width=4, inner_width=8, score_scale=score_scale)
+    config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
+    loaded = create(config, words, seed=1).eval()
+    heads = head_patterns.find_head_patterns(loaded, sentence_pairs(8), related=False)
+    assert sum(head.name not in ("mixed", "broad") for head in heads) <= max_named
+
+
+def test_patterns_need_texts(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="no texts were given"):
         head_patterns.find_head_patterns(model_with_known_heads(tmp_path), [])
 
 
-def test_head_gates_and_importance(tmp_path: Path) -> None:
-    """Closed gates are zeros in W_O; importance is the gradient; effects are differences of losses."""
+BATCH = Packed.of([[5, 6, 7, 8], [9, 10]])
+
+
+@pytest.fixture
+def shared_blocks(tmp_path: Path) -> heedful.ModelBundle:
+    """A random encoder in float64 with 4 layers of 4 heads; layers 0 and 1 share a block, and so do 2 and 3."""
     words = tokenizer(tmp_path)
     embedding = EmbeddingConfig(vocabulary=words.size, width=16, positions=Learned(count=MAX_POSITIONS))
     stack = StackConfig(width=16, layers=4, blocks=2, heads=4, head_width=4, inner_width=8)
     config = BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack))
-    model = create(config, words, seed=2).double().eval()
-    assert model.model.encoder is not None
-    batch = Packed.of([[5, 6, 7, 8], [9, 10]])
+    return create(config, words, seed=2).double().eval()
+
+
+def test_a_gate_of_zero_equals_zeros_in_the_output_projection(shared_blocks: heedful.ModelBundle) -> None:
+    model = shared_blocks.model
+    assert model.encoder is not None
     with torch.no_grad():
-        before = model.model(batch)
-        gates = open_gates(model.model)
-        gates["encoder"][:2, 1] = 0.0  # block 0 is layers 0 and 1
-        with gated_heads(model.model, gates):
-            masked = model.model(batch)
-        assert torch.equal(model.model(batch), before)
-        model.model.encoder.blocks[0].attention.out.weight[:, 4:8] = 0.0
-        assert torch.allclose(model.model(batch), masked, atol=1e-12) and not torch.allclose(before, masked)
+        unmasked = model(BATCH)
+        gates = open_gates(model)
+        gates["encoder"][:2, 1] = 0.0
+        with gated_heads(model, gates):
+            masked = model(BATCH)
+        assert torch.equal(model(BATCH), unmasked), "gates are removed afterwards"
+        model.encoder.blocks[0].attention.out.weight[:, 4:8] = 0.0  # the columns of head 1, in layers 0 and 1
+        assert torch.allclose(model(BATCH), masked, atol=1e-12)
+        assert not torch.allclose(unmasked, masked)
+
+
+def test_importance_is_the_gradient_of_a_gate(shared_blocks: heedful.ModelBundle) -> None:
+    model = shared_blocks.model
+    assert model.encoder is not None
+    with torch.no_grad():
+        model.encoder.blocks[0].attention.out.weight[:, 4:8] = 0.0  # head 1 of layers 0 and 1 has no effect
 
     def loss() -> torch.Tensor:
-        return model.model(batch).pow(3).sum()
+        return model(BATCH).pow(3).sum()
 
-    model.requires_grad_(False)
-    importance = head_importance(model, [loss], [1.0], "loss")
+    def loss_with_gate(layer: int, head: int, value: float) -> float:
+        gates = {"encoder": open_gates(model)["encoder"].double()}
+        gates["encoder"][layer, head] = value
+        with gated_heads(model, gates):
+            return float(loss())
+
+    shared_blocks.requires_grad_(False)
+    importance = head_importance(shared_blocks, [loss], [1.0], "loss")
     step = 1e-5
-    for place in ((0, 0), (2, 3)):
-        sides = []
-        for sign in (1, -1):
-            moved = open_gates(model.model)
-            moved["encoder"] = moved["encoder"].double()
-            moved["encoder"][place] += sign * step
-            with gated_heads(model.model, moved):
-                sides.append(float(loss()))
-        slope = (sides[0] - sides[1]) / (2 * step)
-        assert abs(abs(slope) - float(importance.importance["encoder"][place])) < 1e-3 * max(1.0, abs(slope))
-    assert abs(float(importance.effect["encoder"][0, 1])) < 1e-9 and len(importance.order) == 16
-    assert importance.pruning_losses[0] == pytest.approx(importance.loss) and importance.masked_counts[-1] == 16
+    for layer, head in ((0, 0), (2, 3)):
+        difference = loss_with_gate(layer, head, 1 + step) - loss_with_gate(layer, head, 1 - step)
+        slope = abs(difference / (2 * step))
+        assert float(importance.importance["encoder"][layer, head]) == pytest.approx(slope, abs=1e-3 * max(1.0, slope))
+    assert abs(float(importance.effect["encoder"][0, 1])) < 1e-9
+    assert len(importance.order) == 16
+    assert importance.masked_counts[-1] == 16, "all heads are masked at the end of the curve"
+    assert importance.pruning_losses[0] == pytest.approx(importance.loss)
 
 
-def test_a_model_without_heads_says_so(tmp_path: Path) -> None:
+def test_a_model_without_heads_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="no self-attention heads"):
         head_report(make_classic("bag of means"), tmp_path / "is not read.csv")
 
@@ -106,7 +124,7 @@ def test_a_text_that_is_too_long_is_refused_before_the_report(
     assert "the text has 62 tokens, and this model reads 1 to 48 at once: give a shorter one" in capsys.readouterr().err
 
 
-def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Path) -> None:
+def test_importance_is_not_measured_on_unknown_labels(tmp_path: Path) -> None:
     loaded = heedful.load(make_model_dir(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     data.write_text("text,label\nthe cat sat,strange\nthe dog ran,odd\n")
@@ -120,27 +138,17 @@ def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Pat
     assert ' 2 rows were left out; line 3: the label "odd" is not one that the model knows: ' in report["summary"]
 
 
-def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_model_dir(tmp_path / "run" / "model", "single")
-    (tmp_path / "run" / "settings.toml").write_text('[data.columns]\ntext = "b"\n')
-    (tmp_path / "data.csv").write_text("text,b,label\n" + "x,the cat sat,good\n" * 3)
+def test_the_report_reads_data_with_the_settings_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = tmp_path / "run", tmp_path / "data.csv"
+    make_model_dir(run / "model", "single")
+    (run / "settings.toml").write_text('[data.columns]\ntext = "b"\n')
+    data.write_text("text,b,label\n" + "x,the cat sat,good\n" * 3)
     with pytest.raises(SystemExit, match="0"):
-        main(
-            [
-                "look",
-                str(tmp_path / "run"),
-                "--heads",
-                str(tmp_path / "data.csv"),
-                "--output",
-                str(tmp_path / "o"),
-                "--json",
-            ]
-        )
+        main(["look", str(run), "--heads", str(data), "--output", str(tmp_path / "report"), "--json"])
     assert json.loads(capsys.readouterr().out)["example"] == "the cat sat"
 
 
-def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
-    """The effect of a masked head is the difference of the task's own losses."""
+def test_the_effect_of_a_head_is_the_difference_of_the_loss_when_it_is_masked(tmp_path: Path) -> None:
     loaded = heedful.load(make_model_dir(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     words = ["cat", "dog", "mat", "program"] * 3
@@ -149,27 +157,27 @@ def test_the_report_weighs_heads_where_there_is_a_loss(tmp_path: Path) -> None:
     report = head_report(loaded, data)
     assert len(report["heads"]) == 8 and report["texts"] == 12 and report["example"].startswith("the ")
     assert all(parameter.requires_grad for parameter in loaded.parameters())
-    texts = [row.split(",")[0] for row in rows]
-    wanted = torch.tensor([{"bad": 0, "good": 2}[row.split(",")[1]] for row in rows])
+    texts, labels = zip(*(row.split(",") for row in rows), strict=True)
+    targets = torch.tensor([{"bad": 0, "good": 2}[label] for label in labels])
     assert loaded.tokenizer is not None
 
     def loss() -> float:
         with torch.no_grad():
-            scores = loaded(loaded.tokenizer.pack(texts))
-        return float(torch.nn.functional.cross_entropy(scores, wanted))
+            scores = loaded(loaded.tokenizer.pack(list(texts)))
+        return float(torch.nn.functional.cross_entropy(scores, targets))
 
     gates = open_gates(loaded.model)
     gates["encoder"][1, 2] = 0.0
-    whole = loss()
+    loss_with_all_heads = loss()
     with gated_heads(loaded.model, gates):
-        masked = loss()
-    head = next(entry for entry in report["heads"] if (entry["layer"], entry["head"]) == (1, 2))
-    assert head["effect"] == pytest.approx(masked - whole, abs=1e-5)
-    assert report["price"]["values"][0] == pytest.approx(whole, abs=1e-5)
+        masked_loss = loss()
+    head = next(record for record in report["heads"] if (record["layer"], record["head"]) == (1, 2))
+    assert head["effect"] == pytest.approx(masked_loss - loss_with_all_heads, abs=1e-5)
+    assert report["price"]["values"][0] == pytest.approx(loss_with_all_heads, abs=1e-5)
 
 
 def test_examples_that_are_too_long_are_skipped(tmp_path: Path) -> None:
-    """In the report, in what it says, and in the examples whose loss is taken."""
+    """They are counted in the summary, and are used neither for patterns nor for the loss."""
     loaded = heedful.load(make_model_dir(tmp_path / "run", "single"))
     data = tmp_path / "data.csv"
     rows = [f"the {word} sat here.,good" for word in ("cat", "dog", "mat")]
@@ -182,16 +190,15 @@ def test_examples_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     assert report["measure"] == "loss on 3 examples"
     short = tmp_path / "short.csv"
     short.write_text("\n".join(["text,label", *rows, ""]))
-    assert [head["patterns"] for head in head_report(loaded, short)["heads"]] == [
-        head["patterns"] for head in report["heads"]
-    ]
-    assert head_report(loaded, short)["summary"].startswith(f"3 texts of {short}: ")
+    short_report = head_report(loaded, short)
+    assert [head["patterns"] for head in short_report["heads"]] == [head["patterns"] for head in report["heads"]]
+    assert short_report["summary"].startswith(f"3 texts of {short}: ")
     with pytest.raises(HeedfulError, match="none of the 2 texts fits the model"):
         head_patterns.find_head_patterns(loaded, ["cat " * 60, "dog " * 60])
 
 
-def test_the_heads_that_one_text_tells_apart() -> None:
-    """Shares and chances are those of the weights; the head that ships for the next token is the first to be shown."""
+def test_telling_heads_of_one_text() -> None:
+    """The first one attends to the next or the previous token, with the share that follows from its weights."""
     inspection = Inspection(heedful.load("heedful-mini-en"), "The cat sat on the mat because it was tired.")
     heads = telling_heads(inspection)
     assert heads and all(head["share"] > head["chance"] for head in heads)
@@ -205,7 +212,7 @@ def test_the_heads_that_one_text_tells_apart() -> None:
     assert first["share"] == pytest.approx(share, abs=1e-5) and first["chance"] == pytest.approx(1 / n)
 
 
-def test_a_short_text_and_a_model_without_structure_name_no_head() -> None:
+def test_short_texts_and_random_models_have_no_telling_heads() -> None:
     loaded = heedful.load("heedful-mini-en")
     assert telling_heads(Inspection(loaded, "rain")) == []
     for parameter in loaded.model.parameters():

@@ -1,4 +1,4 @@
-"""Inside: weights are transformers' own; q k makes the score; steps end in the next state; attributions sum up."""
+"""`Inspection` and the page's answers: attention as in transformers, block steps, positions, comparisons, decoding."""
 
 from __future__ import annotations
 
@@ -49,32 +49,34 @@ from tests.support.classic_models import READERS, make_classic, make_classic_enc
 from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
-QUICK = ("t5", "xlnet")
-WORDS = [f"w{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(95)]
+QUICK_FAMILIES = ("t5", "xlnet")  # families that are not only tested with --slow
+WORDS = [f"w{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(95)]  # waa, wab, ...
 TEXT = " ".join(WORDS[n] for n in (7, 3, 50, 3, 21, 90, 11, 64, 5, 33, 8, 2))
 
 
-def numbers(sent: dict[str, Any]) -> np.ndarray:
-    """Return the numbers that a page reads."""
-    raw = np.frombuffer(base64.b64decode(sent["data"]), dtype="<" + sent["kind"])
-    most = {"f4": 1, "f2": 1, "u2": 65535, "u1": 255}[sent["kind"]]
-    return raw.reshape(sent["shape"]).astype(np.float64) / most
+def numbers(encoded: dict[str, Any]) -> np.ndarray:
+    """Decode a tensor from the JSON that the page gets (see `encode_tensor`)."""
+    raw = np.frombuffer(base64.b64decode(encoded["data"]), dtype="<" + encoded["kind"])
+    value_of_one = {"f4": 1, "f2": 1, "u2": 65535, "u1": 255}[encoded["kind"]]
+    return raw.reshape(encoded["shape"]).astype(np.float64) / value_of_one
 
 
-def ending(words: Any) -> Any:
-    """Return the tokenizer with tokens that begin and end a text."""
-    words.special = SpecialIds(pad=0, unknown=0, bos_or_cls=2, eos_or_sep=1, mask=None)
-    return words
+def ending(tokenizer: Any) -> Any:
+    """Return a tokenizer after giving it special tokens at the beginning and at the end of a text."""
+    tokenizer.special = SpecialIds(pad=0, unknown=0, bos_or_cls=2, eos_or_sep=1, mask=None)
+    return tokenizer
 
 
-def inside_of(folder: Path, family: str) -> tuple[Any, Inspection]:
+def tiny_inspection(folder: Path, family: str) -> tuple[Any, Inspection]:
+    """Return a tiny random model of transformers, and the inspection of TEXT in the same model."""
     reference = save_tiny(folder, family, next(iter(FAMILIES[family].heads)))
     loaded = heedful.load(folder)
     loaded.tokenizer = word_tokenizer(WORDS)
     return reference, Inspection(loaded, TEXT)
 
 
-def their_attention(reference: Any, family: str, ids: list[int]) -> dict[str, Any]:
+def reference_attention(reference: Any, family: str, ids: list[int]) -> dict[str, Any]:
+    """Return the attention weights of transformers by part, for each layer [1, heads, rows, keys]."""
     inputs = {"input_ids": torch.tensor([ids])}
     if family in ENCODER_DECODER:
         inputs["decoder_input_ids"] = torch.tensor([[reference.config.decoder_start_token_id, *ids[:-1]]])
@@ -85,40 +87,47 @@ def their_attention(reference: Any, family: str, ids: list[int]) -> dict[str, An
     return {"decoder" if family == "gpt2" else "encoder": out.attentions}
 
 
-def _check_family(folder: Path, family: str) -> None:
-    reference, inside = inside_of(folder, family)
-    inside = Inspection(inside.loaded.train(), TEXT)  # nothing is dropped, and afterwards it trains as before
-    assert inside.loaded.training
-    ask = PageAPI([inside])
-    expected = their_attention(reference, family, list(inside.encoded.ids))
-    assert {view.part for view in inside.views} == set(expected)
+def check_attention_of_family(folder: Path, family: str) -> None:
+    """Compare all that the page shows of the attention of one head in each layer with transformers."""
+    reference, inspection = tiny_inspection(folder, family)
+    inspection = Inspection(inspection.loaded.train(), TEXT)  # an inspection uses eval mode, and restores the mode
+    assert inspection.loaded.training
+    api = PageAPI([inspection])
+    expected = reference_attention(reference, family, list(inspection.encoded.ids))
+    assert {view.part for view in inspection.views} == set(expected)
     for part, layers in expected.items():
-        assert inside.view(part).layers == len(layers)
-        for layer, weights in enumerate(layers):
-            place = {"part": part, "layer": str(layer), "head": "2"}
-            shown = numbers(ask("weights", place)["weights"])
-            assert np.abs(shown.sum(-1) - 1).max() < 1e-3
-            assert np.abs(shown - weights[0, 2].numpy()).max() < 1e-5  # rows look, columns are looked at
-            answer = ask("neuron", place)
-            q, k, scores = (numbers(answer[name]) for name in ("q", "k", "scores"))
-            seen = scores > -np.inf
-            if not answer["biased"]:
-                assert np.abs((answer["scale"] * q @ k.T - scores)[seen]).max() < 1e-4
-            soft = np.exp(scores - scores.max(-1, keepdims=True))
-            assert np.abs(soft / soft.sum(-1, keepdims=True) - weights[0, 2].numpy()).max() < 1e-5
-            small = numbers(ask("thumbnails", place)["heads"])
-            assert np.abs(small[2] - weights[0, 2].numpy()).max() < 3e-3
+        assert inspection.view(part).layers == len(layers)
+        for layer, layer_weights in enumerate(layers):
+            check_head(api, part, layer, 2, layer_weights[0, 2].numpy())
 
 
-@pytest.mark.parametrize("family", QUICK)
+def check_head(api: PageAPI, part: str, layer: int, head: int, expected: np.ndarray) -> None:
+    """Compare the weights, the scores and the thumbnail of a head with its expected weights, [rows, keys]."""
+    params = {"part": part, "layer": str(layer), "head": str(head)}
+    weights = numbers(api("weights", params)["weights"])
+    assert np.abs(weights.sum(-1) - 1).max() < 1e-3
+    assert np.abs(weights - expected).max() < 1e-5
+    answer = api("neuron", params)
+    q, k, scores = (numbers(answer[name]) for name in ("q", "k", "scores"))
+    visible = scores > -np.inf
+    if not answer["biased"]:
+        assert np.abs((answer["scale"] * q @ k.T - scores)[visible]).max() < 1e-4
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    softmax = exponentials / exponentials.sum(-1, keepdims=True)
+    assert np.abs(softmax - expected).max() < 1e-5
+    thumbnail = numbers(api("thumbnails", params)["heads"])[head]
+    assert np.abs(thumbnail - expected).max() < 3e-3, "it is rounded to 8 bits"
+
+
+@pytest.mark.parametrize("family", QUICK_FAMILIES)
 def test_page_data_equals_attention_of_transformers(tmp_path: Path, family: str) -> None:
-    _check_family(tmp_path, family)
+    check_attention_of_family(tmp_path, family)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(TINY.keys() - set(QUICK)))
+@pytest.mark.parametrize("family", sorted(TINY.keys() - set(QUICK_FAMILIES)))
 def test_page_data_equals_attention_of_transformers_in_other_families(tmp_path: Path, family: str) -> None:
-    _check_family(tmp_path, family)
+    check_attention_of_family(tmp_path, family)
 
 
 @pytest.mark.parametrize("family", sorted(TINY))
@@ -146,7 +155,7 @@ def transformer(positions: Learned | Sinusoidal | None = None, **stack: Any) -> 
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_relative_sinusoids_are_those_that_attention_reads(causal: bool) -> None:
+def test_relative_sinusoids_are_those_that_attention_uses(causal: bool) -> None:
     loaded = transformer(relation=TransformerXl(reach=5), causal=causal)
     (relation,) = (part for part in loaded.model.modules() if isinstance(part, TransformerXlPosition))
     _, waves = relation.prepare(Packed.of([[7] * 9]), torch.zeros(1, dtype=torch.float64), cache_bias=True)
@@ -167,7 +176,7 @@ def test_concatenated_positions_are_not_described_as_added(positions: Learned | 
     assert view.tensors["vectors"].shape == (count, 4)
 
 
-def test_positions_of_a_model_that_is_prepared_for_inference(tmp_path: Path) -> None:
+def test_an_execution_plan_does_not_change_the_shown_positions(tmp_path: Path) -> None:
     save_tiny(tmp_path, "deberta-v2", "DebertaV2Model")
     loaded = heedful.load(tmp_path)
     (before,) = positions_view(loaded)
@@ -178,140 +187,182 @@ def test_positions_of_a_model_that_is_prepared_for_inference(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
 def test_steps_end_where_the_next_block_begins(tmp_path: Path, family: str) -> None:
-    _, inside = inside_of(tmp_path, family)
-    for part in {view.part for view in inside.views} - {"cross"}:
-        states, layers = inside.hidden_states(part), inside.view(part).layers
+    _, inspection = tiny_inspection(tmp_path, family)
+    for part in {view.part for view in inspection.views} - {"cross"}:
+        states, layers = inspection.hidden_states(part), inspection.view(part).layers
         for layer in (0, layers - 2):
-            steps = block_steps(inside, part, layer, 3, 4)
+            steps = block_steps(inspection, part, layer, 3, 4)
             assert torch.allclose(steps[-1].vectors["x"], states[layer + 1][4], atol=1e-5)
-            named = {step.name: step for step in steps}
-            assert torch.allclose(named[f"Into block {layer}"].vectors["x"], states[layer][4], atol=1e-6)
-            head_output, weights = named["Weighted sum"].vectors["z"], named["Softmax"].vectors["w"]
+            by_name = {step.name: step for step in steps}
+            assert torch.allclose(by_name[f"Into block {layer}"].vectors["x"], states[layer][4], atol=1e-6)
+            head_output, weights = by_name["Weighted sum"].vectors["z"], by_name["Softmax"].vectors["w"]
             assert torch.isclose(weights.sum(), torch.tensor(1.0), atol=1e-5)
-            attention = inside.attention(part, layer, ("v",), heads=[3])
+            attention = inspection.attention(part, layer, ("v",), heads=[3])
             assert attention.v is not None
             assert torch.allclose(weights @ attention.v[:, 0], head_output, atol=1e-5)
 
 
 def test_fused_models_are_inspected_layer_by_layer(tmp_path: Path) -> None:
-    """A prepared engine computes blocks at once, past the modules that are looked at."""
+    """A fused kernel would compute a block without calling the modules whose outputs are shown and gated."""
     loaded = heedful.load(make_model_dir(tmp_path / "bare", "bare"))
     assert loaded.model.encoder is not None
-    plain = block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4)
+    expected_steps = block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4)
     gates = open_gates(loaded.model)
     gates["encoder"][0, 2] = 0.0
     batch = Packed.of([[1, 2, 3]])
     with torch.no_grad(), gated_heads(loaded.model, gates):
         masked = loaded.model(batch)
 
-    def at_once(block: Block, x: torch.Tensor, sight: AttentionContext, placed: LayerContext) -> torch.Tensor | None:
-        return None if sight.trace is not None else torch.zeros_like(x)
+    def wrong_kernel(
+        block: Block, x: torch.Tensor, context: AttentionContext, layer: LayerContext
+    ) -> torch.Tensor | None:
+        return None if context.trace is not None else torch.zeros_like(x)
 
-    loaded.model.execution = ExecutionOptions(fused_block=at_once)
-    for step, expected in zip(plain, block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4), strict=True):
-        assert step.vectors.keys() == expected.vectors.keys()
+    loaded.model.execution = ExecutionOptions(fused_block=wrong_kernel)
+    steps = block_steps(Inspection(loaded, TEXT), "encoder", 1, 3, 4)
+    assert [step.vectors.keys() for step in steps] == [step.vectors.keys() for step in expected_steps]
     with torch.no_grad(), gated_heads(loaded.model, gates):
         assert torch.equal(loaded.model(batch), masked)
-    assert loaded.model.execution.fused_block is at_once
+    assert loaded.model.execution.fused_block is wrong_kernel
 
 
-def test_attributions_sum_to_the_difference(tmp_path: Path) -> None:
-    for name, text in (
-        ("single", "the cat sat on the mat"),
-        ("masked", "the [MASK] sat"),
-        ("tag", "ada lives in paris"),
-    ):
-        inside = Inspection(heedful.load(make_model_dir(tmp_path / name, name)), text)
-        score, what, *_ = explained_score(inside)
-        attribution = integrated_gradients(inside, score, what, steps=200)
-        assert abs(attribution.missing) < 2e-2 * max(1.0, abs(attribution.at_text - attribution.at_baseline)), name
-        assert float(attribution.values[0].abs()) < 1e-6  # [CLS] is the same in the baseline
-        with torch.no_grad():
-            out = inside.loaded(inside.source)
-        assert any(abs(attribution.at_text - float(score_value)) < 1e-5 for score_value in out.flatten())
-        assert all(parameter.requires_grad for parameter in inside.loaded.parameters())
-    pair = Inspection(
-        heedful.load(make_model_dir(tmp_path / "span", "span")), ("who wrote it", "ada wrote the program")
-    )
-    assert "answer" in explained_score(pair)[1] and set(PageAPI([pair])("prediction", {})) >= {"answer", "attribution"}
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("single", "the cat sat on the mat"), ("masked", "the [MASK] sat"), ("tag", "ada lives in paris")],
+)
+def test_attributions_sum_to_the_difference_of_the_scores(tmp_path: Path, name: str, text: str) -> None:
+    inspection = Inspection(heedful.load(make_model_dir(tmp_path / name, name)), text)
+    explained = explained_score(inspection)
+    attribution = integrated_gradients(inspection, explained.score, explained.name, steps=200)
+    difference = abs(attribution.at_text - attribution.at_baseline)
+    assert abs(attribution.missing) < 2e-2 * max(1.0, difference)
+    assert float(attribution.values[0].abs()) < 1e-6, "[CLS] is the same in the baseline"
+    with torch.no_grad():
+        outputs = inspection.loaded(inspection.source)
+    assert float((outputs - attribution.at_text).abs().min()) < 1e-5, "the score is one of the model's outputs"
+    assert all(parameter.requires_grad for parameter in inspection.loaded.parameters())
 
 
-def test_classic_models_show_what_they_look_at() -> None:
-    text = "the film was not good . the end . very bad"
-    for name in (
-        "plain attention",
-        "a query for each class",
-        "structured",
-        "hierarchical",
-        "bag of sums",
-        "recurrent",
-        "dot products",
-    ):
-        loaded = make_classic(name)
-        inside = Inspection(loaded, text)
-        for view in inside.views:
-            weights = inside.weights(view.part, 0)
-            assert weights.shape[1:] == (len(inside.sides[view.rows]), len(inside.sides["source"]))
-            sums = weights.sum(-1)
-            if name == "hierarchical":  # the last one is what a word counts in the text; the first two do so in part
-                assert torch.allclose(sums[2], torch.ones(1).double())
-            else:
-                assert torch.allclose(sums, torch.ones_like(sums))
-    vectors = loaded.hidden_states(inside.source)  # of the last one: softmax(X X) X
-    x = loaded.model.embedding(inside.source)
-    assert torch.allclose(inside.weights("over", 0)[0] @ x, vectors)
+def test_the_answer_to_a_question_is_explained(tmp_path: Path) -> None:
+    loaded = heedful.load(make_model_dir(tmp_path / "span", "span"))
+    inspection = Inspection(loaded, ("who wrote it", "ada wrote the program"))
+    assert "answer" in explained_score(inspection).name
+    assert set(PageAPI([inspection])("prediction", {})) >= {"answer", "attribution"}
+
+
+CLASSIC_TEXT = "the film was not good . the end . very bad"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plain attention", "a query for each class", "structured", "hierarchical"),
+        *("bag of sums", "recurrent", "dot products"),
+    ],
+)
+def test_attention_weights_of_classic_models_sum_to_one(name: str) -> None:
+    inspection = Inspection(make_classic(name), CLASSIC_TEXT)
+    for view in inspection.views:
+        weights = inspection.weights(view.part, 0)
+        assert weights.shape[1:] == (len(inspection.sides[view.rows]), len(inspection.sides["source"]))
+        sums = weights.sum(-1)
+        if name == "hierarchical":  # "word in the text"; the other two heads have the weights of its factors
+            sums = sums[2]
+        assert torch.allclose(sums, torch.ones_like(sums))
+
+
+def test_the_output_of_untrained_self_attention_is_its_weights_times_the_word_vectors() -> None:
+    loaded = make_classic("dot products")
+    inspection = Inspection(loaded, CLASSIC_TEXT)
+    word_vectors = loaded.model.embedding(inspection.source)
+    output = loaded.hidden_states(inspection.source)
+    assert torch.allclose(inspection.weights("over", 0)[0] @ word_vectors, output)
+
+
+def test_a_classic_encoder_without_a_head_has_no_attention() -> None:
     with pytest.raises(HeedfulError, match="no attention"):
-        Inspection(make_classic_encoder(READERS["plain attention"]), text)
-    assert set(READERS) >= {"structured"}
+        Inspection(make_classic_encoder(READERS["plain attention"]), CLASSIC_TEXT)
 
 
 @pytest.mark.parametrize("name", ["bag of means", "bag of sums"])
-def test_a_bag_rests_on_each_word_alike(name: str) -> None:
-    """The share of each word is exact: the score is linear in the word vectors."""
-    inside = Inspection(make_classic(name), "the film was not good")
-    message = PageAPI([inside])("prediction", {"label": "1"})
-    assert numbers(message["attention"]).tolist() == pytest.approx([0.2] * 5, abs=1e-4)
-    assert message["attribution"]["missing"] == pytest.approx(0, abs=1e-12)
+def test_a_bag_of_words_attends_equally_to_all_words(name: str) -> None:
+    inspection = Inspection(make_classic(name), "the film was not good")
+    answer = PageAPI([inspection])("prediction", {"label": "1"})
+    assert numbers(answer["attention"]).tolist() == pytest.approx([0.2] * 5, abs=1e-4)
+    missing = answer["attribution"]["missing"]
+    assert missing == pytest.approx(0, abs=1e-12), "the score is linear in the word vectors, so attribution is exact"
 
 
-def test_compared_words_and_similarity(tmp_path: Path) -> None:
+# -- comparisons ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> heedful.ModelBundle:
+    """An encoder of two layers without a head."""
+    return heedful.load(make_model_dir(tmp_path_factory.mktemp("bare"), "bare"))
+
+
+@pytest.fixture(scope="module")
+def cat(bare: heedful.ModelBundle) -> Inspection:
+    return Inspection(bare, "the cat sat on the mat")
+
+
+@pytest.fixture(scope="module")
+def dog(bare: heedful.ModelBundle) -> Inspection:
+    return Inspection(bare, "the dog sat on the mat")
+
+
+def test_two_texts_are_compared_token_by_token(cat: Inspection, dog: Inspection) -> None:
     assert align_tokens(["a", "b", "c", "d"], ["a", "x", "c"]) == [(0, 0), (1, 1), (2, 2)]
-    loaded = heedful.load(make_model_dir(tmp_path / "bare", "bare"))
-    cat, dog = Inspection(loaded, "the cat sat on the mat"), Inspection(loaded, "the dog sat on the mat")
     comparison = PageAPI([cat, dog])("compare", {"part": "encoder", "layer": "1", "head": "2", "other_head": "2"})
     expected = dog.weights("encoder", 1)[2] - cat.weights("encoder", 1)[2]
     assert np.abs(numbers(comparison["difference"]) - expected.numpy()).max() < 1e-6
-    save_tiny(tmp_path / "deep", "bert", "BertModel", vocab_size=loaded.config.model.embedding.vocabulary)
-    deep = heedful.load(tmp_path / "deep")
-    deep.tokenizer = loaded.tokenizer
-    student = PageAPI([Inspection(deep, "the cat sat"), Inspection(loaded, "the cat sat")])  # four layers beside two
-    comparison = student("compare", {"part": "encoder", "layer": "3", "other_layer": "1"})
-    means = [
-        inspection.weights("encoder", layer).mean(0)
-        for inspection, layer in zip(student.inspections, (3, 1), strict=True)
-    ]
-    assert np.abs(numbers(comparison["difference"]) - (means[1] - means[0]).numpy()).max() < 1e-6
-    assert "different shapes" in comparison["apart"]
-    answers = collect_answers(student, layers=[3], heads=[0]).answers  # beside layer 3 of four is the last of two
-    assert "difference" in answers["compare?head=mean&layer=3&other_head=mean&other_layer=1&part=encoder"]
-    similarity = contextual_similarity([cat, dog], "mat")
-    assert len(similarity.occurrences) == 2 and torch.allclose(similarity.layers[1].diagonal(), torch.ones(2))
-    row = cat.hidden_states("encoder")[2][6]
-    again = torch.nn.functional.cosine_similarity(row, dog.hidden_states("encoder")[2][6], dim=0)
-    assert torch.isclose(similarity.layers[2][0, 1], again, atol=1e-6)
-    pair = contextual_similarity([Inspection(loaded, ("The cat sat", "on the mat"))], "the")
-    assert [(occurrence["text"], occurrence["start"], occurrence["stop"]) for occurrence in pair.occurrences] == [
-        ("The cat sat", 0, 3),
-        ("on the mat", 3, 6),
-    ]
 
-    head = qk_spectrum(loaded, "encoder", 1, 3)
-    weight = loaded.model.encoder.blocks[1].attention.qkv.weight.detach().double()
-    m = weight[24:32].T @ weight[32 + 24 : 32 + 32]
-    assert torch.allclose(head.singular_values, torch.linalg.svdvals(m)[:8], atol=1e-9)
-    exact = torch.linalg.eigvalsh((m + m.T) / 2).flip(0)
-    assert torch.allclose(head.eigenvalues[:8], exact[:8], atol=1e-9) and head.summary.startswith("No metric")
-    assert spectrum_of(torch.eye(3).double(), torch.eye(3).double()).summary.startswith("Symmetric and positive")
+
+def test_models_with_different_numbers_of_layers_are_compared(tmp_path: Path, bare: heedful.ModelBundle) -> None:
+    save_tiny(tmp_path / "deep", "bert", "BertModel", vocab_size=bare.config.model.embedding.vocabulary)
+    deep = heedful.load(tmp_path / "deep")  # four layers
+    deep.tokenizer = bare.tokenizer
+    first, second = Inspection(deep, "the cat sat"), Inspection(bare, "the cat sat")
+    api = PageAPI([first, second])
+    comparison = api("compare", {"part": "encoder", "layer": "3", "other_layer": "1"})
+    expected = second.weights("encoder", 1).mean(0) - first.weights("encoder", 3).mean(0)
+    assert np.abs(numbers(comparison["difference"]) - expected.numpy()).max() < 1e-6
+    assert "different shapes" in comparison["apart"], "hidden states are not compared"
+    answers = collect_answers(api, layers=[3], heads=[0]).answers  # layer 3 is compared with the last of two layers
+    assert "difference" in answers["compare?head=mean&layer=3&other_head=mean&other_layer=1&part=encoder"]
+
+
+def test_a_word_is_compared_in_two_texts(cat: Inspection, dog: Inspection) -> None:
+    similarity = contextual_similarity([cat, dog], "mat")
+    assert len(similarity.occurrences) == 2
+    assert torch.allclose(similarity.layers[1].diagonal(), torch.ones(2))
+    last_states = [inspection.hidden_states("encoder")[2][6] for inspection in (cat, dog)]
+    expected = torch.nn.functional.cosine_similarity(*last_states, dim=0)
+    assert torch.isclose(similarity.layers[2][0, 1], expected, atol=1e-6)
+
+
+def test_a_word_is_found_in_both_texts_of_a_pair(bare: heedful.ModelBundle) -> None:
+    similarity = contextual_similarity([Inspection(bare, ("The cat sat", "on the mat"))], "the")
+    first, second = similarity.occurrences
+    assert first == {"text": "The cat sat", "start": 0, "stop": 3}
+    assert second == {"text": "on the mat", "start": 3, "stop": 6}
+
+
+# -- spectrum of a head ---------------------------------------------------------------------------------------------
+
+
+def test_spectrum_equals_that_of_the_full_matrix(bare: heedful.ModelBundle) -> None:
+    assert bare.model.encoder is not None
+    spectrum = qk_spectrum(bare, "encoder", 1, 3)
+    qkv = bare.model.encoder.blocks[1].attention.qkv.weight.detach().double()
+    m = qkv[24:32].T @ qkv[32 + 24 : 32 + 32]  # rows of head 3: 8 of the 32 of all queries, and of all keys
+    assert torch.allclose(spectrum.singular_values, torch.linalg.svdvals(m)[:8], atol=1e-9)
+    eigenvalues = torch.linalg.eigvalsh((m + m.T) / 2).flip(0)
+    assert torch.allclose(spectrum.eigenvalues[:8], eigenvalues[:8], atol=1e-9)
+    assert spectrum.summary.startswith("No metric")
+    identity = spectrum_of(torch.eye(3).double(), torch.eye(3).double())
+    assert identity.summary.startswith("Symmetric and positive")
 
 
 def test_spectrum_of_heads_that_share_keys(tmp_path: Path) -> None:
@@ -320,7 +371,7 @@ def test_spectrum_of_heads_that_share_keys(tmp_path: Path) -> None:
     assert loaded.model.decoder is not None
     weight = loaded.model.decoder.blocks[1].attention.qkv.weight.detach().double()
     spectrum = qk_spectrum(loaded, "decoder", 1, 3)
-    m = weight[24:32].T @ weight[32 + 8 : 32 + 16]  # of its query and of the second key head
+    m = weight[24:32].T @ weight[32 + 8 : 32 + 16]  # query head 3 uses key head 1
     assert torch.allclose(spectrum.singular_values, torch.linalg.svdvals(m)[:8], atol=1e-9)
     save_tiny(tmp_path / "normed", "qwen3", "Qwen3Model")
     with pytest.raises(HeedfulError, match="queries and keys of this model are normalised"):
@@ -328,39 +379,42 @@ def test_spectrum_of_heads_that_share_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "error"), [(OneDnnLinear, 1e-12), (Int8Linear, 0.02)])
-def test_similarity_of_an_engine_that_was_prepared(
+def test_spectrum_of_layers_that_were_converted_for_inference(
     tmp_path: Path, kind: type[OneDnnLinear | Int8Linear], error: float
 ) -> None:
-    """Layers that were exchanged to answer hold their weights otherwise."""
-    if kind is OneDnnLinear and (why := cannot_use_onednn(torch.float32)):
-        pytest.skip(why)
+    """Such layers store their weights in another form."""
+    if kind is OneDnnLinear and (reason := cannot_use_onednn(torch.float32)):
+        pytest.skip(reason)
     loaded = heedful.load(make_model_dir(tmp_path / "bare", "bare"))
     plain = qk_spectrum(loaded, "encoder", 1, 3)
     assert loaded.model.encoder is not None
     attention = loaded.model.encoder.blocks[1].attention
     attention.add_module("qkv", kind(attention.qkv))
-    spectrum = qk_spectrum(loaded, "encoder", 1, 3)
-    assert torch.allclose(
-        spectrum.singular_values, plain.singular_values, rtol=0, atol=error * float(plain.singular_values[0])
-    )
+    converted = qk_spectrum(loaded, "encoder", 1, 3)
+    tolerance = error * float(plain.singular_values[0])
+    assert torch.allclose(converted.singular_values, plain.singular_values, rtol=0, atol=tolerance)
 
 
-def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
+# -- generation -----------------------------------------------------------------------------------------------------
+
+
+def test_the_decoder_generates_the_same_text_as_the_engine(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
     loaded.tokenizer = ending(word_tokenizer(WORDS))
-    inside = Inspection(loaded, TEXT, target=TEXT[:11])
-    assert not inside.target_is_generated and [view.part for view in inside.views] == ["encoder", "decoder", "cross"]
-    report = decoding_report(inside, max_new_tokens=6, num_beams=2)
+    inspection = Inspection(loaded, TEXT, target=TEXT[:11])
+    assert not inspection.target_is_generated
+    assert [view.part for view in inspection.views] == ["encoder", "decoder", "cross"]
+    report = decoding_report(inspection, max_new_tokens=6, num_beams=2)
     assert report["steps"] and report["steps"][0]["candidates"][0]["text"] == report["steps"][0]["token"]
     (answer,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=6))([TEXT])
     assert abs(report["greedy"]["log_probability"] - answer["log_probability"]) < 1e-4
     assert report["greedy"]["text"] == answer["text"] and len(report["beams"]) == 2
-    assert inside.weights("cross", 1).shape == (4, len(inside.sides["target"]), len(inside.sides["source"]))
+    assert inspection.weights("cross", 1).shape == (4, len(inspection.sides["target"]), len(inspection.sides["source"]))
     shorter = Inspection(loaded, TEXT, target=TEXT[:7])
-    moved = hidden_state_similarity(inside, shorter, "cross")  # what looks across are the decoder's rows
-    assert len(moved.tokens) == len(shorter.sides["target"]) < len(inside.sides["target"])
-    assert torch.allclose(moved.cosines[0], torch.ones(len(moved.tokens)), atol=1e-6)
+    similarity = hidden_state_similarity(inspection, shorter, "cross")  # of the decoder's hidden states
+    assert len(similarity.tokens) == len(shorter.sides["target"]) < len(inspection.sides["target"])
+    assert torch.allclose(similarity.cosines[0], torch.ones(len(similarity.tokens)), atol=1e-6)
 
 
 @pytest.mark.parametrize("setting", ["eos_token_id", "max_length"])
@@ -368,21 +422,21 @@ def test_the_decoder_obeys_the_generation_settings_of_the_folder(tmp_path: Path,
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
     loaded.tokenizer = ending(word_tokenizer(WORDS))
-    free = Inspection(loaded, TEXT).sides["target"][1:]
-    assert len(free) > 8 and loaded.config.generation is not None
-    value = {"eos_token_id": [1, free[4]["id"]], "max_length": 5}[setting]
+    unlimited = Inspection(loaded, TEXT).sides["target"][1:]
+    assert len(unlimited) > 8 and loaded.config.generation is not None
+    value = {"eos_token_id": [1, unlimited[4]["id"]], "max_length": 5}[setting]
     loaded.config = replace(loaded.config, generation=loaded.config.generation | {setting: value})
     (answer,) = heedful.Engine(loaded)([TEXT])
     assert answer["tokens"] < 8
-    inside = Inspection(loaded, TEXT)
-    report = decoding_report(inside)
+    inspection = Inspection(loaded, TEXT)
+    report = decoding_report(inspection)
     assert report["greedy"]["text"] == answer["text"]
     assert report["greedy"]["num_tokens"] == len(report["steps"]) == answer["tokens"] + answer["complete"]
     assert report["greedy"]["log_probability"] == pytest.approx(answer["log_probability"], abs=1e-4)
-    assert len(inside.sides["target"]) == 1 + answer["tokens"]
+    assert len(inspection.sides["target"]) == 1 + answer["tokens"]
 
 
-def test_decoding_leaves_a_model_in_training_mode(tmp_path: Path) -> None:
+def test_decoding_restores_training_mode(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
     loaded.tokenizer = ending(word_tokenizer(WORDS))
@@ -391,56 +445,69 @@ def test_decoding_leaves_a_model_in_training_mode(tmp_path: Path) -> None:
     assert decoding_report(Inspection(loaded, TEXT), max_new_tokens=4, num_beams=2) == expected and loaded.training
 
 
-def test_static_vectors_have_analogies_and_neighbours() -> None:
-    """With vectors written by hand, of which it is known what they make; a net over them is the context."""
-    plain, net = make_classic("plain attention"), make_classic("structured")
+# -- word vectors ---------------------------------------------------------------------------------------------------
+
+
+def test_analogies_of_known_vectors() -> None:
+    """The static vectors of four words are set by hand, so that "not" is exactly bad - good + very."""
+    loaded = make_classic("plain attention")
+    assert loaded.tokenizer is not None
+    vectors = {"good": (1, 0, 1, 0), "bad": (1, 0, 0, 1), "very": (0, 1, 1, 0), "not": (0, 1, 0, 1)}
     with torch.no_grad():
-        table = plain.model.embedding.tokens.weight
+        table = loaded.model.embedding.tokens.weight
         table.zero_()
-        vectors = {"good": (1, 0, 1, 0), "bad": (1, 0, 0, 1), "very": (0, 1, 1, 0), "not": (0, 1, 0, 1)}
         for word, vector in vectors.items():
-            table[plain.tokenizer.id(word)] = torch.tensor(vector).double()
-    (best, *_) = analogy(plain, "good", "bad", "very")
-    assert best["text"] == "not" and best["cosine"] == pytest.approx(1.0)
+            table[loaded.tokenizer.id(word)] = torch.tensor(vector).double()
+    (nearest, *_) = analogy(loaded, "good", "bad", "very")
+    assert nearest["text"] == "not" and nearest["cosine"] == pytest.approx(1.0)
     with pytest.raises(HeedfulError, match='"king" is not in the vocabulary'):
-        analogy(plain, "good", "king", "very")
-    for loaded, names in ((plain, ["in the embeddings"]), (net, ["in the embeddings", "after the recurrent network"])):
-        inside = Inspection(loaded, "the film was good . the end was not good")
-        similarity = contextual_similarity([inside], "good")
-        assert similarity.layer_names == names and len(similarity.occurrences) == 2 and not similarity.static_error
-        rows = loaded.hidden_states(inside.source) if loaded is net else loaded.model.embedding(inside.source)
-        cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
-        assert torch.isclose(similarity.layers[-1][0, 1], cosine)
-    assert similarity.layers[0][0, 1] == pytest.approx(1.0) and abs(float(cosine)) < 0.999
+        analogy(loaded, "good", "king", "very")
 
 
-def test_recurrent_nets_show_what_they_looked_at() -> None:
-    """Each state's weights give what it saw, which with the state gives its row."""
+@pytest.mark.parametrize("name", ["plain attention", "structured"])
+def test_only_a_recurrent_network_distinguishes_occurrences_of_a_word(name: str) -> None:
+    """The model "structured" has a recurrent network over the word vectors; "plain attention" has none."""
+    is_recurrent = name == "structured"
+    loaded = make_classic(name)
+    inspection = Inspection(loaded, "the film was good . the end was not good")
+    similarity = contextual_similarity([inspection], "good")
+    layer_names = ["in the embeddings"] + ["after the recurrent network"] * is_recurrent
+    assert similarity.layer_names == layer_names
+    assert len(similarity.occurrences) == 2 and not similarity.static_error
+    assert similarity.layers[0][0, 1] == pytest.approx(1.0)
+    rows = loaded.hidden_states(inspection.source) if is_recurrent else loaded.model.embedding(inspection.source)
+    cosine = torch.nn.functional.cosine_similarity(rows[3], rows[9], dim=0).detach()
+    assert torch.isclose(similarity.layers[-1][0, 1], cosine)
+    assert (abs(float(cosine)) < 0.999) == is_recurrent
+
+
+# -- recurrent models, and errors -----------------------------------------------------------------------------------
+
+
+def test_attention_weights_of_a_recurrent_model_give_its_hidden_states() -> None:
+    """The last hidden state is tanh(W [weights times encoder states, decoder state]) (Luong et al. 2015)."""
     words = word_tokenizer(WORDS)
-    look = ClassicConfig(
-        embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=RecurrentSeq2Seq(width=8, feed=False)
-    )
-    loaded = create(BundleConfig(family="heedful-classic", model=look, head=NextToken()), words, seed=1).double().eval()
+    embedding = EmbeddingConfig(vocabulary=words.size, width=6)
+    config = ClassicConfig(embedding=embedding, reader=RecurrentSeq2Seq(width=8, feed=False))
+    bundle_config = BundleConfig(family="heedful-classic", model=config, head=NextToken())
+    loaded = create(bundle_config, words, seed=1).double().eval()
     loaded.tokenizer = ending(words)
-    inside = Inspection(loaded, TEXT, target=TEXT[:15])
-    assert [(view.part, view.rows, view.keys) for view in inside.views] == [("cross", "target", "source")]
+    inspection = Inspection(loaded, TEXT, target=TEXT[:15])
+    assert [(view.part, view.rows, view.keys) for view in inspection.views] == [("cross", "target", "source")]
     model: Any = loaded.model
-    weights = inside.weights("cross", 0)[0]
+    weights = inspection.weights("cross", 0)[0]
     with torch.no_grad():
-        read = model.reading(model.embedding(inside.source), inside.source.bounds)
-        states, _ = model.writing(
-            model.embedding(inside.target), model._first_state(read, inside.source.bounds)[0][:, 0]
-        )
-        rows = model.mix(torch.cat([weights @ read, states], -1)).tanh()
-    assert torch.allclose(rows, inside.last_hidden_state, atol=1e-12) and torch.allclose(
-        weights.sum(-1), torch.ones(5).double()
-    )
+        encoder_states = model.reading(model.embedding(inspection.source), inspection.source.bounds)
+        first_state = model._first_state(encoder_states, inspection.source.bounds)[0][:, 0]
+        decoder_states, _ = model.writing(model.embedding(inspection.target), first_state)
+        expected = model.mix(torch.cat([weights @ encoder_states, decoder_states], -1)).tanh()
+    assert torch.allclose(inspection.last_hidden_state, expected, atol=1e-12)
+    assert torch.allclose(weights.sum(-1), torch.ones(5).double())
 
 
-def test_unavailable_views_are_explained(tmp_path: Path) -> None:
-    inside = Inspection(heedful.load(make_model_dir(tmp_path / "bare", "bare")), "the cat")
-    ask = PageAPI([inside])
-    for name, params, why in (
+@pytest.mark.parametrize(
+    ("question", "params", "message"),
+    [
         ("weights", {"part": "cross"}, 'part "cross" does not exist: use one of encoder'),
         ("weights", {"layer": "9"}, "layer is '9'; expected a whole number from 0 to 1"),
         ("weights", {"head": "٣"}, "head is '٣'; expected a whole number from 0 to 3"),
@@ -448,14 +515,18 @@ def test_unavailable_views_are_explained(tmp_path: Path) -> None:
         ("compare", {}, "there is one text: give another one"),
         ("words", {"word": "dog"}, '"dog" occurs in none of the texts'),
         ("look", {"text": "cat " * 60}, "the text has 62 tokens, and this model reads 1 to 48 at once"),
-    ):
-        with pytest.raises(HeedfulError) as raised:
-            ask(name, params)
-        assert why in str(raised.value)
+    ],
+)
+def test_questions_without_an_answer_are_errors(
+    cat: Inspection, question: str, params: dict[str, str], message: str
+) -> None:
+    with pytest.raises(HeedfulError) as raised:
+        PageAPI([cat])(question, params)
+    assert message in str(raised.value)
 
 
 def test_unknown_tokens_show_their_characters() -> None:
-    inside = Inspection(heedful.load("heedful-mini-en"), ("The \u732b sat.", "A \U0001f600 dog."))
-    unknown = inside.tokenizer.special.unknown
-    names = [token["text"] for token in inside.sides["source"] if token["id"] == unknown]
+    inspection = Inspection(heedful.load("heedful-mini-en"), ("The \u732b sat.", "A \U0001f600 dog."))
+    unknown = inspection.tokenizer.special.unknown
+    names = [token["text"] for token in inspection.sides["source"] if token["id"] == unknown]
     assert names == ["[UNK] \u732b", "[UNK] \U0001f600"]

@@ -1,4 +1,4 @@
-"""Predictions after a change: heads that are off, tokens that are replaced, and what is refused."""
+"""Predictions with attention heads switched off and with tokens replaced, and errors for other changes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
     return Inspection(heedful.load(make_model_dir(tmp_path_factory.mktemp("single"), "single")), PAIR)
 
 
-def test_nothing_changed_changes_nothing(single: Inspection) -> None:
+def test_without_a_change_the_answer_is_the_same(single: Inspection) -> None:
     result = intervene([single], 0, [], {})
     assert result.before == result.after and result.changed_item == PAIR and result.before is not None
 
 
-def test_heads_that_are_off_add_nothing(single: Inspection) -> None:
-    """The answer is that of the model whose gates are closed by hand, and the model is as before afterwards."""
+def test_masked_heads_have_no_output(single: Inspection) -> None:
+    """The answer equals that of the model with gates of 0. Afterwards the model is unchanged."""
     off = [("encoder", layer, head) for layer in range(2) for head in range(4)]
     result = intervene([single], 0, off, {})
     assert result.before is not None and result.after is not None
@@ -46,7 +46,7 @@ def test_heads_that_are_off_add_nothing(single: Inspection) -> None:
     assert intervene([single], 0, [], {}).after == result.before
 
 
-def test_tokens_are_replaced_where_they_stand(single: Inspection) -> None:
+def test_tokens_are_replaced_at_their_offsets(single: Inspection) -> None:
     names = [token["text"] for token in single.sides["source"]]
     rows = {names.index("cat"): "dog", names.index("mat"): "big \u732b"}
     assert replace_tokens(single, rows) == ("The dog sat on the big \u732b.", "A dog ran.")
@@ -78,12 +78,12 @@ def test_candidates_are_refused_before_the_model_runs(tmp_path: Path, monkeypatc
         intervene([inspection], 0, [], {2: "dog"})
 
 
-def test_an_embedding_is_compared_with_itself(tmp_path: Path) -> None:
+def test_an_embedding_is_compared_with_the_embedding_before_the_change(tmp_path: Path) -> None:
     inspection = Inspection(heedful.load("heedful-mini-en"), "The cat sat on the mat.")
-    same = intervene([inspection], 0, [], {})
-    assert same.before is None and same.cosine == pytest.approx(1.0, abs=1e-5)
-    other = intervene([inspection], 0, [("encoder", 1, 2)], {2: "dog"})
-    assert other.cosine is not None and -1 <= other.cosine < 0.999
+    unchanged = intervene([inspection], 0, [], {})
+    assert unchanged.before is None and unchanged.cosine == pytest.approx(1.0, abs=1e-5)
+    changed = intervene([inspection], 0, [("encoder", 1, 2)], {2: "dog"})
+    assert changed.cosine is not None and -1 <= changed.cosine < 0.999
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_an_embedding_is_compared_with_itself(tmp_path: Path) -> None:
         ({"tokens": "[" * 100_000}, "expected words"),
     ],
 )
-def test_what_is_not_there_is_refused(single: Inspection, params: dict[str, str], message: str) -> None:
+def test_invalid_changes_are_errors(single: Inspection, params: dict[str, str], message: str) -> None:
     with pytest.raises(HeedfulError, match=message):
         PageAPI([single])("changed", params)
 
 
-def test_a_model_without_self_attention_heads_says_so() -> None:
+def test_heads_of_a_model_without_self_attention_cannot_be_masked() -> None:
     inspection = Inspection(make_classic("plain attention"), "the film was good")
     with pytest.raises(HeedfulError, match="this model has no heads that can be switched off: replace tokens instead"):
         PageAPI([inspection])("changed", {"off": "reader.0.0"})

@@ -1,4 +1,4 @@
-"""heedful look --analogy and --positions print tables, or JSON, without serving a page."""
+"""`heedful look --analogy` and `--positions` print tables, or JSON, without serving a page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.support.model_folders import make_model_dir
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Return what `heedful look` prints to standard output; it must succeed."""
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["look", *arguments])
-    assert not ended.value.code
+    assert not exit_info.value.code
     return capsys.readouterr().out
 
 
@@ -47,9 +47,9 @@ def test_positions_of_a_learned_table(capsys: pytest.CaptureFixture[str]) -> Non
         (["--analogy", "cat", " ", "dog"], "has no tokens: give a word"),
     ],
 )
-def test_other_options_beside_them_are_refused(
+def test_they_cannot_be_combined_with_other_options(
     tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["look", str(make_model_dir(tmp_path / "run", "single")), *arguments])
-    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert exit_info.value.code == 2 and message in capsys.readouterr().err

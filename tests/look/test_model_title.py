@@ -1,4 +1,4 @@
-"""Names of models: of runs, folders, cards, configs and the hub."""
+"""`model_title`: the name of a model comes from its run, its folder, its card, its config.json or the hub."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import pytest
 from heedful.look.model_title import model_title
 
 
-def folder(path: Path, **files: str) -> str:
+def make_folder(path: Path, **files: str) -> str:
+    """Make a folder with files, and return its path; the first "_" of a keyword is the "." of the file's name."""
     path.mkdir(parents=True)
     for name, content in files.items():
         (path / f"{name.replace('_', '.', 1)}").write_text(content)
     return str(path)
 
 
-def test_the_folder_names_a_model(tmp_path: Path) -> None:
-    assert model_title(folder(tmp_path / "my-model", README_md="# other\n")) == "my-model"
+def test_a_model_has_the_name_of_its_folder_or_on_the_hub(tmp_path: Path) -> None:
+    assert model_title(make_folder(tmp_path / "my-model", README_md="# other\n")) == "my-model"
     assert model_title("org/name@main") == "name" and model_title("name") == "name"
 
 
-def test_a_run_names_its_model_and_its_checkpoints(tmp_path: Path) -> None:
-    folder(tmp_path / "tickets", journal_jsonl="")
-    assert model_title(folder(tmp_path / "tickets" / "model")) == "tickets"
-    assert model_title(folder(tmp_path / "tickets" / "state" / "step-00000400")) == "tickets step-00000400"
+def test_models_and_checkpoints_of_a_run_have_the_name_of_the_run(tmp_path: Path) -> None:
+    make_folder(tmp_path / "tickets", journal_jsonl="")
+    assert model_title(make_folder(tmp_path / "tickets" / "model")) == "tickets"
+    assert model_title(make_folder(tmp_path / "tickets" / "state" / "step-00000400")) == "tickets step-00000400"
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,12 @@ def test_a_run_names_its_model_and_its_checkpoints(tmp_path: Path) -> None:
         ("# " + "a" * 100, {}, "a" * 59 + "…"),
     ],
 )
-def test_a_folder_without_a_name(tmp_path: Path, card: str, config: dict[str, object], expected: str) -> None:
-    place = folder(tmp_path / "model", README_md=card, config_json=json.dumps(config))
-    assert model_title(place) == expected
-    (tmp_path / "model" / "config.json").write_text("[")
-    assert model_title(place)
+def test_a_folder_with_a_generic_name_is_named_by_its_card_or_config(
+    tmp_path: Path, card: str, config: dict[str, object], expected: str
+) -> None:
+    model = make_folder(tmp_path / "model", README_md=card, config_json=json.dumps(config))
+    assert model_title(model) == expected
+
+
+def test_a_damaged_config_is_ignored(tmp_path: Path) -> None:
+    assert model_title(make_folder(tmp_path / "model", config_json="[")) == "model"

@@ -1,4 +1,4 @@
-"""Words in a plane, and the words and the analogy that a page begins with."""
+"""Words in a plane by PCA and UMAP, and the words and the analogy that a page shows first."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ def test_rows_on_a_line_and_equal_rows_have_finite_points() -> None:
     assert points.isfinite().all() and variance == (0.0, 0.0)
 
 
-def test_a_word_map_names_what_has_no_vector(mini: heedful.ModelBundle) -> None:
+def test_a_word_map_lists_unknown_words(mini: heedful.ModelBundle) -> None:
     plane = word_map(mini, ["king", "queen", "king", "天", "river", "rivers"])
     assert plane.words == ["king", "queen", "river", "rivers"] and plane.unknown == ["天"]
-    rows = torch.stack([F.normalize(static_vector(mini, word)[0], dim=-1) for word in plane.words])
-    assert torch.cdist(plane.points, plane.points).max() <= torch.cdist(rows, rows).max() + 1e-5
-    apart = torch.cdist(plane.points, plane.points)
-    assert apart[2, 3] < apart[0, 2] and plane.variance is not None
+    vectors = torch.stack([F.normalize(static_vector(mini, word)[0], dim=-1) for word in plane.words])
+    distances = torch.cdist(plane.points, plane.points)
+    assert distances.max() <= torch.cdist(vectors, vectors).max() + 1e-5, "a projection increases no distance"
+    king_to_river, river_to_rivers = distances[0, 2], distances[2, 3]
+    assert river_to_rivers < king_to_river
+    assert plane.variance is not None
 
 
 @pytest.mark.parametrize(
@@ -77,13 +79,12 @@ def test_umap_places_every_word(mini: heedful.ModelBundle) -> None:
     assert word_map(mini, words[:3], "umap").points.isfinite().all()
 
 
-def test_what_is_suggested_has_vectors(mini: heedful.ModelBundle) -> None:
+def test_suggested_words_have_vectors(mini: heedful.ModelBundle) -> None:
     suggestion = suggest_words(Inspection(mini, TEXT))
     assert suggestion.word == "Doctor" and set(suggestion.own) >= {"Doctor", "river", "bank", "Paris"}
     assert [word.lower() for word in suggestion.own].count("the") == 1, "the vocabulary has no capitals"
-    assert suggestion.analogy == ("man", "king", "woman") and len(suggestion.words) == len(
-        set(suggestion.words)
-    ) > 2 * len(suggestion.own)
+    assert suggestion.analogy == ("man", "king", "woman")
+    assert len(set(suggestion.words)) == len(suggestion.words) > 2 * len(suggestion.own)
     for word in (suggestion.word, *suggestion.analogy, *suggestion.words):
         static_vector(mini, word)
 
@@ -95,7 +96,7 @@ def test_nothing_is_suggested_for_a_text_of_unknown_words(mini: heedful.ModelBun
         api("scatter", {})
 
 
-def test_a_file_has_the_words_that_its_page_begins_with(mini: heedful.ModelBundle) -> None:
+def test_a_file_has_the_answers_about_suggested_words(mini: heedful.ModelBundle) -> None:
     answers = collect_answers(PageAPI([Inspection(mini, TEXT)]), layers=[0], heads=[0]).answers
     assert len(answers["scatter?side=0"]["words"]) > 20  # type: ignore[arg-type]
     assert {"suggested?side=0", "words?word=Doctor", "analogy?a=man&b=king&c=woman&side=0"} <= set(answers)

@@ -1,4 +1,4 @@
-"""Search over Cranfield, by the functions of its benchmark."""
+"""Search over the Cranfield collection, with the functions of benchmarks/search.py."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ DATA = Path(os.environ.get("HEEDFUL_DATA", "missing")) / "tasks" / "cranfield"
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module benchmarks/search.py."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("search")
 
@@ -32,9 +33,8 @@ def test_records_are_parsed(benchmark: Any, tmp_path: Path) -> None:
 
 def test_the_time_of_each_format_is_measured(benchmark: Any) -> None:
     rows = benchmark.speed(300, rounds=2)
-    assert [row["format"] for row in rows] == ["float32", "int8", "binary"] and all(
-        row["median ms"] > 0 for row in rows
-    )
+    assert [row["format"] for row in rows] == ["float32", "int8", "binary"]
+    assert all(row["median ms"] > 0 for row in rows)
     assert "| int8 | 300 |" in benchmark.tables([], rows, [])[0]
 
 

@@ -1,4 +1,4 @@
-"""An index against plain computations: search, changes, and what a killed process leaves."""
+"""`SearchIndex`: results equal those of plain formulas, and a change is complete or absent if the process is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from heedful.bundled import BUNDLED_ENCODER
 from heedful.data.retrieval.documents import Document
 from heedful.errors import DataError, HeedfulError
 from heedful.search import index as module
-from heedful.search.store import read_state
+from heedful.search.store import IndexState, read_state
 from heedful.search.vectors import VECTOR_FORMATS, VectorFormat
 from heedful.search.words import WordIndex
 from tests.support.model_folders import make_model_dir
@@ -57,17 +57,30 @@ def index(built_index: Path, tmp_path: Path, engine: heedful.Engine) -> SearchIn
 
 
 def ids(index: SearchIndex, query: str, **options: Any) -> list[str]:
+    """Return the ids of the documents that a search finds, best first."""
     return [hit.id for hit in index.search(query, **options)]
+
+
+def file_names(folder: Path) -> list[str]:
+    """Return the names of the files and folders in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def named_files(state: IndexState) -> list[str]:
+    """Return the names of all files and folders of an index with this state, sorted."""
+    return sorted(["index.json", "index.lock", state.words, *(segment.name for segment in state.segments)])
 
 
 def test_vectors_rank_by_cosines(index: SearchIndex, engine: heedful.Engine) -> None:
     query = "sailing on the sea"
-    a, b = engine.encode(query), engine.encode(list(TEXTS.values()))
-    cosines = dict(zip(TEXTS, b @ a / np.linalg.norm(b, axis=1) / np.linalg.norm(a), strict=True))
+    query_vector, vectors = engine.encode(query), engine.encode(list(TEXTS.values()))
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query_vector)
+    cosines = dict(zip(TEXTS, vectors @ query_vector / lengths, strict=True))
     hits = index.search(query, method="vectors")
     assert [hit.id for hit in hits] == sorted(cosines, key=lambda name: -cosines[name])
     assert [hit.score for hit in hits] == pytest.approx([cosines[hit.id] for hit in hits], abs=1e-5)
-    assert {hit.id: hit.passage for hit in hits} == TEXTS and (hits[0].start, hits[0].end) == (0, len(hits[0].passage))
+    assert {hit.id: hit.passage for hit in hits} == TEXTS
+    assert (hits[0].start, hits[0].end) == (0, len(hits[0].passage))
 
 
 def test_words_are_stemmed_and_not_parsed_as_a_query(index: SearchIndex) -> None:
@@ -93,22 +106,27 @@ def test_matches_are_words_with_a_stem_of_the_query(language: str, query: str, t
 
 @needs_root
 def test_a_read_only_index_is_searched(built_index: Path) -> None:
-    """An index of another user, or on a file system that is mounted read-only."""
+    """The index belongs to another user. Searching it leaves no temporary folder behind."""
+
+    def temporary_folders() -> list[str]:
+        return [str(path) for path in Path(tempfile.gettempdir()).glob("heedful-words-*")]
+
     with shared_folder(OTHER_USER) as shared:
         folder = shared / "index"
         shutil.copytree(built_index, folder)
-        expected = ids(SearchIndex(folder), "baking a boat", method="words")
+        assert ids(SearchIndex(folder), "baking a boat", method="words") == ["bread", "boat"]
 
-        def search() -> list[str]:
+        def search() -> tuple[list[str], list[str]]:
             with pytest.raises(PermissionError):
                 (folder / "file").touch()
-            document_ids = ids(SearchIndex(folder), "baking a boat", method="words")
-            return [*document_ids, *map(str, Path(tempfile.gettempdir()).glob("heedful-words-*"))]
+            return ids(SearchIndex(folder), "baking a boat", method="words"), temporary_folders()
 
-        before = set(map(str, Path(tempfile.gettempdir()).glob("heedful-words-*")))
-        results = run_as_user(OTHER_USER, search)
-        assert isinstance(results, list), results
-        assert [name for name in results if name not in before] == expected == ["bread", "boat"]
+        folders_before = set(temporary_folders())
+        result = run_as_user(OTHER_USER, search)
+        assert isinstance(result, list), result  # the text of an error
+        document_ids, folders_after = result
+        assert document_ids == ["bread", "boat"]
+        assert set(folders_after) <= folders_before
 
 
 def test_hybrid_adds_reciprocal_ranks(index: SearchIndex) -> None:
@@ -124,32 +142,51 @@ def test_hybrid_adds_reciprocal_ranks(index: SearchIndex) -> None:
 
 
 def test_bm25_is_that_of_the_formula(tmp_path: Path, engine: heedful.Engine) -> None:
-    """Term frequencies and lengths small enough that tantivy's rounded lengths are exact."""
+    """k1 is 1.2 and b is 0.75. Texts are so short that the lengths, which tantivy rounds, are exact."""
     texts = {"a": "wing wing lift", "b": "wing drag", "c": "heat flow plate shock"}
     index = SearchIndex.create(tmp_path / "index", language="none")
     index.add(Document(id=name, text=text) for name, text in texts.items())
-    frequencies, mean, n = {"a": 2, "b": 1}, (3 + 2 + 4) / 3, 3
-    idf = np.log(1 + (n - 2 + 0.5) / (2 + 0.5))
-    for hit in index.search("wing", method="words"):
+    frequencies = {"a": 2, "b": 1}  # of "wing"
+    mean_length = (3 + 2 + 4) / 3
+    idf = np.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+    hits = index.search("wing", method="words")
+    assert {hit.id for hit in hits} == {"a", "b"}
+    for hit in hits:
         tf, length = frequencies[hit.id], len(texts[hit.id].split())
-        assert hit.score == pytest.approx(idf * tf * 2.2 / (tf + 1.2 * (0.25 + 0.75 * length / mean)), rel=1e-5)
+        expected = idf * tf * (1.2 + 1) / (tf + 1.2 * (1 - 0.75 + 0.75 * length / mean_length))
+        assert hit.score == pytest.approx(expected, rel=1e-5)
 
 
-def test_changes(index: SearchIndex) -> None:
+def test_documents_are_added_replaced_and_deleted(index: SearchIndex) -> None:
     assert index.add(DOCUMENTS) == module.AddedDocuments(unchanged=len(TEXTS))
     changed = Document(id="bread", text="Rolls are sold at the harbour.", title="Rolls")
-    assert index.add([changed, Document(id="sun", text="The sun rose.")]) == module.AddedDocuments(added=1, replaced=1)
-    assert len(index) == len(TEXTS) + 1 and "sun" in index and "moon" not in index
-    assert ids(index, "oven", method="words") == [] and set(ids(index, "harbour", method="words")) == {"ship", "bread"}
-    assert index.delete(["ship", "sun"]) == 2 and len(index) == len(TEXTS) - 1
+    new = Document(id="sun", text="The sun rose.")
+    assert index.add([changed, new]) == module.AddedDocuments(added=1, replaced=1)
+    assert len(index) == len(TEXTS) + 1
+    assert "sun" in index and "moon" not in index
+    assert ids(index, "oven", method="words") == [], "the old text is gone"
+    assert set(ids(index, "harbour", method="words")) == {"ship", "bread"}
+    assert index.delete(["ship", "sun"]) == 2
+    assert len(index) == len(TEXTS) - 1
     assert ids(index, "harbour", method="words") == ["bread"]
     assert not {"ship", "sun"} & set(ids(index, "sea", method="vectors", top_k=100))
-    before = [(hit.id, pytest.approx(hit.score, abs=1e-6)) for hit in index.search("the sea", method="vectors")]
+
+
+def test_a_rebuilt_index_has_the_same_documents_in_one_segment(index: SearchIndex) -> None:
+    index.add([Document(id="bread", text="Rolls are sold at the harbour."), Document(id="sun", text="The sun rose.")])
+    index.delete(["ship", "sun"])
+    hits_before = [(hit.id, pytest.approx(hit.score, abs=1e-6)) for hit in index.search("the sea", method="vectors")]
     index.rebuild()
-    assert read_state(index.folder).deleted == () and len(read_state(index.folder).segments) == 1
+    state = read_state(index.folder)
+    assert state.deleted == () and len(state.segments) == 1
     for opened in (index, SearchIndex(index.folder)):
-        assert [(hit.id, hit.score) for hit in opened.search("the sea", method="vectors")] == before
-        assert ids(opened, "rolls", method="words") == ["bread"] and len(opened) == len(TEXTS) - 1
+        assert [(hit.id, hit.score) for hit in opened.search("the sea", method="vectors")] == hits_before
+        assert ids(opened, "rolls", method="words") == ["bread"]
+        assert len(opened) == len(TEXTS) - 1
+
+
+def test_all_documents_can_be_deleted(index: SearchIndex) -> None:
+    index.delete(["ship"])
     index.delete(set(TEXTS) - {"ship"})
     index.rebuild()
     assert len(index) == 0 and ids(index, "the sea") == []
@@ -164,14 +201,13 @@ def test_segments_are_merged_and_searched_as_one(
     index = SearchIndex.create(tmp_path / "index", vectors=vectors)
     index.add(DOCUMENTS)
     state = read_state(index.folder)
-    assert [facts.documents for facts in state.segments] == [5, 1] and state.generation == len(TEXTS)
+    assert [segment.documents for segment in state.segments] == [5, 1] and state.generation == len(TEXTS)
     for method in ("words", "hybrid", "vectors"):
         expected = SearchIndex(built_index).search("a boat at sea", method=method)
         hits = index.search("a boat at sea", method=method)
         assert [hit.id for hit in hits] == [hit.id for hit in expected]
         assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected], abs=5e-3)
-    left = [path.name for path in index.folder.iterdir()]
-    assert sorted(left) == sorted(["index.json", "index.lock", state.words, *(facts.name for facts in state.segments)])
+    assert file_names(index.folder) == named_files(state)
 
 
 def test_a_long_document_is_found_by_its_best_passage(tmp_path: Path) -> None:
@@ -185,25 +221,28 @@ def test_a_long_document_is_found_by_its_best_passage(tmp_path: Path) -> None:
         hit = next(hit for hit in index.search(sentences[40], method=method) if hit.id == "long")
         assert "submarine" in hit.passage and len(hit.passage) < 300
         assert f"Report\n{text}"[hit.start : hit.end] == hit.passage
-    engine = index.engine
-    assert all(len(engine.tokenizer.encode(h.passage)) <= 40 for h in index.search("nothing", 100, method="vectors"))
+    passages = [hit.passage for hit in index.search("nothing", 100, method="vectors")]
+    assert max(len(index.engine.tokenizer.encode(passage)) for passage in passages) <= 40
 
 
-def test_a_cross_encoder_reranks(index: SearchIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        module,
-        "rerank_scores",
-        lambda engine, query, texts: [float("baked" in text) + len(text) / 1e3 for text in texts],
-    )
+def test_hits_are_sorted_by_the_scores_of_the_reranker(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scores_for_baked(engine: Any, query: str, texts: list[str]) -> list[float]:
+        return [float("baked" in text) + len(text) / 1e3 for text in texts]
+
+    monkeypatch.setattr(module, "rerank_scores", scores_for_baked)
     hits = index.search("a ship at sea", 2, reranker=index.engine)
     assert hits[0].id == "bread" and hits[0].score > 1 and len(hits) == 2
-    monkeypatch.undo()
+
+
+def test_a_cross_encoder_reranks(index: SearchIndex, tmp_path: Path) -> None:
     folder = make_model_dir(tmp_path / "cross-encoder", "regression")
     hits = index.search("a cat", 3, reranker=folder)
-    (pair,) = heedful.Engine(folder)([("a cat", hits[0].passage)])
-    assert hits[0].score == pytest.approx(1 / (1 + np.exp(-pair["values"]["stars"])))
-    every = index.search("a cat", 6, reranker=heedful.Engine(folder))
-    assert [hit.score for hit in every] == sorted((hit.score for hit in every), reverse=True) and hits == every[:3]
+    (answer,) = heedful.Engine(folder)([("a cat", hits[0].passage)])
+    assert hits[0].score == pytest.approx(1 / (1 + np.exp(-answer["values"]["stars"])))
+    all_hits = index.search("a cat", 6, reranker=heedful.Engine(folder))
+    scores = [hit.score for hit in all_hits]
+    assert scores == sorted(scores, reverse=True)
+    assert hits == all_hits[:3]
     with pytest.raises(HeedfulError, match="has a embedding head; results are reranked by a model that scores pairs"):
         index.search("a ship", reranker=index.engine)
 
@@ -213,31 +252,35 @@ def test_another_process_may_change_an_opened_index(index: SearchIndex) -> None:
     assert not second.refresh()
     index.delete(["ship"])
     index.rebuild()
-    assert "ship" in ids(second, "ship", method="words") and second.document(0).id == "ship"  # its state is complete
-    assert second.refresh() and "ship" not in ids(second, "ship", method="words")
+    assert "ship" in ids(second, "ship", method="words"), "it searches the state that it opened"
+    assert second.document(0).id == "ship"
+    assert second.refresh()
+    assert "ship" not in ids(second, "ship", method="words")
     with module.locked_for_writing(index.folder), pytest.raises(HeedfulError, match="another process, pid"):
         second.delete(["boat"])
 
 
-def test_a_full_disk_leaves_the_state_before(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = content(index)
+def test_a_full_disk_changes_nothing(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    content_before = content(index)
 
-    def full(handle: int, rest: memoryview) -> None:
+    def write_to_full_disk(handle: int, rest: memoryview) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    message = "could not be changed: No space left on device; its last complete state is"
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_io, "_write", full)
-        with pytest.raises(
-            HeedfulError, match="could not be changed: No space left on device; its last complete state is"
-        ):
+        patch.setattr(atomic_io, "_write", write_to_full_disk)
+        with pytest.raises(HeedfulError, match=message):
             index.add([Document(id="new", text="new text")])
-    assert content(index) == content(SearchIndex(index.folder, engine=index.engine)) == before
+    assert content(index) == content_before
+    assert content(SearchIndex(index.folder, engine=index.engine)) == content_before
     assert index.add([Document(id="new", text="new text")]).added == 1
 
 
-# -- what a killed process leaves -------------------------------------------------------------------------------------
+# -- killed processes -----------------------------------------------------------------------------------------------
 
-COPIES = """
+# A script that changes copies of an index, and is killed meanwhile: the n-th copy before the n-th file operation, until
+# a change is complete; and four further copies after 0 to 60 ms. CHANGE is replaced by one of CHANGES.
+KILL_SCRIPT = """
 import os, shutil, signal, sys, time
 from heedful import SearchIndex, atomic_io
 from heedful.data.retrieval.documents import Document
@@ -246,20 +289,21 @@ from heedful.search import index as module
 module.COMMIT = 2
 source, target = sys.argv[1:3]
 engine = SearchIndex(source).engine
-count = last = 0
+operations = 0  # file operations of this process so far
+fatal_operation = 0  # the operation before which the process is killed, from 1; 0: none
 
 def counted(original):
     def operation(*arguments):
-        global count
-        count += 1
-        if count == last:
+        global operations
+        operations += 1
+        if operations == fatal_operation:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
     return operation
 
 for name in ("_open", "_write", "_mkdir", "_rename", "_remove"):
     setattr(atomic_io, name, counted(getattr(atomic_io, name)))
-atomic_io._fsync = counted(lambda handle: None)  # the disk keeps its power
+atomic_io._fsync = counted(lambda handle: None)
 
 def in_child(name, delay=None):
     folder = shutil.copytree(source, f"{target}/{name}")
@@ -273,11 +317,11 @@ def in_child(name, delay=None):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 code = -9
-while code == -9:  # until the change comes to its end
-    last += 1
-    code = in_child(f"operation-{last}")
+while code == -9:  # until the change is complete
+    fatal_operation += 1
+    code = in_child(f"operation-{fatal_operation}")
     assert code in (0, -9), code
-last = 0
+fatal_operation = 0
 for number in range(4):
     in_child(f"moment-{number}", 0.02 * number)
 """
@@ -290,7 +334,7 @@ CHANGES = {
 
 
 def content(index: SearchIndex) -> tuple[object, ...]:
-    """All that a user sees of an index."""
+    """Return what a user sees of an index: its size, and the results of two searches."""
     rankings = [index.search("new ships at sea", 100, method=method) for method in ("words", "vectors")]
     return (
         len(index),
@@ -304,46 +348,48 @@ def content(index: SearchIndex) -> tuple[object, ...]:
 def test_a_killed_change_is_complete_or_not_there(
     change: str, index: SearchIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is killed before each of its file operations, and at moments between; then the change is repeated."""
-    index.delete(["train"])
-    copy = shutil.copytree(index.folder, tmp_path / "source")
-    states = [content(index)]
-    original = module.commit_state
+    """After a process was killed, an index has one of the states that it has between the commits of a whole change.
 
-    def commit_and_look(folder: Path, state: Any) -> None:
-        original(folder, state)
+    The same change can then be made again, and leaves no files of the killed process.
+    """
+    index.delete(["train"])
+    source = shutil.copytree(index.folder, tmp_path / "source")
+    states = [content(index)]  # content before the change, and after each of its commits
+    commit_state = module.commit_state
+
+    def commit_and_record(folder: Path, state: Any) -> None:
+        commit_state(folder, state)
         states.append(content(SearchIndex(folder, engine=index.engine)))
 
     monkeypatch.setattr(module, "COMMIT", 2)
-    names = {"Document": Document}
     with monkeypatch.context() as patch:
-        patch.setattr(module, "commit_state", commit_and_look)
-        exec(CHANGES[change], names | {"index": index})
-    script = COPIES.replace("CHANGE", CHANGES[change])
+        patch.setattr(module, "commit_state", commit_and_record)
+        exec(CHANGES[change], {"Document": Document, "index": index})
+    script = KILL_SCRIPT.replace("CHANGE", CHANGES[change])
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     (tmp_path / "copies").mkdir()
-    subprocess.run([sys.executable, "-c", script, copy, tmp_path / "copies"], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", script, source, tmp_path / "copies"], check=True, env=environment)
     copies = sorted((tmp_path / "copies").iterdir())
     assert len(copies) > 8 + 4
-    seen = set()
+    reached_states = set()
     for number, folder in enumerate(copies):
         killed = SearchIndex(folder, engine=index.engine)
         state = content(killed)
         assert state in states, folder.name
-        seen.add(states.index(state))
-        if number % 4 == 0 and ("boat" in killed or change != "delete"):
-            exec(CHANGES[change], names | {"index": killed})
+        reached_states.add(states.index(state))
+        is_repeatable = change != "delete" or "boat" in killed
+        if number % 4 == 0 and is_repeatable:
+            exec(CHANGES[change], {"Document": Document, "index": killed})
             assert content(killed) == states[-1], folder.name
-            facts = read_state(folder)
-            parts = [facts.words, *(segment.name for segment in facts.segments)]
-            assert sorted(path.name for path in folder.iterdir()) == sorted(["index.json", "index.lock", *parts])
-    assert seen == set(range(len(states)))  # each state was left by some
+            assert file_names(folder) == named_files(read_state(folder))
+    assert reached_states == set(range(len(states)))
 
 
-def test_what_cannot_be_used_is_named(index: SearchIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for query, message in ((" ", "the query is empty"), ("a", "top_k is 0")):
-        with pytest.raises(HeedfulError, match=message):
-            index.search(query, 0)
+def test_invalid_searches_and_changes_are_errors(index: SearchIndex) -> None:
+    with pytest.raises(HeedfulError, match="the query is empty"):
+        index.search(" ")
+    with pytest.raises(HeedfulError, match="top_k is 0"):
+        index.search("a", 0)
     with pytest.raises(HeedfulError, match=r"method is .bm25.: use one of hybrid, words, vectors"):
         index.search("a", method="bm25")  # type: ignore[arg-type]
     with pytest.raises(DataError, match='the id "x" is given twice'):
@@ -351,6 +397,11 @@ def test_what_cannot_be_used_is_named(index: SearchIndex, tmp_path: Path, monkey
     with pytest.raises(HeedfulError, match='no document has the id "y"; nothing was deleted'):
         index.delete(["ship", "y"])
     assert "ship" in index
+
+
+def test_folders_and_settings_of_a_new_index_are_checked(
+    index: SearchIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(HeedfulError, match=r"holds no index: it has no index\.json; make one with heedful index"):
         SearchIndex(tmp_path)
     with pytest.raises(HeedfulError, match="holds an index already"):
@@ -361,21 +412,24 @@ def test_what_cannot_be_used_is_named(index: SearchIndex, tmp_path: Path, monkey
         SearchIndex.create(tmp_path / "new", language="englsh")
     with pytest.raises(HeedfulError, match="passage_tokens is 1000; expected a number from 8 to 512"):
         SearchIndex.create(tmp_path / "new", passage_tokens=1000)
+    monkeypatch.setitem(sys.modules, "tantivy", None)
+    with pytest.raises(HeedfulError, match=r"needs tantivy: pip install 'heedful\[search\]'"):
+        SearchIndex.create(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_damaged_files_are_errors(index: SearchIndex) -> None:
     (index.folder / read_state(index.folder).segments[0].name / "passages.bin").write_bytes(b"")
     with pytest.raises(HeedfulError, match=r"passages.bin has 0 bytes, expected \d+: it is damaged"):
         SearchIndex(index.folder)
     (index.folder / "index.json").write_text('{"version": 2}')
     with pytest.raises(HeedfulError, match="has version 2, expected 1: build the index again"):
         SearchIndex(index.folder)
-    monkeypatch.setitem(sys.modules, "tantivy", None)
-    with pytest.raises(HeedfulError, match=r"needs tantivy: pip install 'heedful\[search\]'"):
-        SearchIndex.create(tmp_path / "new")
 
 
 def test_a_model_that_changed_is_refused(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fingerprint", lambda engine: "sha256:other")
     opened = SearchIndex(index.folder)
-    assert ids(opened, "ship", method="words") == ["ship"]  # which needs no model
+    assert ids(opened, "ship", method="words") == ["ship"], "a search by words needs no model"
     with pytest.raises(HeedfulError, match="heedful-mini-en is not the model that made the vectors"):
         opened.search("ship")

@@ -1,4 +1,4 @@
-"""Hard negatives: the nearest documents that are less alike than the positive, for both kinds of training."""
+"""Hard negatives: the documents nearest to a query that are less similar to it than the positive, as training data."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ PAIRS = [
 ]
 
 
-def run(*words: str, status: int) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert (ended.value.code or 0) == status
+def run(*arguments: str, status: int) -> None:
+    """Run the command in this process; it must end with this exit code."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert (exit_info.value.code or 0) == status
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("built") / "index"
-    SearchIndex.create(place, vectors="float32").add(
-        [Document(id=str(number), text=text) for number, text in enumerate(TEXTS)]
-    )
-    return place
+    """The folder of an index of TEXTS."""
+    path = tmp_path_factory.mktemp("built") / "index"
+    documents = [Document(id=str(number), text=text) for number, text in enumerate(TEXTS)]
+    SearchIndex.create(path, vectors="float32").add(documents)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -60,30 +61,32 @@ def index(folder: Path) -> SearchIndex:
 @pytest.mark.parametrize("margin", [0.0, 0.3])
 def test_negatives_are_the_nearest_texts_below_the_positive(index: SearchIndex, margin: float) -> None:
     engine = heedful.Engine(BUNDLED_ENCODER)
-    units = [vectors.normalized_rows(engine.encode([pair.anchor, pair.positive, *TEXTS])) for pair in PAIRS]
-    for row, (query, positive, *texts), pair in zip(
-        mine_negatives(index, PAIRS, num_negatives=3, margin=margin), units, PAIRS, strict=True
-    ):
+    mined_rows = mine_negatives(index, PAIRS, num_negatives=3, margin=margin)
+    for row, pair in zip(mined_rows, PAIRS, strict=True):
+        query, positive, *texts = vectors.normalized_rows(engine.encode([pair.anchor, pair.positive, *TEXTS]))
         cosines = np.stack(texts) @ query
-        limit = (1 - margin) * float(query @ positive)
-        expected = [TEXTS[n] for n in np.argsort(-cosines) if cosines[n] < limit and pair.positive not in TEXTS[n]]
+        max_cosine = (1 - margin) * float(query @ positive)
+        nearest_first = [TEXTS[n] for n in np.argsort(-cosines) if cosines[n] < max_cosine]
+        expected = [text for text in nearest_first if pair.positive not in text]
         assert row.negative == expected[:3] and len(row.negative) == 3
         assert (row.query, row.positive, row.teacher_scores) == (pair.anchor, pair.positive, None)
 
 
-def test_a_smaller_margin_lets_more_similar_texts_in(index: SearchIndex) -> None:
-    wide, narrow = (list(mine_negatives(index, PAIRS, num_negatives=8, margin=margin)) for margin in (0.9, 0.0))
-    assert sum(len(row.negative) for row in wide) < sum(len(row.negative) for row in narrow)
+def test_with_a_smaller_margin_there_are_more_negatives(index: SearchIndex) -> None:
+    def count_negatives(margin: float) -> int:
+        return sum(len(row.negative) for row in mine_negatives(index, PAIRS, num_negatives=8, margin=margin))
+
+    assert count_negatives(0.9) < count_negatives(0.0)
 
 
-def test_other_relevant_texts_of_a_query_are_no_negatives(index: SearchIndex) -> None:
+def test_other_positives_of_a_query_are_not_negatives(index: SearchIndex) -> None:
     question = PAIRS[0].anchor
-    both = [PairExample(anchor=question, positive=TEXTS[number]) for number in (0, 2)]
-    for row in mine_negatives(index, both, num_negatives=8, margin=0.0):
+    pairs = [PairExample(anchor=question, positive=TEXTS[number]) for number in (0, 2)]
+    for row in mine_negatives(index, pairs, num_negatives=8, margin=0.0):
         assert TEXTS[0] not in row.negative and TEXTS[2] not in row.negative
 
 
-def test_blocks_and_chunks_do_not_matter(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negatives_do_not_depend_on_blocks_and_chunks(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = list(mine_negatives(index, PAIRS))
     monkeypatch.setattr(vectors, "BLOCK", 3)
     monkeypatch.setattr(mining, "QUERIES", 2)
@@ -114,7 +117,8 @@ def test_rows_are_read_by_both_tasks(index: SearchIndex, tmp_path: Path) -> None
     rows = [*mine_negatives(index, PAIRS, num_negatives=2), *mine_negatives(index, [unlike], margin=0.99)]
     without = sum(not row.negative for row in rows)
     counts = write_negatives(tmp_path / "rows.jsonl", rows)
-    assert (counts.pairs, counts.without, counts.negatives) == (4, without, sum(len(row.negative) for row in rows))
+    assert (counts.pairs, counts.without) == (4, without)
+    assert counts.negatives == sum(len(row.negative) for row in rows)
     settings = DataSettings(dev_fraction=0.0)
     ranked = list(read(tmp_path / "rows.jsonl", RankExample, settings).examples("train"))
     paired = list(read(tmp_path / "rows.jsonl", PairExample, settings).examples("train"))
@@ -127,17 +131,8 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"query": pair.anchor, "positive": pair.positive}) + "\n" for pair in PAIRS))
     mined = tmp_path / "mined.jsonl"
-    options = (
-        "--mine-negatives",
-        str(pairs),
-        "--negatives-file",
-        str(mined),
-        "--num-negatives",
-        "2",
-        "--margin",
-        "0.1",
-    )
-    run("index", "--output", str(folder), *options, status=0)
+    files = ("--mine-negatives", str(pairs), "--negatives-file", str(mined))
+    run("index", "--output", str(folder), *files, "--num-negatives", "2", "--margin", "0.1", status=0)
     assert f"{mined}: 6 negatives for 3 of 3 pairs" in capsys.readouterr().out
     assert [len(json.loads(line)["negative"]) for line in mined.read_text().splitlines()] == [2, 2, 2]
     run("index", "--output", str(folder), "--margin", "0.1", status=2)

@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import re
-import struct
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from tests.support.model_folders import long_text, make_decoder, make_model_dir
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
 CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}
+TWO_TEXTS = ["the cat", "she ran"]
 REQUESTS: list[tuple[str, Any]] = [  # paths and bodies, with the name of a model where several could answer
     ("/embed", {"inputs": ["the cat", "", long_text(100)]}),
     ("/embed", {"inputs": "the cat", "normalize": False, "dimensions": 5}),
@@ -94,164 +94,220 @@ def test_responses_have_the_documented_types(served: RunningServer, document: An
     assert document["paths"][path]["post"]["responses"]["200"]
 
 
-def test_answers_equal_those_of_the_engine(served: RunningServer, engines: dict[str, Engine]) -> None:
-    port = served.port
-    for route, name, inputs in (
+@pytest.mark.parametrize(
+    ("route", "model", "inputs"),
+    [
         ("/token-classification", "tag", ["Ada lives in Paris .", ["Ada", "ran"], long_text(100)]),
         ("/question-answering", "span", [QUESTION]),
         ("/multiple-choice", "choice", [CHOICE]),
         ("/fill-mask", "masked", ["the [MASK] sat"]),
-    ):
-        assert ask(port, route, {"inputs": inputs, "model": name}).json == engines[name](inputs)
-    (single_answer,) = engines["single"](["the cat sat"])
-    labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "single"}).json
-    assert {label["label"]: label["score"] for label in labels} == single_answer["probabilities"]
-    assert labels[0] == {"label": single_answer["label"], "score": single_answer["probability"]}
-    (multiple_answer,) = engines["multiple"](["the cat sat"])
-    body = {"inputs": "the cat sat", "model": "single", "min_confidence": labels[0]["score"]}
-    assert [label["predicted"] for label in ask(port, "/predict", body).json] == [True, False, False]
-    below_confidence = ask(port, "/predict", body | {"min_confidence": 1.0}).json
-    assert (
-        not any(label["predicted"] for label in below_confidence) and below_confidence[0]["score"] == labels[0]["score"]
-    )
-    refused = ask(port, "/predict", body | {"model": "multiple"})
+    ],
+)
+def test_answers_equal_those_of_the_engine(
+    served: RunningServer, engines: dict[str, Engine], route: str, model: str, inputs: list[Any]
+) -> None:
+    assert ask(served.port, route, {"inputs": inputs, "model": model}).json == engines[model](inputs)
+
+
+def test_probabilities_of_labels_equal_those_of_the_engine(served: RunningServer, engines: dict[str, Engine]) -> None:
+    labels = ask(served.port, "/predict", {"inputs": "the cat sat", "model": "single"}).json
+    (answer,) = engines["single"](["the cat sat"])
+    assert {label["label"]: label["score"] for label in labels} == answer["probabilities"]
+    assert labels[0] == {"label": answer["label"], "score": answer["probability"]}
+
+
+def test_several_labels_are_predicted_as_by_the_engine(served: RunningServer, engines: dict[str, Engine]) -> None:
+    labels = ask(served.port, "/predict", {"inputs": "the cat sat", "model": "multiple"}).json
+    (answer,) = engines["multiple"](["the cat sat"])
+    assert {label["label"] for label in labels if label["predicted"]} == set(answer["labels"])
+
+
+def test_no_label_is_predicted_below_min_confidence(served: RunningServer) -> None:
+    body = {"inputs": "the cat sat", "model": "single"}
+    best_score = ask(served.port, "/predict", body).json[0]["score"]
+    for min_confidence, predicted in ((best_score, [True, False, False]), (1.0, [False, False, False])):
+        labels = ask(served.port, "/predict", body | {"min_confidence": min_confidence}).json
+        assert [label["predicted"] for label in labels] == predicted
+        assert labels[0]["score"] == best_score
+    refused = ask(served.port, "/predict", body | {"model": "multiple", "min_confidence": best_score})
     assert refused.status == 422 and b"models that choose one label" in refused.body
-    refused = ask(port, "/predict", {"inputs": "the cat sat", "model": "single", "prediction_set": 0.9})
+
+
+def test_a_prediction_set_has_at_least_one_label(served: RunningServer, engines: dict[str, Engine]) -> None:
+    """The server refuses prediction_set for a model without calibration, so `labels_of` is called directly."""
+    refused = ask(served.port, "/predict", {"inputs": "the cat sat", "model": "single", "prediction_set": 0.9})
     assert refused.status == 422 and b"no calibration for prediction sets" in refused.body
-    assert [label["predicted"] for label in labels_of(single_answer, 0.0, as_set=True)] == [True, True, True]
-    assert [label["predicted"] for label in labels_of(single_answer, 1.0, as_set=True)] == [True, False, False]
-    labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "multiple"}).json
-    assert [
-        label["label"] for label in sorted(labels, key=lambda entry: entry["label"]) if label["predicted"]
-    ] == sorted(multiple_answer["labels"])
+    (answer,) = engines["single"](["the cat sat"])
+    for min_probability, predicted in ((0.0, [True, True, True]), (1.0, [True, False, False])):
+        labels = labels_of(answer, min_probability, as_set=True)
+        assert [label["predicted"] for label in labels] == predicted
+
+
+def unit_vectors_of(engine: Engine, texts: list[str]) -> np.ndarray:
+    """Return the embeddings of the texts, each divided by its length."""
+    embeddings = np.array([answer["vector"] for answer in engine(texts)])
+    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
 
 def test_embeddings_equal_those_of_the_engine(served: RunningServer, engines: dict[str, Engine]) -> None:
     texts = ["the cat", "she ran", long_text(100)]
-    embeddings = np.array([answer["vector"] for answer in engines["embed"](texts)])
-    unit_vectors = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
-    assert np.abs(np.array(ask(served.port, "/embed", {"inputs": texts}).json) - unit_vectors).max() < 1e-6
+    normalized = ask(served.port, "/embed", {"inputs": texts}).json
+    assert np.abs(np.array(normalized) - unit_vectors_of(engines["embed"], texts)).max() < 1e-6
     plain = ask(served.port, "/embed", {"inputs": texts, "normalize": False, "dimensions": 7}).json
+    embeddings = np.array([answer["vector"] for answer in engines["embed"](texts)])
     assert np.abs(np.array(plain) - embeddings[:, :7]).max() < 1e-6
-    result = ask(served.port, "/v1/embeddings", {"input": texts[0], "encoding_format": "base64"}).json
-    vector_bytes = base64.b64decode(result["data"][0]["embedding"])
-    assert np.abs(np.array(struct.unpack(f"<{len(vector_bytes) // 4}f", vector_bytes)) - unit_vectors[0]).max() < 1e-6
+
+
+def test_base64_embeddings_are_float32_vectors(served: RunningServer, engines: dict[str, Engine]) -> None:
+    result = ask(served.port, "/v1/embeddings", {"input": "the cat", "encoding_format": "base64"}).json
+    vector = np.frombuffer(base64.b64decode(result["data"][0]["embedding"]), dtype="<f4")
+    assert np.abs(vector - unit_vectors_of(engines["embed"], ["the cat"])[0]).max() < 1e-6
     assert result["usage"]["total_tokens"] == 4 and result["model"] == "embed"
+
+
+def test_similarities_are_cosines_of_embeddings(served: RunningServer, engines: dict[str, Engine]) -> None:
+    """They are the answers of /similarity, and the scores of /rerank with an embedding model."""
+    texts = ["the cat", "she ran", long_text(100)]
+    unit_vectors = unit_vectors_of(engines["embed"], texts)
+    cosines = (unit_vectors @ unit_vectors[0]).tolist()
     body = {"inputs": {"source_sentence": texts[0], "sentences": texts}}
-    assert ask(served.port, "/similarity", body).json == pytest.approx(
-        (unit_vectors @ unit_vectors[0]).tolist(), abs=1e-6
-    )
+    assert ask(served.port, "/similarity", body).json == pytest.approx(cosines, abs=1e-6)
     ranked = ask(served.port, "/rerank", {"query": texts[0], "texts": texts, "model": "embed"}).json
-    assert [entry["score"] for entry in ranked] == pytest.approx(
-        sorted(unit_vectors @ unit_vectors[0], reverse=True), abs=1e-6
-    )
+    assert [entry["score"] for entry in ranked] == pytest.approx(sorted(cosines, reverse=True), abs=1e-6)
     assert ranked[0]["index"] == 0
 
 
 def test_texts_are_ranked_by_a_model_that_scores_pairs(served: RunningServer, engines: dict[str, Engine]) -> None:
     texts = ["the cat", "she ran", "a"]
-    expected = [answer["values"]["stars"] for answer in engines["regression"]([("a dog", text) for text in texts])]
+    logits = [answer["values"]["stars"] for answer in engines["regression"]([("a dog", text) for text in texts])]
     body = {"query": "a dog", "texts": texts, "model": "regression", "return_text": True}
     raw = ask(served.port, "/rerank", body | {"raw_scores": True}).json
-    assert [entry["score"] for entry in raw] == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
+    raw_scores = [entry["score"] for entry in raw]
+    assert raw_scores == pytest.approx(sorted(logits, reverse=True), abs=1e-6)
     assert [texts[entry["index"]] for entry in raw] == [entry["text"] for entry in raw]
-    probabilities = ask(served.port, "/rerank", body).json
-    assert [entry["score"] for entry in probabilities] == pytest.approx(
-        [1 / (1 + math.exp(-entry["score"])) for entry in raw]
-    )
+    ranked = ask(served.port, "/rerank", body).json
+    sigmoids = [1 / (1 + math.exp(-score)) for score in raw_scores]
+    assert [entry["score"] for entry in ranked] == pytest.approx(sigmoids)
+
+
+def test_a_model_with_three_labels_cannot_rank(served: RunningServer, engines: dict[str, Engine]) -> None:
+    body = {"query": "a dog", "texts": ["the cat", "she ran"]}
     assert ask(served.port, "/rerank", body | {"model": "single"}).status == 422
-    del body["model"]
-    # "single", the first classifier, is not selected: it has three labels and cannot rank
-    assert ask(served.port, "/rerank", body).status == 200
-    ranks = {name: "/rerank" in ask(served.port, f"/info?model={name}").json["routes"] for name in engines}
-    assert {name for name in ranks if ranks[name]} == {"regression", "embed"}
+    assert ask(served.port, "/rerank", body).status == 200  # the first model that can rank is selected
+    rankers = {name for name in engines if "/rerank" in ask(served.port, f"/info?model={name}").json["routes"]}
+    assert rankers == {"regression", "embed"}
 
 
 def test_scores_of_a_cross_encoder_are_sigmoids_unless_raw(tmp_path: Path) -> None:
     """A model whose scores are sigmoids already refuses raw_scores."""
-    texts, answers = ["the cat", "she ran", "a"], {}
+    texts = ["the cat", "she ran", "a"]
+    scores_by_activation = {}
     for activation in SCORE_ACTIVATIONS.values():
         model = load(make_model_dir(tmp_path / activation, "regression"))
         assert isinstance(model.config.head, Classes)
         model.config = replace(model.config, head=replace(model.config.head, score_activation=activation))
-        save(model, tmp_path / f"{activation}-saved")
-        with background({"ranker": str(tmp_path / f"{activation}-saved")}) as server:
+        saved_folder = tmp_path / f"{activation}-saved"
+        save(model, saved_folder)
+        with background({"ranker": str(saved_folder)}) as server:
             body = {"query": "a dog", "texts": texts}
-            answers[activation] = ask(server.port, "/rerank", body).json
+            ranked = ask(server.port, "/rerank", body).json
             raw = ask(server.port, "/rerank", body | {"raw_scores": True})
-        scores = rerank_scores(Engine(tmp_path / f"{activation}-saved"), "a dog", texts)
-        served = sorted(answers[activation], key=lambda entry: entry["index"])
-        assert [entry["score"] for entry in served] == pytest.approx(scores, abs=1e-6)
+        scores = {entry["index"]: entry["score"] for entry in ranked}
+        scores_by_activation[activation] = [scores[index] for index in range(len(texts))]
+        expected = rerank_scores(Engine(saved_folder), "a dog", texts)
+        assert scores_by_activation[activation] == pytest.approx(expected, abs=1e-6)
         assert raw.status == (200 if activation == "identity" else 422)
-    assert [entry["score"] for entry in answers["identity"]] == pytest.approx(
-        [entry["score"] for entry in answers["sigmoid"]], abs=1e-6
-    )
+    assert scores_by_activation["identity"] == pytest.approx(scores_by_activation["sigmoid"], abs=1e-6)
 
 
-def test_fields_of_clients_of_other_servers(served: RunningServer) -> None:
-    """Fields that clients of other servers send are accepted where they apply, and refused with a reason elsewhere."""
+# Clients of other servers send fields that heedful does not need: they are accepted where they apply, and refused with
+# a reason elsewhere.
+TRUNCATION = {"truncate": True, "truncation_direction": "Right"}
+
+
+def test_fields_of_other_servers_in_classification_requests(served: RunningServer) -> None:
     port, pair = served.port, ["the cat", "she ran"]
-    truncation = {"truncate": True, "truncation_direction": "Right"}
     expected = ask(port, "/predict", {"inputs": [pair], "model": "single"}).json
-    as_object = {"inputs": {"text": pair[0], "text_pair": pair[1]}}
-    response = ask(port, "/predict", as_object | {"raw_scores": False, "model": "single"} | truncation)
+    pair_object = {"inputs": {"text": pair[0], "text_pair": pair[1]}}
+    response = ask(port, "/predict", pair_object | {"raw_scores": False, "model": "single"} | TRUNCATION)
     assert [response.json] == expected
     assert len(ask(port, "/predict", {"inputs": ["a", "b", "c"], "model": "single"}).json) == 3
     assert ask(port, "/predict", {"inputs": ["a", ["b"]]}).status == 422
     assert "probabilities" in ask(port, "/predict", {"inputs": "a", "raw_scores": True}).json["error"]
-    assert ask(port, "/rerank", {"query": "a", "texts": pair, "model": "embed"} | truncation).status == 200
-    assert ask(port, "/embed", {"inputs": pair, "prompt_name": None} | truncation).status == 200
-    assert "has no prompts" in ask(port, "/embed", {"inputs": pair, "prompt_name": "query"}).json["error"]
+
+
+def test_fields_of_other_servers_in_embedding_requests(served: RunningServer) -> None:
+    port, texts = served.port, ["the cat", "she ran"]
+    assert ask(port, "/rerank", {"query": "a", "texts": texts, "model": "embed"} | TRUNCATION).status == 200
+    assert ask(port, "/embed", {"inputs": texts, "prompt_name": None} | TRUNCATION).status == 200
+    assert "has no prompts" in ask(port, "/embed", {"inputs": texts, "prompt_name": "query"}).json["error"]
     assert ask(port, "/embed", {"inputs": "a", "truncation_direction": "Left"}).status == 422
     assert ask(port, "/tokenize", {"inputs": "a", "prompt_name": None}).status == 200
-    body = {"inputs": {"source_sentence": long_text(100), "sentences": pair}}
-    assert ask(port, "/similarity", body | {"parameters": truncation}).status == 200
+    body = {"inputs": {"source_sentence": long_text(100), "sentences": texts}}
+    assert ask(port, "/similarity", body | {"parameters": TRUNCATION}).status == 200
     assert ask(port, "/similarity", body | {"parameters": {"truncate": False}}).status == 413
+
+
+def test_fields_of_openai_requests(served: RunningServer) -> None:
+    port = served.port
     assert ask(port, "/v1/embeddings", {"input": "a", "encoding_format": None}).status == 200
     for ids in ([101, 7], [[101, 7]]):
         refused = ask(port, "/v1/embeddings", {"input": ids})
         assert refused.status == 422 and "send texts: token ids" in refused.json["error"]["message"]
-    assert [entry["id"] for entry in ask(port, "/v1/models").json["data"]] == ask(port, "/info").json["models"]
-    text = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": pair, "parameters": {}}
-    body = {"inputs": [text], "parameters": {"binary_data_output": True, "priority": 1}}
-    body["outputs"] = [{"name": "label", "parameters": {"binary_data": False}}]
-    reply = ask(port, "/v2/models/single/infer", body)
+    models = ask(port, "/v1/models").json["data"]
+    assert [model["id"] for model in models] == ask(port, "/info").json["models"]
+
+
+def test_unused_fields_of_the_open_inference_protocol(served: RunningServer) -> None:
+    text = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["the cat", "she ran"], "parameters": {}}
+    body = {
+        "inputs": [text],
+        "outputs": [{"name": "label", "parameters": {"binary_data": False}}],
+        "parameters": {"binary_data_output": True, "priority": 1},
+    }
+    reply = ask(served.port, "/v2/models/single/infer", body)
     assert reply.status == 200 and reply.json["outputs"][0]["shape"] == [2]
 
 
-@pytest.mark.parametrize("learned", [None, False, True])
+@pytest.mark.parametrize("trained_on_pairs", [None, False, True])
 def test_a_list_of_two_texts_is_a_pair_for_models_of_pairs(
-    served: RunningServer, engines: dict[str, Engine], learned: bool | None
+    served: RunningServer, engines: dict[str, Engine], trained_on_pairs: bool | None
 ) -> None:
-    model_queue = served.service.select_model("single", None)[1]
-    old_pairs, model_queue.engine.loaded.pairs = model_queue.engine.loaded.pairs, learned
+    """Whether a model classifies pairs is None if its folder does not say so: two texts are then ambiguous."""
+
+    def predict(inputs: Any) -> Any:
+        """Return labels, or the status and the message of an error."""
+        reply = ask(served.port, "/predict", {"inputs": inputs, "model": "single"})
+        return reply.json if reply.status == 200 else (reply.status, reply.json["error"])
+
+    cat_labels, ran_labels = map(labels_of, engines["single"](TWO_TEXTS))
+    (pair_labels,) = map(labels_of, engines["single"]([("the cat", "she ran")]))
+    pair_object = {"text": "the cat", "text_pair": "she ran"}
+    loaded = served.service.select_model("single", None)[1].engine.loaded
+    old_pairs, loaded.pairs = loaded.pairs, trained_on_pairs
     try:
-        texts = {text: labels_of(engines["single"]([text])[0]) for text in ("the cat", "she ran")}
-        pair = labels_of(engines["single"]([("the cat", "she ran")])[0])
-
-        def predict(inputs: Any) -> Any:
-            reply = ask(served.port, "/predict", {"inputs": inputs, "model": "single"})
-            return reply.json if reply.status == 200 else (reply.status, reply.json["error"])
-
-        two_texts, pair_object = ["the cat", "she ran"], {"text": "the cat", "text_pair": "she ran"}
-        assert close(predict("the cat"), texts["the cat"]) and close(predict(pair_object), pair)
-        assert close(predict({"text": "the cat"}), texts["the cat"])
-        assert close(predict([pair_object, "the cat"]), [pair, texts["the cat"]])
-        assert close(predict([["the cat"], ["she ran"]]), list(texts.values()))
-        flat, nested = predict(two_texts), predict([two_texts])
-        match learned:
-            case True:
-                assert close(flat, pair) and close(nested, [pair])
-                assert predict([*two_texts, "x"])[0] == 422
-            case False:
-                assert close(flat, list(texts.values())) and nested[0] == 422 and '"text_pair"' in nested[1]
-                assert close(predict(["the cat"]), [texts["the cat"]])
-            case None:
-                assert flat[0] == 422 and "two texts or a pair" in flat[1] and close(nested, [pair])
-                assert close(predict(["the cat"]), [texts["the cat"]])
-        assert predict(["the cat", ["she ran"]])[0] == 422 and predict([["a", "b", "c"]])[0] == 422
+        assert close(predict("the cat"), cat_labels)
+        assert close(predict({"text": "the cat"}), cat_labels)
+        assert close(predict(pair_object), pair_labels)
+        assert close(predict([pair_object, "the cat"]), [pair_labels, cat_labels])
+        assert close(predict([["the cat"], ["she ran"]]), [cat_labels, ran_labels])
+        assert predict(["the cat", ["she ran"]])[0] == 422
+        assert predict([["a", "b", "c"]])[0] == 422
+        flat, nested = predict(TWO_TEXTS), predict([TWO_TEXTS])
+        if trained_on_pairs:
+            assert close(flat, pair_labels)
+            assert close(nested, [pair_labels])
+            assert predict([*TWO_TEXTS, "x"])[0] == 422
+            return
+        assert close(predict(["the cat"]), [cat_labels])
+        if trained_on_pairs is None:
+            assert flat[0] == 422 and "two texts or a pair" in flat[1]
+            assert close(nested, [pair_labels])
+        else:
+            assert close(flat, [cat_labels, ran_labels])
+            assert nested[0] == 422 and '"text_pair"' in nested[1]
     finally:
-        model_queue.engine.loaded.pairs = old_pairs
+        loaded.pairs = old_pairs
 
 
 def close(actual: Any, expected: Any) -> bool:
@@ -262,41 +318,57 @@ def close(actual: Any, expected: Any) -> bool:
 
 
 def test_masks_are_filled_as_by_the_engine(served: RunningServer, engines: dict[str, Engine]) -> None:
+    def without_scores(answers: list[Any]) -> list[Any]:
+        """Return, for each mask of each text, its position in the text and its candidate tokens."""
+        return [
+            [(mask["start"], [token["token"] for token in mask["candidates"]]) for mask in answer["masks"]]
+            for answer in answers
+        ]
+
     texts = ["the [MASK] sat", "[MASK] " * 30]
     replies = ask(served.port, "/fill-mask", {"inputs": texts, "top_k": 7, "model": "masked"}).json
-    for answer, expected_answer in zip(replies, engines["masked"](texts, top_k=7), strict=True):
-        assert [mask["start"] for mask in answer["masks"]] == [mask["start"] for mask in expected_answer["masks"]]
-        for mask, expected in zip(answer["masks"], expected_answer["masks"], strict=True):
-            assert [token["token"] for token in mask["candidates"]] == [
-                token["token"] for token in expected["candidates"]
-            ]
-            assert len(mask["candidates"]) == 7
+    assert without_scores(replies) == without_scores(engines["masked"](texts, top_k=7))
+    assert all(len(mask["candidates"]) == 7 for reply in replies for mask in reply["masks"])
 
 
-def test_texts_are_generated_as_by_the_engine(served: RunningServer, engines: dict[str, Engine]) -> None:
-    port, texts = served.port, ["a b", "c d e", "h"]
-    greedy_text = Engine(engines["write"].loaded, writing=GenerationConfig(max_new_tokens=3))(["a"])[0]["text"]
-    for how, options in (
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
         (Greedy(), {}),
         (BeamSearch(num_beams=2, num_return_sequences=2), {"num_beams": 2}),
         (Sampling(temperature=1.5), {"temperature": 1.5, "seed": 3}),
-    ):
-        expected = Engine(engines["write"].loaded, writing=GenerationConfig(how=how, max_new_tokens=5, seed=3))(texts)
-        replies = ask(port, "/generate", {"inputs": texts, "max_new_tokens": 5} | options).json
-        assert [reply["text"] for reply in replies] == [reply["text"] for reply in expected]
+    ],
+)
+def test_texts_are_generated_as_by_the_engine(
+    served: RunningServer, engines: dict[str, Engine], how: Any, options: dict[str, Any]
+) -> None:
+    texts = ["a b", "c d e", "h"]
+    engine = Engine(engines["write"].loaded, writing=GenerationConfig(how=how, max_new_tokens=5, seed=3))
+    replies = ask(served.port, "/generate", {"inputs": texts, "max_new_tokens": 5} | options).json
+    assert [reply["text"] for reply in replies] == [answer["text"] for answer in engine(texts)]
+
+
+def test_temperatures_that_overflow_are_refused(served: RunningServer, engines: dict[str, Engine]) -> None:
+    """The lowest accepted temperature samples the text that greedy search finds."""
+    for temperature in (0, 1e-7, 1e-320):
+        refused = ask(served.port, "/generate", {"inputs": "a", "temperature": temperature})
+        assert refused.status == 422 and "temperature" in refused.json["error"]
+    (greedy_answer,) = Engine(engines["write"].loaded, writing=GenerationConfig(max_new_tokens=3))(["a"])
+    sampled = ask(served.port, "/generate", {"inputs": "a", "max_new_tokens": 3, "temperature": 1e-6}).json
+    assert sampled["text"] == greedy_answer["text"]
+
+
+def test_generation_that_is_impossible_or_too_long_is_refused(served: RunningServer) -> None:
+    port = served.port
     assert ask(port, "/generate", {"inputs": "a", "num_beams": 2, "temperature": 1.0}).status == 422
     assert ask(port, "/generate", {"inputs": "a", "max_new_tokens": 10_000}).status == 413
-    for temperature in (0, 1e-7, 1e-320):
-        refused = ask(port, "/generate", {"inputs": "a", "temperature": temperature})
-        assert refused.status == 422 and "temperature" in refused.json["error"]
-    assert ask(port, "/generate", {"inputs": "a", "max_new_tokens": 3, "temperature": 1e-6}).json["text"] == greedy_text
     assert ask(port, "/generate", {"inputs": "a " * 60}).status == 422  # the source cannot be split into windows
-    reply = ask(port, "/generate", {"inputs": ["a"] * 100, "max_new_tokens": 100, "num_beams": 16})
-    assert reply.status == 413 and "with the tokens that may be generated" in reply.json["error"]
+    refused = ask(port, "/generate", {"inputs": ["a"] * 100, "max_new_tokens": 100, "num_beams": 16})
+    assert refused.status == 413 and "with the tokens that may be generated" in refused.json["error"]
 
 
 def test_generation_stops_after_the_deadline(served: RunningServer) -> None:
-    body = {"inputs": ["a b c"] * 10, "max_new_tokens": 512, "num_beams": 3}  # thousands of steps
+    body = {"inputs": ["a b c"] * 10, "max_new_tokens": 512, "num_beams": 3}  # takes far more than 50 ms
     retries = served.service.scheduler.counts.retries
     assert ask(served.port, "/generate", body, **{"x-request-timeout-ms": "50"}).status == 504
     start = time.monotonic()
@@ -309,17 +381,26 @@ def test_attention_rows_sum_to_one(served: RunningServer) -> None:
     assert [token["text"] for token in result["tokens"]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
     assert [layer["layer"] for layer in result["layers"]] == [0, 1]
     weights = np.array([layer["weights"] for layer in result["layers"]])
-    assert weights.shape == (2, 4, 5, 5) and np.abs(weights.sum(-1) - 1).max() < 1e-4
-    for change, status in (
+    assert weights.shape == (2, 4, 5, 5)  # layers, heads, queries, keys
+    assert np.abs(weights.sum(-1) - 1).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changed_fields", "status"),
+    [
         ({"layers": [2]}, 422),
         ({"heads": [9]}, 422),
         ({"layers": [-1]}, 422),
         ({"layers": []}, 422),
         ({"heads": []}, 422),
         ({"inputs": long_text(100)}, 413),
-    ):
-        reply = ask(served.port, "/attention", {"inputs": "the cat", "model": "single"} | change)
-        assert reply.status == status, reply.body
+    ],
+)
+def test_attention_of_unknown_heads_or_long_texts_is_refused(
+    served: RunningServer, changed_fields: dict[str, Any], status: int
+) -> None:
+    reply = ask(served.port, "/attention", {"inputs": "the cat", "model": "single"} | changed_fields)
+    assert reply.status == status, reply.body
 
 
 def test_attention_of_a_decoder_only_model(tmp_path: Path) -> None:
@@ -329,57 +410,90 @@ def test_attention_of_a_decoder_only_model(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(model.tokenizer._backend.to_str())
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     model.tokenizer = Tokenizer(backend, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"})
-    for suffix, names in (("", ["a", "b", "c"]), (" d", ["a", "b", "c", "d", "</s>"])):
+    for suffix, tokens in (("", ["a", "b", "c"]), (" d", ["a", "b", "c", "d", "</s>"])):
         model.text_suffix = suffix
-        result = attention_response(Engine(model), "a b c", [0], [1], 1000)
-        assert [token["text"] for token in result["tokens"]] == names
-        assert np.array(result["layers"][0]["weights"]).shape == (1, len(names), len(names))
+        result = attention_response(Engine(model), "a b c", layers=[0], heads=[1], max_weights=1000)
+        assert [token["text"] for token in result["tokens"]] == tokens
+        assert np.array(result["layers"][0]["weights"]).shape == (1, len(tokens), len(tokens))
 
 
-def test_open_inference_protocol(served: RunningServer, engines: dict[str, Engine]) -> None:
-    def tensor(name: str, data: list[str]) -> Any:
-        return {"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data}
+# -- the Open Inference Protocol --------------------------------------------------------------------------------------
 
-    port, texts = served.port, ["the cat", "she ran"]
-    assert ask(port, "/v2/health/live").json == {"live": True}
-    assert ask(port, "/v2/health/ready").json == ask(port, "/v2/models/embed/ready").json == {"ready": True}
-    facts = ask(port, "/v2/models/single").json
-    assert facts["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
-    assert [fact["name"] for fact in facts["outputs"]] == ["scores", "label"]
-    for name, columns in (
-        ("embed", {"text": texts}),
-        ("single", {"text": texts}),
-        ("single", {"text": texts, "text_pair": texts}),
-        ("span", {"question": texts, "context": texts}),
-        ("next", {"text": texts, "text_pair": texts}),
-        ("tag", {"text": texts}),
-    ):
-        body = {"id": "7", "inputs": [tensor(key, data) for key, data in columns.items()]}
-        reply = ask(port, f"/v2/models/{name}/infer", body).json
-        assert reply["id"] == "7" and reply["model_name"] == name
-        for output in reply["outputs"]:
-            assert len(output["data"]) == math.prod(output["shape"]), output
-    (expected,) = engines["tag"](["the cat"])
-    reply = ask(port, "/v2/models/tag/infer", {"inputs": [tensor("text", ["the cat"])]}).json
-    assert json.loads(reply["outputs"][0]["data"][0]) == expected
-    reply = ask(port, "/v2/models/single/infer", {"inputs": [tensor("text", texts)], "outputs": [{"name": "label"}]})
-    assert [output["name"] for output in reply.json["outputs"]] == ["label"]
-    for invalid_body in (
-        {"inputs": [tensor("txt", texts)]},
-        {"inputs": [tensor("text", texts), tensor("text", texts)]},
-        {"inputs": [tensor("text", texts) | {"shape": [3]}]},
-        {"inputs": [tensor("text", texts), tensor("text_pair", ["x"])]},
-        {"inputs": [tensor("text", texts)], "outputs": [{"name": "nothing"}]},
-        {"inputs": []},
-    ):
-        assert ask(port, "/v2/models/single/infer", invalid_body).status == 422
-    nested = tensor("text", texts) | {"shape": [2, 1], "data": [[text] for text in texts]}
-    assert ask(port, "/v2/models/single/infer", {"inputs": [nested]}).json["outputs"][1]["data"] == [
-        labels["label"] for labels in engines["single"](texts)
-    ]
-    assert ask(port, "/v2/models/single/infer", {"inputs": [nested | {"data": [texts]}]}).status == 422
-    assert "versions" not in facts  # the server has no versions, and no paths with them
-    assert ask(port, "/v2/models/choice/infer", {"inputs": [tensor("text", texts)]}).status == 422
+
+def tensor(name: str, data: list[str]) -> dict[str, Any]:
+    """Return texts as an input of the Open Inference Protocol."""
+    return {"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data}
+
+
+def test_states_and_metadata_in_the_open_inference_protocol(served: RunningServer) -> None:
+    assert ask(served.port, "/v2/health/live").json == {"live": True}
+    assert ask(served.port, "/v2/health/ready").json == {"ready": True}
+    assert ask(served.port, "/v2/models/embed/ready").json == {"ready": True}
+    metadata = ask(served.port, "/v2/models/single").json
+    assert metadata["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    assert [output["name"] for output in metadata["outputs"]] == ["scores", "label"]
+    assert "versions" not in metadata  # the server has no versions, and no paths with them
+
+
+@pytest.mark.parametrize(
+    ("model", "columns"),
+    [
+        ("embed", ["text"]),
+        ("single", ["text"]),
+        ("single", ["text", "text_pair"]),
+        ("span", ["question", "context"]),
+        ("next", ["text", "text_pair"]),
+        ("tag", ["text"]),
+    ],
+)
+def test_outputs_of_the_open_inference_protocol_have_their_shapes(
+    served: RunningServer, model: str, columns: list[str]
+) -> None:
+    body = {"id": "7", "inputs": [tensor(column, TWO_TEXTS) for column in columns]}
+    reply = ask(served.port, f"/v2/models/{model}/infer", body).json
+    assert reply["id"] == "7" and reply["model_name"] == model
+    for output in reply["outputs"]:
+        assert len(output["data"]) == math.prod(output["shape"]), output
+
+
+def test_answers_of_the_open_inference_protocol_equal_those_of_the_engine(
+    served: RunningServer, engines: dict[str, Engine]
+) -> None:
+    reply = ask(served.port, "/v2/models/tag/infer", {"inputs": [tensor("text", TWO_TEXTS)]}).json
+    answers = [json.loads(answer) for answer in reply["outputs"][0]["data"]]
+    assert answers == engines["tag"](TWO_TEXTS)
+    nested = tensor("text", TWO_TEXTS) | {"shape": [2, 1], "data": [[text] for text in TWO_TEXTS]}
+    scores_and_labels = ask(served.port, "/v2/models/single/infer", {"inputs": [nested]}).json["outputs"]
+    labels = [answer["label"] for answer in engines["single"](TWO_TEXTS)]
+    assert scores_and_labels[1]["data"] == labels
+
+
+def test_the_open_inference_protocol_returns_the_outputs_asked_for(served: RunningServer) -> None:
+    body = {"inputs": [tensor("text", TWO_TEXTS)], "outputs": [{"name": "label"}]}
+    reply = ask(served.port, "/v2/models/single/infer", body).json
+    assert [output["name"] for output in reply["outputs"]] == ["label"]
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        ("single", {"inputs": [tensor("txt", TWO_TEXTS)]}),
+        ("single", {"inputs": [tensor("text", TWO_TEXTS), tensor("text", TWO_TEXTS)]}),
+        ("single", {"inputs": [tensor("text", TWO_TEXTS) | {"shape": [3]}]}),
+        ("single", {"inputs": [tensor("text", TWO_TEXTS) | {"shape": [2, 1], "data": [TWO_TEXTS]}]}),
+        ("single", {"inputs": [tensor("text", TWO_TEXTS), tensor("text_pair", ["x"])]}),
+        ("single", {"inputs": [tensor("text", TWO_TEXTS)], "outputs": [{"name": "nothing"}]}),
+        ("single", {"inputs": []}),
+        ("choice", {"inputs": [tensor("text", TWO_TEXTS)]}),
+    ],
+)
+def test_wrong_tensors_of_the_open_inference_protocol_are_refused(
+    served: RunningServer, model: str, body: dict[str, Any]
+) -> None:
+    assert ask(served.port, f"/v2/models/{model}/infer", body).status == 422
+
+
+# -- models, documents, metrics, pages --------------------------------------------------------------------------------
 
 
 def test_models_are_selected_by_name_or_kind(served: RunningServer, folders: dict[str, str]) -> None:
@@ -390,12 +504,16 @@ def test_models_are_selected_by_name_or_kind(served: RunningServer, folders: dic
     assert ask(port, "/info?model=single").json["labels"] == ["bad", "fair", "good"]
     for name, problem_type in (("single", "single_label_classification"), ("multiple", "multi_label_classification")):
         assert ask(port, f"/info?model={name}").json["model_type"]["classifier"]["problem_type"] == problem_type
+    assert not re.search(r"/tmp|pytest|\.py", json.dumps(info))  # no paths of this machine
+
+
+def test_a_model_that_cannot_answer_is_refused(served: RunningServer) -> None:
+    port = served.port
     assert ask(port, "/token-classification", {"inputs": "a", "model": "span"}).status == 422
     assert ask(port, "/generate", {"inputs": "a", "model": "tag"}).status == 422
     for name in ("../../etc", "%2e%2e", "C:\\", "\0", "x" * 150, ""):
         assert ask(port, "/token-classification", {"inputs": "a", "model": name}).status == 404
     assert ask(port, "/token-classification", {"inputs": "a", "model": "x" * 4096}).status == 422
-    assert not re.search(r"/tmp|pytest|\.py", json.dumps(info))
 
 
 def test_models_are_named_by_their_folders() -> None:
@@ -408,8 +526,11 @@ def test_models_are_named_by_their_folders() -> None:
 def test_the_openapi_document_has_every_route(served: RunningServer, document: Any) -> None:
     paths = {endpoint.path for endpoint in ENDPOINTS} | {path for path, _, _ in VIEWS}
     assert set(document["paths"]) == paths | {"/metrics", "/v2/models/{name}/infer"}
-    names = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
-    assert names == set(document["components"]["schemas"])
+    referenced_schemas = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    assert referenced_schemas == set(document["components"]["schemas"])
+
+
+def test_examples_and_responses_of_the_openapi_document_have_their_types(served: RunningServer, document: Any) -> None:
     for endpoint in ENDPOINTS:
         operation = document["paths"][endpoint.path]["post"]
         assert operation["summary"].endswith(".")
@@ -421,16 +542,18 @@ def test_the_openapi_document_has_every_route(served: RunningServer, document: A
         msgspec.json.decode(reply.body, type=answer_type, strict=True)
 
 
-def test_metrics_count_requests_and_tokens(served: RunningServer) -> None:
-    def total(name: str, text: str) -> float:
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+def metric_sum(prefix: str, metrics: str) -> float:
+    """Return the sum of the metrics whose lines start with this prefix."""
+    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(prefix))
 
+
+def test_metrics_count_requests_and_tokens(served: RunningServer) -> None:
     before = ask(served.port, "/metrics").body.decode()
     ask(served.port, "/token-classification", {"inputs": ["Ada", "ran"]})
     ask(served.port, "/nothing")
     ask(served.port, "/attention", {"inputs": "Ada", "layers": [9]})  # refused, which is no failure of the model
     after = ask(served.port, "/metrics").body.decode()
-    for name, increase in (
+    for prefix, increase in (
         ('heedful_requests_total{method="POST",route="/token-classification",status="200"}', 1),
         ('heedful_requests_total{method="GET",route="none",status="404"}', 1),
         ('heedful_request_duration_seconds_count{route="/token-classification"}', 1),
@@ -438,16 +561,13 @@ def test_metrics_count_requests_and_tokens(served: RunningServer) -> None:
         ("heedful_tokens_total", 6),
         ("heedful_failed_inputs_total", 0),
     ):
-        assert total(name, after) - total(name, before) == increase, name
-    assert total("heedful_queued_tokens ", after) == 0 and total("heedful_requests_in_flight ", after) == 0
-    assert total("heedful_queued_tokens_limit", after) > 0
+        assert metric_sum(prefix, after) - metric_sum(prefix, before) == increase, prefix
+    assert metric_sum("heedful_queued_tokens ", after) == 0
+    assert metric_sum("heedful_requests_in_flight ", after) == 0
+    assert metric_sum("heedful_queued_tokens_limit", after) > 0
 
 
 def test_metrics_count_unknown_tokens_and_labels(served: RunningServer, engines: dict[str, Engine]) -> None:
-    def value(name: str) -> float:
-        text = ask(served.port, "/metrics").body.decode()
-        return next((float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)), 0.0)
-
     texts = ["the cat sat", "the \N{SNOWMAN} sat"]
     labels = [answer["label"] for answer in engines["single"](texts)]
     increases = {
@@ -456,9 +576,10 @@ def test_metrics_count_unknown_tokens_and_labels(served: RunningServer, engines:
         'heedful_label_probability_count{model="single"}': 2,
         f'heedful_predicted_labels_total{{label="{labels[0]}",model="single"}}': labels.count(labels[0]),
     }
-    before = {name: value(name) for name in increases}
+    before = ask(served.port, "/metrics").body.decode()
     ask(served.port, "/predict", {"inputs": [[text] for text in texts], "model": "single"})
-    assert {name: value(name) - before[name] for name in increases} == increases
+    after = ask(served.port, "/metrics").body.decode()
+    assert {prefix: metric_sum(prefix, after) - metric_sum(prefix, before) for prefix in increases} == increases
 
 
 def test_the_page_loads_nothing_from_other_servers(served: RunningServer) -> None:
@@ -469,7 +590,7 @@ def test_the_page_loads_nothing_from_other_servers(served: RunningServer) -> Non
     script = ask(served.port, "/web/page.js")
     assert script.headers["content-type"].startswith("text/javascript")
     assert ask(served.port, "/web/page.css").headers["content-type"].startswith("text/css")
-    sources = page.body.decode() + script.body.decode()
-    assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|style=|onclick", sources)
+    forbidden = r"https?://|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|style=|onclick"
+    assert not re.search(forbidden, page.body.decode() + script.body.decode())
     for file in re.findall(r'(?:src|href)="(/[^"]*)"', page.body.decode()):
         assert ask(served.port, file).status == 200

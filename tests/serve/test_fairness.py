@@ -113,7 +113,8 @@ def test_a_generation_does_not_hold_up_other_models(server: ServerProcess, name:
         alone_p99_ms=1e3 * float(np.percentile(baseline, 99)),
         longest_ms=1e3 * max(seconds),
     )
-    assert {status for status, _ in generations} == {200} == set(statuses)
+    assert {status for status, _ in generations} == {200}
+    assert set(statuses) == {200}
     assert p99 <= 150 * SLACK
 
 

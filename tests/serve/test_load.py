@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from tests.support.http_client import ROOT, ServerProcess, ask, record
 sys.path.append(str(ROOT / "benchmarks"))
 from serving import Heard, capacity, load, texts
 
-SECONDS = float(os.environ.get("HEEDFUL_LOAD_SECONDS", "1800"))  # length of the slow variants
+SECONDS = float(os.environ.get("HEEDFUL_LOAD_SECONDS", "1800"))  # duration of the slow variants
 CLIENTS = 32
+MAX_SHORT_SECONDS = 20.0  # duration of measurements whose result is only compared with, or only warms up
 
 
 def slow_variant(*values: Any) -> Any:
@@ -47,17 +49,18 @@ def minilm() -> Iterator[ServerProcess]:
 
 
 def percentile(heard: Heard, percent: float) -> float:
+    """Return a percentile of the times of answered requests, in seconds."""
     return float(np.percentile(heard.seconds, percent))
 
 
 def test_an_idle_server_takes_little_more_memory_than_its_weights(minilm: ServerProcess) -> None:
     """The server process, without its supervisor, takes at most 1.3 x (weights + 200 MiB)."""
     assert ask(minilm.port, "/embed", {"inputs": "the cat"}).status == 200
-    weights = 4 * ask(minilm.port, "/info").json["parameters"] / 1e6
+    weight_bytes = 4 * ask(minilm.port, "/info").json["parameters"]
     status = Path(f"/proc/{minilm.server_pid}/status").read_text()
-    at_rest = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
-    record("memory at rest", MiB=at_rest, both_MB=minilm.memory(), weights_MB=weights)
-    assert at_rest <= 1.3 * (weights * 1e6 / 2**20 + 200)
+    server_mib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+    record("memory at rest", MiB=server_mib, both_MB=minilm.memory(), weights_MB=weight_bytes / 1e6)
+    assert server_mib <= 1.3 * (weight_bytes / 2**20 + 200)
 
 
 def test_texts_of_every_length(minilm: ServerProcess) -> None:
@@ -77,34 +80,37 @@ def test_texts_of_every_length(minilm: ServerProcess) -> None:
 def test_held_load(minilm: ServerProcess, seconds: float) -> None:
     """At 70 % of the capacity no request fails, and the memory of the server does not grow."""
     bodies = texts(500, 100, seed=1)
-    brief = min(20.0, seconds)
-    max_rate = asyncio.run(capacity(minilm.port, "/embed", bodies, brief, CLIENTS))
-    asyncio.run(load(minilm.port, "/embed", bodies, 0.7 * max_rate, brief, seed=1))
-    before = minilm.memory()
+    short_seconds = min(MAX_SHORT_SECONDS, seconds)
+    max_rate = asyncio.run(capacity(minilm.port, "/embed", bodies, short_seconds, CLIENTS))
+    asyncio.run(load(minilm.port, "/embed", bodies, 0.7 * max_rate, short_seconds, seed=1))
+    memory_before = minilm.memory()
     heard = asyncio.run(load(minilm.port, "/embed", bodies, 0.7 * max_rate, seconds, seed=2))
-    p50, p99, after = percentile(heard, 50), percentile(heard, 99), minilm.memory()
+    memory_after = minilm.memory()
     record(
         "load",
         capacity=max_rate,
         seconds=seconds,
         statuses=dict(heard.statuses),
-        p50_ms=1e3 * p50,
-        p99_ms=1e3 * p99,
-        memory=[before, after],
+        p50_ms=1e3 * percentile(heard, 50),
+        p99_ms=1e3 * percentile(heard, 99),
+        memory=[memory_before, memory_after],
     )
-    assert set(heard.statuses) == {200} and (seconds < 60 or after <= 1.05 * before)
+    assert set(heard.statuses) == {200}
+    if seconds >= 60:
+        assert memory_after <= 1.05 * memory_before
 
 
 @pytest.mark.parametrize("seconds", [slow_variant(SECONDS / 3)])
 def test_three_times_too_much(minilm: ServerProcess, seconds: float) -> None:
     """At three times the capacity, excess requests get 429, goodput stays near capacity, and the server recovers."""
     bodies, headers = texts(500, 100, seed=1), {"x-request-timeout-ms": "3000"}
-    brief = min(20.0, seconds)
-    max_rate = asyncio.run(capacity(minilm.port, "/embed", bodies, brief, CLIENTS))
-    before = asyncio.run(load(minilm.port, "/embed", bodies, 0.5 * max_rate, brief, seed=3))
+    short_seconds = min(MAX_SHORT_SECONDS, seconds)
+    max_rate = asyncio.run(capacity(minilm.port, "/embed", bodies, short_seconds, CLIENTS))
+    before = asyncio.run(load(minilm.port, "/embed", bodies, 0.5 * max_rate, short_seconds, seed=3))
     heard = asyncio.run(load(minilm.port, "/embed", bodies, 3 * max_rate, seconds, seed=4, headers=headers))
     time.sleep(5)
-    after = asyncio.run(load(minilm.port, "/embed", bodies, 0.5 * max_rate, brief, seed=5))
+    after = asyncio.run(load(minilm.port, "/embed", bodies, 0.5 * max_rate, short_seconds, seed=5))
+    refused_ms = [1e3 * float(np.percentile(heard.refused, percent)) for percent in (50, 99)] if heard.refused else None
     goodput = heard.statuses[200] / (seconds + 3)  # the last requests had 3 s to be answered
     record(
         "overload",
@@ -112,9 +118,7 @@ def test_three_times_too_much(minilm: ServerProcess, seconds: float) -> None:
         seconds=seconds,
         goodput=heard.statuses[200] / seconds,
         statuses=dict(heard.statuses),
-        refused_ms=[1e3 * float(np.percentile(heard.refused, percent)) for percent in (50, 99)]
-        if heard.refused
-        else None,
+        refused_ms=refused_ms,
         admitted_p99_ms=1e3 * percentile(heard, 99),
         p99_before_and_after_ms=[1e3 * percentile(before, 99), 1e3 * percentile(after, 99)],
     )
@@ -140,14 +144,12 @@ def test_a_long_request_among_short_ones(minilm: ServerProcess) -> None:
     baseline = asyncio.run(load(minilm.port, "/embed", short_bodies, 15, 1.0, seed=7))
     thread = threading.Thread(target=ask_long)
     thread.start()
-    beside = asyncio.run(load(minilm.port, "/embed", short_bodies, 15, 2.0, seed=7))
+    beside_long = asyncio.run(load(minilm.port, "/embed", short_bodies, 15, 2.0, seed=7))
     thread.join()
-    rise = percentile(beside, 99) - percentile(baseline, 99)
-    record(
-        "bystanders", batch_s=batch_seconds, p99_alone_s=percentile(baseline, 99), p99_beside_s=percentile(beside, 99)
-    )
-    assert long_statuses == [200] and set(beside.statuses) == {200}
-    assert rise <= 2 * batch_seconds + 0.2
+    p99_alone, p99_beside = percentile(baseline, 99), percentile(beside_long, 99)
+    record("bystanders", batch_s=batch_seconds, p99_alone_s=p99_alone, p99_beside_s=p99_beside)
+    assert long_statuses == [200] and set(beside_long.statuses) == {200}
+    assert p99_beside - p99_alone <= 2 * batch_seconds + 0.2
 
 
 @pytest.mark.parametrize("seconds", [0.5, pytest.param(30.0, marks=pytest.mark.slow)])
@@ -166,7 +168,10 @@ def test_a_busy_machine_does_not_make_the_supervisor_restart_the_server(minilm: 
         busy_process.wait()
     record("waiting", asked=len(waits), longest_s=max(waits))
     assert minilm.server_pid == server_process
-    assert max(waits) < 1 if seconds > 5 else sorted(waits)[len(waits) // 2] < 1
+    if seconds > 5:
+        assert max(waits) < 1
+    else:  # too few requests for the longest wait to mean anything
+        assert median(waits) < 1
 
 
 # -- clients that leave -----------------------------------------------------------------------------------------------
@@ -245,14 +250,12 @@ def test_clients_that_leave_do_not_cost(folders: dict[str, str]) -> None:
         port = int(process.stdout.readline())
         status_file = Path(f"/proc/{process.pid}/status")
         asyncio.run(run_clients(port))
-        memory_and_files = (
-            re.findall(r"VmRSS:\s+(\d+)", status_file.read_text()),
-            len(os.listdir(f"/proc/{process.pid}/fd")),
-        )
+        memory_kib = re.findall(r"VmRSS:\s+(\d+)", status_file.read_text())
+        open_files = len(os.listdir(f"/proc/{process.pid}/fd"))
         computed_at, remaining = json.loads(process.communicate("")[0])
     never_computed = sum(name not in computed_at for name in left_at)
-    computed_late = sum(computed_at.get(name, 0.0) > time_left for name, time_left in left_at.items())
-    computed_20_ms_later = sum(computed_at.get(name, 0.0) > time_left + 0.02 for name, time_left in left_at.items())
+    computed_late = sum(computed_at.get(name, 0.0) > leave_time for name, leave_time in left_at.items())
+    computed_20_ms_later = sum(computed_at.get(name, 0.0) > leave_time + 0.02 for name, leave_time in left_at.items())
     record(
         "cancellation",
         clients=count,
@@ -260,7 +263,7 @@ def test_clients_that_leave_do_not_cost(folders: dict[str, str]) -> None:
         left_while_queued_and_never_run=never_computed,
         run_though_gone=computed_late,
         run_20_ms_after_they_left=computed_20_ms_later,
-        memory_kB_and_descriptors=memory_and_files,
+        memory_kB_and_descriptors=(memory_kib, open_files),
     )
     assert remaining == [0, 0, 0] and answered == [b"HTTP/1.1 200"] * len(range(0, count, 11))
     assert never_computed and computed_20_ms_later <= 0.05 * (never_computed + computed_late)

@@ -27,7 +27,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from serving import Client, Heard, capacity, load, texts
 
 pytestmark = pytest.mark.slow
-SECONDS = float(os.environ.get("HEEDFUL_BOUNDED_SECONDS", "20"))  # length of each kind of load
+SECONDS = float(os.environ.get("HEEDFUL_BOUNDED_SECONDS", "20"))  # duration of each kind of load
 CROWD = 300  # connections of each of the three kinds in CROWDS; the server allows 1,024 in all
 EXTRA_MEMORY = 512e6  # bytes allowed in addition to the weights
 CGROUP_ROOTS = {"memory": Path("/sys/fs/cgroup/memory"), "": Path("/sys/fs/cgroup")}
@@ -67,7 +67,7 @@ def memory_limited_group(limit_bytes: float) -> Iterator[Group]:
     try:
         limit = path / ("memory.limit_in_bytes" if kind else "memory.max")
         if not limit.exists():
-            pytest.skip("the cgroup of this process gives its own no memory to share out")
+            pytest.skip("memory cannot be limited in a cgroup inside that of this process")
         limit.write_text(str(int(limit_bytes)))
         if (swap := path / "memory.swap.max").exists():
             swap.write_text("0")
@@ -110,9 +110,12 @@ def test_it_is_never_killed_for_its_memory(folders: dict[str, str]) -> None:
                 name: {str(status): count for status, count in counts.items()} for name, counts in statuses.items()
             },
         )
-        assert bounded.killed == 0 and server.server_pid == process
-        assert not any("starts again" in line for line in server.lines) and server.stop() == 0
-    assert all(not counts.get(500) for counts in statuses.values()) and statuses["steady"].keys() == {200}
+        assert bounded.killed == 0
+        assert server.server_pid == process
+        assert not any("starts again" in line for line in server.lines)
+        assert server.stop() == 0
+    assert not any(counts.get(500) for counts in statuses.values())
+    assert statuses["steady"].keys() == {200}
 
 
 def _steady(port: int) -> Counter[int]:

@@ -33,6 +33,7 @@ def framed(*lines: str, body: bytes = b"0\r\n\r\n") -> bytes:
 
 
 def get(path: bytes = b"/live", version: bytes = b"1.1", more: bytes = b"") -> bytes:
+    """Return a GET request; `more` are further header lines."""
     return b"GET " + path + b" HTTP/" + version + b"\r\n" + HOST + more + b"\r\n"
 
 
@@ -178,7 +179,7 @@ def test_memory_is_flat_over_many_requests(server: ServerProcess) -> None:
     """No request of 20,000 fails, and memory and open files stop growing after the first fifth of them."""
     count = int(os.environ.get("HEEDFUL_SOAK", "20000"))
     statuses: Counter[int] = Counter()
-    measurements: list[tuple[float, int]] = []
+    memory_mb, open_files = [], []
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for number in range(count):
         if number % 100 == 0:  # the client opens a new connection
@@ -187,8 +188,11 @@ def test_memory_is_flat_over_many_requests(server: ServerProcess) -> None:
         body = {"inputs": "ada lives in paris " * (1 + number % 20) + ("" if number % 2 else "[MASK]")}
         statuses[ask_on(connection, path, body).status] += 1
         if number % (count // 10) == count // 10 - 1:
-            measurements.append((server.memory(), len(os.listdir(f"/proc/{server.server_pid}/fd"))))
+            memory_mb.append(server.memory())
+            open_files.append(len(os.listdir(f"/proc/{server.server_pid}/fd")))
     connection.close()
+    measurements = list(zip(memory_mb, open_files, strict=True))
     record("soak", requests=count, statuses=dict(statuses), memory_MB_and_descriptors=measurements)
     assert statuses == {200: count}
-    assert measurements[-1][0] <= 1.05 * measurements[1][0] and measurements[-1][1] <= measurements[1][1] + 2
+    assert memory_mb[-1] <= 1.05 * memory_mb[1]
+    assert open_files[-1] <= open_files[1] + 2

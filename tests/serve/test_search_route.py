@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from heedful import SearchIndex
 from heedful.data.retrieval.documents import Document
 from heedful.errors import HeedfulError
-from heedful.serve.run import background
+from heedful.serve.run import RunningServer, background
 from heedful.serve.service import load_models
 from heedful.serve.settings import Limits, ServeSettings
 from tests.search.test_index import DOCUMENTS
@@ -25,24 +26,36 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
     return index
 
 
-def test_hits_equal_those_of_the_index(index: SearchIndex) -> None:
-    with background({"docs": str(index.folder)}) as server:
-        for method in ("hybrid", "words", "vectors"):
-            hits = ask(server.port, "/search", {"query": "a boat at sea", "top_k": 3, "method": method}).json
-            expected = index.search("a boat at sea", 3, method=method)
-            assert [hit["id"] for hit in hits] == [hit.id for hit in expected], method
-            assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-4)
-            assert [hit["passage"] for hit in hits] == [hit.passage for hit in expected]
-        assert {"/search", "/embed"} <= set(ask(server.port, "/info").json["routes"])
-        assert "/search" in ask(server.port, "/openapi.json").json["paths"]
-        assert len(ask(server.port, "/search", {"query": "boat"}).json) == len(DOCUMENTS)
-        for body, message in (
-            ({"query": " "}, "the query is empty"),
-            ({"query": "a", "top_k": 0}, "top_k"),
-            ({"query": "a", "method": "bm25"}, "method"),
-        ):
-            reply = ask(server.port, "/search", body)
-            assert reply.status == 422 and message in str(reply.json), body
+@pytest.fixture(scope="module")
+def server(index: SearchIndex) -> Iterator[RunningServer]:
+    """A server of the index alone."""
+    with background({"docs": str(index.folder)}) as running:
+        yield running
+
+
+def test_hits_equal_those_of_the_index(index: SearchIndex, server: RunningServer) -> None:
+    for method in ("hybrid", "words", "vectors"):
+        hits = ask(server.port, "/search", {"query": "a boat at sea", "top_k": 3, "method": method}).json
+        expected = index.search("a boat at sea", 3, method=method)
+        assert [hit["id"] for hit in hits] == [hit.id for hit in expected], method
+        assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+        assert [hit["passage"] for hit in hits] == [hit.passage for hit in expected]
+    assert len(ask(server.port, "/search", {"query": "boat"}).json) == len(DOCUMENTS)
+
+
+def test_the_route_is_documented(server: RunningServer) -> None:
+    assert {"/search", "/embed"} <= set(ask(server.port, "/info").json["routes"])
+    assert "/search" in ask(server.port, "/openapi.json").json["paths"]
+
+
+def test_wrong_searches_are_refused(server: RunningServer) -> None:
+    for body, message in (
+        ({"query": " "}, "the query is empty"),
+        ({"query": "a", "top_k": 0}, "top_k"),
+        ({"query": "a", "method": "bm25"}, "method"),
+    ):
+        reply = ask(server.port, "/search", body)
+        assert reply.status == 422 and message in str(reply.json), body
 
 
 def test_hits_are_reranked_and_highlighted(index: SearchIndex, tmp_path: Path) -> None:
@@ -53,9 +66,9 @@ def test_hits_are_reranked_and_highlighted(index: SearchIndex, tmp_path: Path) -
         expected = index.search("a boat at sea", 3, method="vectors", reranker=ranker)
         assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
         assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-4)
-        assert [hit["highlights"] for hit in hits] == [
-            [list(span) for span in index.matches("a boat at sea", hit.passage)] for hit in expected
-        ]
+        for hit in hits:
+            spans = index.matches("a boat at sea", hit["passage"])
+            assert hit["highlights"] == [list(span) for span in spans]
         for name, status in (("other", 404), ("docs", 422)):  # not served; the index's model cannot rank
             assert ask(server.port, "/search", body | {"reranker": name}).status == status
         assert ask(server.port, "/info?model=docs").json["index"] == {"documents": 6, "passages": 6}

@@ -31,29 +31,31 @@ def test_a_killed_server_is_started_again(started: ServerProcess, engines: dict[
     restart_seconds: list[float] = []
     stop = threading.Event()
 
-    def load() -> None:
+    def send_requests() -> None:
         while not stop.is_set():
             try:
                 reply = ask(server.port, "/token-classification", {"inputs": TEXT, "model": "tag"})
-                wrong = reply.status == 200 and word_probabilities(reply.json) != expected
-                outcomes["wrong" if wrong else reply.status] += 1
+                is_wrong = reply.status == 200 and word_probabilities(reply.json) != expected
+                outcomes["wrong" if is_wrong else reply.status] += 1
                 time.sleep(0 if reply.status == 200 else 0.02)
             except (OSError, HTTPException):  # the server was killed before it answered
                 outcomes["broken"] += 1
 
-    threads = [threading.Thread(target=load) for _ in range(2)]
+    threads = [threading.Thread(target=send_requests) for _ in range(2)]
     for thread in threads:
         thread.start()
     for _ in range(kills):
-        answered, killed_process = outcomes[200], server.server_pid
-        while outcomes[200] < answered + 20:
+        answered_before, killed_process = outcomes[200], server.server_pid
+        while outcomes[200] < answered_before + 20:
             time.sleep(0.005)
-        start, refused = time.monotonic(), outcomes[503]
+        start, refused_before = time.monotonic(), outcomes[503]
         os.kill(killed_process, signal.SIGKILL)
-        while ask_status(server.port) != 200:
+        while ready_status(server.port) != 200:
             time.sleep(0.02)
         restart_seconds.append(time.monotonic() - start)
-        assert outcomes[503] > refused and restart_seconds[-1] < 10 and server.server_pid != killed_process
+        assert outcomes[503] > refused_before
+        assert restart_seconds[-1] < 10
+        assert server.server_pid != killed_process
     stop.set()
     for thread in threads:
         thread.join()
@@ -80,7 +82,7 @@ def word_probabilities(answer: Any) -> dict[str, float]:
     return {f"{word['text']} {word['label']}": word["probability"] for word in answer["words"]}
 
 
-def ask_status(port: int) -> int:
+def ready_status(port: int) -> int:
     """Return the status of /ready, or 0 without a response."""
     try:
         return ask(port, "/ready").status

@@ -51,34 +51,44 @@ def ask_on(
 
 
 def send_raw(port: int, data: bytes, *, seconds: float = 10.0, pause: float = 0.0, answers: int = 0) -> bytes:
-    """Whatever the server says to these bytes until it closes, says nothing more, or has given so many answers."""
+    """Send bytes on a new connection, and return all bytes that the server sends back.
+
+    Args:
+        port: The port of the server.
+        data: The bytes to send.
+        seconds: Seconds to wait for each part of the response.
+        pause: Seconds to wait after all bytes are sent, instead of `seconds`, unless 0.
+        answers: The number of complete responses after which to return, unless 0. Otherwise the function returns when
+            the server closes the connection, or sends nothing for the seconds above.
+    """
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
-        body = b""
+        responses = b""
         try:
             connection.sendall(data)
             if pause:
                 connection.settimeout(pause)
-            while not (answers and whole_answers(body) == answers) and (part := connection.recv(1 << 16)):
-                body += part
+            while not (answers and count_complete(responses) == answers) and (received := connection.recv(1 << 16)):
+                responses += received
         except OSError:
             pass
-        return body
+        return responses
 
 
-def whole_answers(data: bytes) -> int:
-    """Count the answers at the beginning of what a server said, each with a length and all of its body."""
+def count_complete(responses: bytes) -> int:
+    """Return the number of complete responses at the beginning of some bytes, each with a content-length."""
     count = 0
-    while (head := data.partition(b"\r\n\r\n"))[1]:
-        length = re.search(rb"^content-length: *(\d+)", head[0], re.IGNORECASE | re.MULTILINE)
-        if length is None or len(head[2]) < int(length[1]):
-            break
-        data, count = head[2][int(length[1]) :], count + 1
-    return count
+    while True:
+        head, separator, rest = responses.partition(b"\r\n\r\n")
+        length = re.search(rb"^content-length: *(\d+)", head, re.IGNORECASE | re.MULTILINE)
+        if not separator or length is None or len(rest) < int(length[1]):
+            return count
+        responses = rest[int(length[1]) :]
+        count += 1
 
 
-def reply_status(answer: bytes) -> int:
-    """0 where the connection was closed without a word."""
-    return int(answer.split(b" ", 2)[1]) if answer else 0
+def reply_status(response: bytes) -> int:
+    """Return the status of a response, or 0 if the connection was closed without one."""
+    return int(response.split(b" ", 2)[1]) if response else 0
 
 
 def record(test: str, **figures: Any) -> None:

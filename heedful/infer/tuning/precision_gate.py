@@ -306,6 +306,7 @@ def _measure_engines(
     brief_times = median_times(
         {name: partial(engine.score, brief_chunks, TIMED_GENERATION) for name, engine in engines.items()}, ROUNDS
     )
+    # engines that are much slower than float32 are measured on the first chunks alone
     too_slow = {name for name in engines if brief_times[name] > SLOW_RATIO * brief_times["float32"]}
     fast_engines = {name: engine for name, engine in engines.items() if name not in too_slow}
     scores = {

@@ -184,7 +184,7 @@ def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
         QueueLimits(max_concurrent_requests=8, max_queued_tokens=60, max_request_tokens=40, max_batch_tokens=20)
     )
     model_queue = scheduler.add_model(engine)
-    observed = []
+    observed_requests, observed_tokens = [], []
 
     async def ask(n: int) -> str:
         try:
@@ -192,7 +192,8 @@ def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
         except QueueFullError:
             return "full"
         finally:
-            observed.append((scheduler.active_requests, scheduler.waiting_tokens))
+            observed_requests.append(scheduler.active_requests)
+            observed_tokens.append(scheduler.waiting_tokens)
         return "answered"
 
     async def main() -> list[str]:
@@ -205,7 +206,7 @@ def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
 
     outcomes = asyncio.run(main())
     assert {"full", "answered"} == set(outcomes)
-    assert max(requests for requests, _ in observed) <= 8 and max(tokens for _, tokens in observed) <= 60
+    assert max(observed_requests) <= 8 and max(observed_tokens) <= 60
     assert max(sum(map(len, batch)) for batch in engine.batches) <= 20
     assert scheduler.counts.full == outcomes.count("full")
     assert (scheduler.active_requests, scheduler.waiting_tokens) == (0, 0)
@@ -367,9 +368,8 @@ def test_an_input_that_makes_its_batch_fail_fails_by_itself(n: int, failing: set
         outcomes = asyncio.run(main())
     finally:
         scheduler.close()
-    assert {
-        number for number, outcome in enumerate(outcomes) if isinstance(outcome, InferenceFailedError)
-    } == failing | nan
+    failed = {number for number, outcome in enumerate(outcomes) if isinstance(outcome, InferenceFailedError)}
+    assert failed == failing | nan
     assert all(isinstance(outcome, InferenceFailedError | tuple) for outcome in outcomes)
     assert len(engine.batches) - 2 == scheduler.counts.retries <= len(failing) * (math.ceil(math.log2(n)) + 1)
 
@@ -392,7 +392,8 @@ def test_all_requests_are_answered_if_a_batch_fails_once(make_scheduler: Any) ->
         tasks = [asyncio.create_task(model_queue.ask([f"{n}"], deadline=deadline_in())) for n in range(8)]
         await until(lambda: scheduler.waiting_tokens == 8)
         engine.may_run.set()
-        assert [answers[0]["text"] for answers, _ in await asyncio.gather(*tasks)] == [f"{n}" for n in range(8)]
+        results = await asyncio.gather(*tasks)
+        assert [answers[0]["text"] for answers, _ in results] == [f"{n}" for n in range(8)]
         await first
 
     asyncio.run(main())
@@ -686,18 +687,16 @@ def test_a_text_that_makes_its_decoding_fail_fails_by_itself(n: int, failing: se
         writer.may_run.set()
         await first
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [outcome[0][0]["text"] for outcome in outcomes if isinstance(outcome, tuple)] == [
-            text for number, text in enumerate(texts) if number not in failing | nan
-        ]
+        answered_texts = [outcome[0][0]["text"] for outcome in outcomes if isinstance(outcome, tuple)]
+        assert answered_texts == [text for number, text in enumerate(texts) if number not in failing | nan]
         return outcomes
 
     try:
         outcomes = asyncio.run(main())
     finally:
         scheduler.close()
-    assert {
-        number for number, outcome in enumerate(outcomes) if isinstance(outcome, InferenceFailedError)
-    } == failing | nan
+    failed = {number for number, outcome in enumerate(outcomes) if isinstance(outcome, InferenceFailedError)}
+    assert failed == failing | nan
     assert scheduler.counts.retries <= len(failing) * (math.ceil(math.log2(n)) + 2)
 
 
