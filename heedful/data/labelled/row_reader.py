@@ -99,13 +99,22 @@ def _question_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, obje
     name = reader.name("answers")
     texts: object = None
     starts: object = None
-    if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
+    if isinstance(value, str):  # the text of an answer, or "" if there is no answer
+        texts = [text] if (text := reader.check_text(value, name).strip()) else []
+        starts = [context.find(text) for text in texts]
+        if -1 in starts:
+            raise CellError(name, f"is {shown(text)}, which the context does not have word for word")
+    elif isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
         texts, starts = value.get("text"), value.get("answer_start")
     elif isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
         texts = [answer.get("text") for answer in value]
         starts = [answer.get("answer_start") for answer in value]
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
+        raise CellError(
+            name,
+            f"is {shown(value)}, expected a text of the context, or lists of the same length under text and "
+            "answer_start",
+        )
     pairs = [(reader.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
     impossible = reader.value(cells, "impossible") if reader.has("impossible") else not pairs
     spans, repairs = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
