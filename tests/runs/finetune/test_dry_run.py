@@ -49,6 +49,13 @@ def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert rows["steps"] == "2 x 4" and rows["time"].startswith("2 x 0.") and "GiB are free" in rows["disk"]
 
 
+def test_without_dev_there_is_no_space_for_best_weights(tmp_path: Path) -> None:
+    labelled = write_splits("single", tmp_path / "data", {"train": 24})
+    estimate = estimated(labelled, {"data.dev_fraction": 0})
+    copies = 2 + 3 * 3  # the initial and the final model, and three checkpoints of the weights and their two moments
+    assert estimate.disk == 4 * copies * estimate.parameters
+
+
 def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
     labelled = write_splits("single", tmp_path / "data", {"train": 24})
     settings = {"train.time_budget": 1.5}
