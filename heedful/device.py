@@ -36,9 +36,8 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     if name == "auto":
         name = "cuda" if has_gpu() else "cpu"
         if name == "cpu" and torch.cuda.is_available():
-            count = torch.cuda.device_count()
-            message = f"this process computes on the CPU: it has LOCAL_RANK={_local_rank()}, and PyTorch sees {count} GPUs"
-            warnings.warn(message, HeedfulWarning, stacklevel=2)
+            facts = f"it has LOCAL_RANK={_local_rank()}, and PyTorch sees {torch.cuda.device_count()} GPUs"
+            warnings.warn(f"this process computes on the CPU: {facts}", HeedfulWarning, stacklevel=2)
     try:
         device = torch.device(name)
     except RuntimeError:
