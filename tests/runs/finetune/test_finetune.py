@@ -356,6 +356,27 @@ def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> 
         finetune_tiny("qa", data, tmp_path / "none", {"task.max_answer_tokens": 0})
 
 
+def test_questions_in_csv_train_the_same_model_as_in_squads_json(tmp_path: Path) -> None:
+    write_splits("impossible", tmp_path / "json")
+    (tmp_path / "csv").mkdir()
+    for split in ("train", "dev", "test"):
+        paragraphs = json.loads((tmp_path / "json" / f"{split}.json").read_text())["data"][0]["paragraphs"]
+        rows = [
+            {"context": paragraph["context"], "question": question["question"], "answer": answer["text"]}
+            for paragraph in paragraphs
+            for question in paragraph["qas"]
+            for answer in question["answers"] or [{"text": ""}]
+        ]
+        write_csv(tmp_path / "csv" / f"{split}.csv", rows)
+    settings = {"train.epochs": 1}
+    runs = [finetune_tiny("qa", tmp_path / form, tmp_path / f"run-{form}", settings) for form in ("json", "csv")]
+    expected, splits = (run.results["splits"] for run in runs)
+    assert splits["test"]["numbers"]["exact"] == expected["test"]["numbers"]["exact"]
+    assert splits["dev"]["numbers"]["f1"] == expected["dev"]["numbers"]["f1"]
+    weights = [load(run.output_dir).weights_digest() for run in runs]
+    assert weights[0] == weights[1]
+
+
 def test_questions_without_answers_in_dev_alone(tmp_path: Path) -> None:
     write_splits("qa", tmp_path / "data")
     (tmp_path / "data" / "dev.json").write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
