@@ -165,7 +165,7 @@ def test_a_distance_is_that_of_the_last_finite_vectors() -> None:
 )
 def test_a_run_of_every_task_has_a_summary_of_its_vectors(tmp_path: Path, task: str, kind: str) -> None:
     data = write_splits(kind, tmp_path / "data", {"train": 12, "dev": 110})
-    finetune_tiny(task, data, tmp_path / "run", {"train.max_steps": 2, "eval_baseline": False})
+    finetune_tiny(task, data, tmp_path / "run", {"train.max_steps": 2, "eval_baseline": "false"})
     bundle = load(tmp_path / "run")
     vectors = bundle.training_vectors
     assert vectors is not None and len(vectors.mean) == bundle.config.model.width
