@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -10,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from heedful.errors import SettingError
+from heedful.errors import HeedfulWarning, SettingError
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # by precision setting
@@ -21,9 +23,10 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     """Resolve a device name to a `torch.device`. If it is a GPU, also make it the current CUDA device.
 
     Args:
-        name: "auto": "cuda" if `has_gpu()`, else "cpu".
+        name: "auto": "cuda" if `has_gpu()`, else "cpu", with a warning if the GPUs are those of other processes.
             "cpu": the CPU.
-            "cuda": the GPU whose index is the environment variable LOCAL_RANK, which torchrun sets (default: 0).
+            "cuda": the GPU whose index is the environment variable LOCAL_RANK, which torchrun sets (default: 0), or the
+                only GPU that this process sees.
             "cuda:1": the GPU with index 1.
 
     Raises:
@@ -32,6 +35,9 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     """
     if name == "auto":
         name = "cuda" if has_gpu() else "cpu"
+        if name == "cpu" and torch.cuda.is_available():
+            facts = f"it has LOCAL_RANK={_local_rank()}, and PyTorch sees {torch.cuda.device_count()} GPUs"
+            warnings.warn(f"this process computes on the CPU: {facts}", HeedfulWarning, stacklevel=2)
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -46,7 +52,7 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
             "a PyTorch with CUDA, or use the device cpu"
         )
     if index is None:
-        index = _local_rank()
+        index = _gpu_index(count)
     if index >= count:
         raise SettingError(
             f"the device is GPU {index}, but PyTorch sees {count} on this host (0 to {count - 1}): start at most one "
@@ -68,12 +74,27 @@ def check_device(device: torch.device) -> None:
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU whose index is this process's LOCAL_RANK.
+    """Return whether PyTorch sees a GPU for this process; see `resolve_device`.
 
-    Of two processes on a host with one GPU, the second one has none. A launcher that shows each process only its own
-    GPU looks the same: there, name the device "cuda:0".
+    A single GPU is counted for each process, since launchers may show each one only its own; `gpu_identity` tells
+    whether it is the same one.
     """
-    return torch.cuda.is_available() and torch.cuda.device_count() > _local_rank()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return count > 0 and _gpu_index(count) < count
+
+
+def gpu_identity() -> str:
+    """Return host and UUID of this process's GPU, which are equal for processes that share it; "" if it has none."""
+    if not has_gpu():
+        return ""
+    properties = torch.cuda.get_device_properties(_gpu_index(torch.cuda.device_count()))
+    return f"{socket.gethostname()}/{properties.uuid}"
+
+
+def _gpu_index(count: int) -> int:
+    """Return the index of this process's GPU if it sees `count` of them; an index of `count` or more: it has none."""
+    local_rank = _local_rank()  # raises an error for a value that is no number, whatever the count
+    return 0 if count == 1 else local_rank
 
 
 def _local_rank() -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,14 +13,14 @@ import torch
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
-from heedful.device import auto_precision, autocast, resolve_device, resolve_dtype, tf32_products
-from heedful.errors import HeedfulError, SettingError
+from heedful.device import auto_precision, autocast, gpu_identity, resolve_device, resolve_dtype, tf32_products
+from heedful.errors import HeedfulError, HeedfulWarning, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.engine_options import GPU_TOKEN_BUDGET, TOKEN_BUDGET, default_token_budget
 from heedful.infer.tuning.execution_plan import default_precision, unsupported_reason
 from heedful.infer.tuning.precision_gate import choose_precision, early_stage_precision
 from heedful.runs.run_folder import resolve_auto
-from heedful.train.ranks import SINGLE_PROCESS
+from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import Trainer
 from tests.support.tiny_runs import make_trainer
@@ -147,8 +149,63 @@ def test_auto_is_a_gpu_if_there_is_one_for_the_process(tmp_path: Path, monkeypat
     settings = resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, messages.append)
     assert (settings.device, settings.precision) == ("cuda", "bfloat16")
     assert not messages  # the training loop reports the device, with the size of micro-batches
-    monkeypatch.setenv("LOCAL_RANK", "1")  # the second process of a host with one GPU
-    assert resolve_device("auto") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_RANK", "2")  # the third process, to which the launcher shows one GPU
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # the third process of a host with two GPUs
+    with pytest.warns(HeedfulWarning, match=r"computes on the CPU: it has LOCAL_RANK=2, and PyTorch sees 2 GPUs"):
+        assert resolve_device("auto") == torch.device("cpu")
+
+
+class ManyRanks(Ranks):
+    """Rank 0 of several, whose GPUs are given."""
+
+    gpus: ClassVar[list[str]] = []
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        if isinstance(value, tuple):
+            assert value[0] == self.gpus[0]
+            return [(gpu, value[1]) for gpu in self.gpus]
+        return [value] * len(self.gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        (["host/a", "host/b", "other/a"], ""),
+        (["host/a", "host/b", ""], "training on the CPU: there is no GPU for rank 2 alone; start at most one process"),
+        (["host/a", "host/b", "host/a"], "training on the CPU: there is no GPU for ranks 0 and 2 alone"),
+    ],
+)
+def test_ranks_train_on_gpus_if_each_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], message: str
+) -> None:
+    monkeypatch.setattr(ManyRanks, "gpus", gpus)
+    monkeypatch.setattr("heedful.runs.run_folder.gpu_identity", lambda: gpus[0])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    ranks, messages = ManyRanks(size=len(gpus)), list[str]()
+    device = resolve_auto(TrainSettings(epochs=1.0), tmp_path, ranks, messages.append).device
+    assert device == ("cpu" if message else "cuda")
+    assert len(messages) == bool(message) and "".join(messages).startswith(message)
+    gpu = TrainSettings(epochs=1.0, device="cuda")
+    shared = len({*gpus}) < len(gpus)
+    with pytest.raises(SettingError, match="ranks 0 and 2 share a GPU") if shared else nullcontext():
+        assert resolve_auto(gpu, tmp_path, ranks, print).device == "cuda"
+
+
+def test_a_gpu_is_known_by_its_host_and_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("heedful.device.socket.gethostname", lambda: "host")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"uuid-{index}"))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for count, identity in {2: "host/uuid-1", 1: "host/uuid-0"}.items():
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert gpu_identity() == identity
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert gpu_identity() == ""
 
 
 def test_a_run_resumes_on_the_device_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

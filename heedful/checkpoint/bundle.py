@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint.config import BundleConfig
+from heedful.checkpoint.notes import TrainingVectors
 from heedful.errors import ModelError
 from heedful.model.build import make_model
 from heedful.model.config import Classes, NextToken, SentenceEmbedding
@@ -42,6 +43,7 @@ class ModelBundle(nn.Module):
         self.thresholds: dict[str, float] = {}
         self.label_scaling: dict[str, float] = {}  # "mean" and "std" of regression labels, "low" and "high" of scores
         self.calibration: tuple[float, ...] = ()  # probabilities of gold labels on dev, for prediction sets
+        self.training_vectors: TrainingVectors | None = None  # vectors of training texts, to recognize other texts
         self.text_suffix = ""  # text appended to a text that a decoder continues
         self.pairs: bool | None = None  # whether a classifier was trained on pairs of texts, or None if unknown
         self.early_stages: tuple[EarlyStage, ...] = ()  # earlier stages of a cascade that ends with this model

@@ -91,6 +91,10 @@ def load(
     if isinstance(config.head, SentenceEmbedding):
         sentence_transformers.check_case(contents.modules_folder, bundle.tokenizer)
     _apply_notes(notes, bundle)
+    if head is None and notes.training_vectors is not None:  # another head reads other hidden states
+        if (count := len(notes.training_vectors.mean)) != config.model.width:
+            raise ModelError(f"{model_folder}: training_vectors have {count} numbers, expected {config.model.width}")
+        bundle.training_vectors = notes.training_vectors
     hub_name = hub.name_and_revision(name)[0]
     is_from_hub = not os.path.isdir(name) and not bundled_model(hub_name)
     bundle.source = f"{hub_name}@{folder.name}" if is_from_hub else hub_name  # the folder's name is the commit

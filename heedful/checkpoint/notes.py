@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import ModelError
 from heedful.model.token_pruning import TokenPruning
 
 NOTES = "heedful.json"
+VECTOR_SAMPLE = 256  # windows of texts whose mean vector is compared with that of the training texts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingVectors:
+    """A summary of the vectors of training texts, with which a server compares those of the texts that it gets.
+
+    The vector of a text, or of each window of a long text, is the mean of the last hidden states that the head reads.
+
+    Attributes:
+        mean: Mean of the vectors.
+        radius: Root of the mean squared distance of the vectors from their mean.
+        held_out: Quantiles, such as {"0.5": 0.08}, of `distance` for random samples of dev.
+    """
+
+    mean: tuple[float, ...]
+    radius: float
+    held_out: dict[str, float]
+
+    def distance(self, vectors: NDArray[np.float32]) -> float:
+        """Return how far the mean of VECTOR_SAMPLE vectors is from the mean of the training texts, in `radius`.
+
+        For texts that are like those of training, it is about 1 / sqrt(VECTOR_SAMPLE), 0.06.
+        """
+        return float(np.linalg.norm(vectors.mean(axis=0, dtype=np.float64) - np.array(self.mean))) / self.radius
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +54,7 @@ class Notes:
     pairs: bool | None = None
     stage_thresholds: tuple[float, ...] = ()  # thresholds of the early stages of a cascade, in order
     token_pruning: TokenPruning | None = None
+    training_vectors: TrainingVectors | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the values that differ from the defaults, by name."""
@@ -34,6 +64,8 @@ class Notes:
             values["pairs"] = self.pairs
         if self.token_pruning is not None:
             values["token_pruning"] = asdict(self.token_pruning)
+        if self.training_vectors is not None:
+            values["training_vectors"] = asdict(self.training_vectors)
         return {name: value for name, value in values.items() if value or name == "pairs"}
 
 
@@ -55,6 +87,7 @@ def read_notes(folder: Path) -> Notes:
         pairs=pairs,
         stage_thresholds=_stage_thresholds(path, values),
         token_pruning=_token_pruning(path, values),
+        training_vectors=_training_vectors(path, values),
     )
 
 
@@ -101,6 +134,26 @@ def _token_pruning(path: Path, values: Mapping[str, object]) -> TokenPruning | N
                 raise ModelError(f"{path}: token_pruning: {error}") from error
         case other:
             raise _wrong_type(path, "token_pruning", other, 'an object like {"layer": 3, "keep_rate": 0.5}')
+
+
+def _training_vectors(path: Path, values: Mapping[str, object]) -> TrainingVectors | None:
+    """Return the summary of the vectors of training texts, or None if it is missing."""
+    match values.get("training_vectors"):
+        case None:
+            return None
+        case {"mean": list(mean), "radius": int() | float() as radius, "held_out": dict(held_out), **rest} if (
+            mean
+            and all(type(value) in (int, float) and math.isfinite(value) for value in (*mean, radius))
+            and radius > 0
+            and not rest
+        ):
+            return TrainingVectors(
+                mean=tuple(map(float, mean)),
+                radius=float(radius),
+                held_out=_numbers(path, {"held_out": held_out}, "held_out"),
+            )
+        case value:
+            raise _wrong_type(path, "training_vectors", value, "an object with mean, radius and held_out")
 
 
 def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:

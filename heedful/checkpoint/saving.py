@@ -74,6 +74,7 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, po
             pairs=bundle.pairs,
             stage_thresholds=tuple(stage.threshold for stage in bundle.early_stages),
             token_pruning=bundle.token_pruning,
+            training_vectors=bundle.training_vectors,
         )
         for index, stage in enumerate(bundle.early_stages, start=1):
             save(stage.bundle, temporary / stage_folder(index))

@@ -46,6 +46,6 @@ def with_checkpoint_weights(bundle: ModelBundle, folder: Path) -> ModelBundle:
     with torch.no_grad():
         for name, weight in weights.items():
             parameters[name].copy_(weight)
-    bundle.source = str(folder)
+    bundle.source, bundle.training_vectors = str(folder), None  # the vectors are those of the final weights
     scaling = bundle.label_scaling  # weights of a checkpoint predict scaled labels
     return rescaled(bundle, scaling.get("std", 1.0), scaling.get("mean", 0.0))

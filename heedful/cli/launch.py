@@ -49,8 +49,8 @@ def launch(count: int, arguments: Sequence[str]) -> None:
 
     Raises:
         HeedfulError: If this process was started by torchrun itself.
-        SystemExit: If a process fails, with the exit code of the first one that failed, or 1 if a signal ended that
-            process. If a signal ends torchrun, with 128 + the number of the signal, as in a shell.
+        SystemExit: If a process fails, with the exit code of the first one that failed. If a signal ends that process,
+            or torchrun, with 128 + the number of the signal, as in a shell.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise HeedfulError("--nproc was given in a process that torchrun has started: leave --nproc out")
@@ -64,7 +64,8 @@ def launch(count: int, arguments: Sequence[str]) -> None:
             run(get_args_parser().parse_args([*torchrun_flags, *without_nproc(arguments)]))
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        raise SystemExit(failure.exitcode if failure.exitcode > 0 else 1) from None
+        code = failure.exitcode  # minus the number of the signal that ended the process, or its exit code
+        raise SystemExit(128 - code if code < 0 else code or 1) from None
     except SignalException as error:
         raise SystemExit(128 + error.sigval) from None
 

@@ -42,8 +42,8 @@ def tune(
         typer.Option(
             "--try",
             metavar="SETTING=VALUE,VALUE",
-            help="Values of a setting to try, such as lr=1e-4,3e-4; repeat it for further settings. By default the "
-            "learning rate is tried.",
+            help="Values of a setting to try, such as lr=1e-4,3e-4; repeat it for further settings. A text with a "
+            "comma is quoted. By default the learning rate is tried.",
         ),
     ] = None,
     model: InitialModel = "",
@@ -108,8 +108,6 @@ def _parse_space(options: list[str]) -> dict[str, list[Json]]:
     Raises:
         HeedfulError: If a string has another form, or names a setting for the second time.
     """
-    from heedful.runs.overrides import toml_value
-
     space: dict[str, list[Json]] = {}
     for option in options:
         name, equals, values = option.partition("=")
@@ -117,8 +115,41 @@ def _parse_space(options: list[str]) -> dict[str, list[Json]]:
             raise HeedfulError(f'--try is "{option}"; expected SETTING=VALUE,VALUE, as in lr=1e-4,3e-4')
         if name.strip() in space:
             raise HeedfulError(f"--try names {name.strip()} twice: give all its values at once")
-        space[name.strip()] = [toml_value(value.strip()) for value in values.split(",")]
+        space[name.strip()] = _split_values(values, option)
     return space
+
+
+def _split_values(text: str, option: str) -> list[Json]:
+    """Return the values in a text with commas between them; lists and quoted texts may have commas, too.
+
+    Args:
+        text: The text.
+        option: The whole option, for the error.
+
+    Raises:
+        HeedfulError: If a value begins like a list or a quoted text, but is none.
+
+    >>> _split_values('1e-4, [1, 2], "a, b", cosine', "")
+    [0.0001, [1, 2], 'a, b', 'cosine']
+    """
+    from heedful.runs.overrides import toml_value
+
+    values: list[Json] = []
+    pieces = text.split(",")
+    while pieces:
+        part = pieces.pop(0)
+        if part.strip().startswith(("[", "{", '"', "'")):
+            while (value := toml_value(part.strip())) == part.strip():  # not TOML: its end comes after a comma
+                if not pieces:
+                    raise HeedfulError(
+                        f"--try is {option}, where {part.strip()} is no value: close its brackets and quotation "
+                        "marks, and quote the texts in lists"
+                    )
+                part += "," + pieces.pop(0)
+        else:
+            value = toml_value(part.strip())
+        values.append(value)
+    return values
 
 
 def _show_trials(record: JsonObject) -> None:

@@ -27,6 +27,7 @@ from heedful.infer.encoded_input import (
     describe_value,
     scored_chunks,
     token_batches,
+    unpooled_tokens,
     with_prompt,
 )
 from heedful.infer.engine_options import (
@@ -37,7 +38,7 @@ from heedful.infer.engine_options import (
     usable_answer_heads,
 )
 from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
-from heedful.infer.scores import head_module, to_cpu
+from heedful.infer.scores import head_module, ignore_rows, to_cpu
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.model.attention import select_rows
 from heedful.model.config import Classes, SentenceEmbedding
@@ -88,6 +89,8 @@ class BundleEngine:
         kind: Kind of the head.
         limit: Maximum tokens of a window. If None, there is no limit.
         max_length: Number of tokens to which inputs are truncated. If None, long inputs are split into windows.
+        on_rows: Called after each batch with the hidden states that the head reads, and their number for each window;
+            not called for generated texts and masks.
     """
 
     precision_log: tuple[str, ...] = ()
@@ -126,8 +129,8 @@ class BundleEngine:
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
-        self.limit = self.loaded.max_length
-        self.max_length = max_length
+        self.limit, self.max_length = self.loaded.max_length, max_length
+        self.on_rows: Callable[[Tensor, Sequence[int]], None] = ignore_rows
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         has_graphs = on_cuda and not generates and isinstance(stack, Transformer)
         self._cuda_graphs = CudaGraphs(stack) if has_graphs else None
@@ -374,7 +377,9 @@ class BundleEngine:
                 EncodedInput(
                     engine_input=engine_input,
                     answer_head=answer_head,
-                    chunks=scored_chunks(answer_head, windows, self._prompt_tokens(prompt), self.tokenizer),
+                    chunks=scored_chunks(
+                        answer_head, windows, unpooled_tokens(prompt, self._head, self.tokenizer), self.tokenizer
+                    ),
                     dropped=sum(encoding.dropped for encoding in own_encodings),
                     windows=windows,
                 )
@@ -530,17 +535,6 @@ class BundleEngine:
             f"input {number} is {describe_value(engine_input)}: this model's {self.kind} head expects {self.expects}"
         )
 
-    def _prompt_tokens(self, prompt: str) -> int:
-        """Return the number of tokens of a prompt at the start of a text, if pooling excludes them; otherwise 0.
-
-        As in sentence-transformers, it is the number of tokens of the prompt encoded by itself, without a special token
-        at the end.
-        """
-        if not prompt or not isinstance(self._head, SentenceEmbedding) or self._head.pools_prompt:
-            return 0
-        encoding = self.tokenizer.encode(prompt)
-        return len(encoding) - int(bool(encoding.special) and encoding.special[-1])
-
     def _encode(self, texts: list[TokenizerInput]) -> list[Encoding]:
         """Tokenize texts, with truncation if the engine or its head requires it; a decoder-only model gets prompts."""
         max_length = self._options.max_length
@@ -570,14 +564,19 @@ class BundleEngine:
             row_indices, pooled_batch = pooled_row(head, batch)
             if any(chunk.unpooled for chunk in chunks):
                 row_indices, pooled_batch = batch.without_first([chunk.unpooled for chunk in chunks])
-            return list(to_cpu(head(self._hidden_states(batch, row_indices), pooled_batch)))
+            rows = self._hidden_states(batch, row_indices)
+            pooled_scores = to_cpu(head(rows, pooled_batch))
+            self.on_rows(rows, pooled_batch.lengths)
+            return list(pooled_scores)
         scored_rows = [
             start + position for start, chunk in zip(batch.bounds, chunks, strict=False) for position in chunk.positions
         ]
         rows = self._hidden_states(batch, torch.tensor(scored_rows, device=batch.tokens.device))
         counts = [len(chunk.positions) for chunk in chunks]
         if answer_head.summarize is None or top_k is None:
-            return list(to_cpu(head(rows, batch)).split(counts))
+            scores = to_cpu(head(rows, batch))
+            self.on_rows(rows, counts)
+            return list(scores.split(counts))
         context = self._answer_context(top_k)
         summaries: list[object] = []
         for part in rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)):

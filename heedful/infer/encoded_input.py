@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from heedful.errors import HeedfulError, InputError
+from heedful.model.config import Head, SentenceEmbedding
 from heedful.tasks.answering import AnswerHead, PromptedText, group_by_window, input_windows
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
@@ -53,6 +54,18 @@ def scored_chunks(answer_head: AnswerHead, windows: list[Encoding], unpooled: in
     return [
         Chunk(answer_head, window, positions) for window, positions in zip(windows, by_window, strict=True) if positions
     ]
+
+
+def unpooled_tokens(prompt: str, head: Head, tokenizer: Tokenizer) -> int:
+    """Return the number of tokens of a prompt at the start of a text, if pooling excludes them; otherwise 0.
+
+    As in sentence-transformers, it is the number of tokens of the prompt encoded by itself, without a special token
+    at the end.
+    """
+    if not prompt or not isinstance(head, SentenceEmbedding) or head.pools_prompt:
+        return 0
+    encoding = tokenizer.encode(prompt)
+    return len(encoding) - int(bool(encoding.special) and encoding.special[-1])
 
 
 def token_batches(chunks: Sequence[Chunk], token_budget: int) -> Iterator[list[int]]:

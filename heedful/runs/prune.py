@@ -305,7 +305,7 @@ def _save(
     """Save the model with its pruning, the data settings of the run, the report and the model card."""
     bundle = load(run)
     bundle.prune_tokens(pruning)
-    bundle.calibration = calibration
+    bundle.calibration, bundle.training_vectors = calibration, None  # pruning changes the hidden states
     save(bundle, folder, overwrite=overwrite)
     for name in (SETTINGS, DATA):  # with these files, commands read data for the pruned model as for the run
         if (Path(run) / name).is_file():

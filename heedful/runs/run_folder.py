@@ -27,15 +27,16 @@ from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
 from heedful.data import Dataset, Quarantine, check, escape_cell
 from heedful.data.examples import Example
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
-from heedful.device import auto_precision, has_gpu, resolve_device
+from heedful.device import auto_precision, gpu_identity, has_gpu, resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.results import BEFORE, JOURNAL, RESULTS, JsonObject
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
 from heedful.train.determinism import prepare_determinism
+from heedful.train.heartbeat import format_ranks
 from heedful.train.journal import read_journal
-from heedful.train.ranks import Ranks
+from heedful.train.ranks import Ranks, ranks_sharing_gpus, shared_gpu_error
 from heedful.train.run_lock import LOCK
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError
@@ -118,22 +119,36 @@ def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable
     """Replace "auto" as device and precision by the values to train with. All ranks call this.
 
     If the folder has a run with a checkpoint, device and precision of that run are used, even on another machine.
-    Otherwise the device is a GPU if each rank has one, and the precision is the fastest one if it is the same on the
-    devices of all ranks, else float32.
+    Otherwise the device is a GPU if each rank has one of its own, and the precision is the fastest one if it is the
+    same on the devices of all ranks, else float32.
 
     Args:
         train: Settings of the training.
         folder: The run folder.
         ranks: The processes that train together.
-        log: Receives a warning if the run resumes with a precision that is not the fastest one on this machine.
+        log: Receives a message if the device is the CPU although a rank has a GPU, and a warning if the run resumes
+            with a precision that is not the fastest one on this machine.
+
+    Raises:
+        SettingError: If the device cannot be used, or is a GPU that ranks share.
     """
-    gathered = ranks.all_gather_object((has_gpu(), _run_device(folder) if ranks.is_main else (None, None)))
-    all_have_gpu = all(rank_has_gpu for rank_has_gpu, _ in gathered)
+    own_gpu = gpu_identity() if ranks.size > 1 else "a GPU" * has_gpu()
+    gathered = ranks.all_gather_object((own_gpu, _run_device(folder) if ranks.is_main else (None, None)))
+    gpus = [gpu for gpu, _ in gathered]  # "" of a rank without a GPU
+    sharing = ranks_sharing_gpus(gpus)
     _, (run_device, run_precision) = gathered[0]  # as the first rank read them from the folder
     device = train.device
     if device == "auto":
-        device = run_device or ("cuda" if all_have_gpu else "cpu")
+        device = run_device or ("cuda" if all(gpus) and not sharing else "cpu")
+        if device == "cpu" and not run_device and any(gpus):
+            lacking = sharing or [rank for rank, gpu in enumerate(gpus) if not gpu]
+            log(
+                f"training on the CPU: there is no GPU for {format_ranks(lacking)} alone; start at most one process "
+                "for each GPU"
+            )
     resolved_device = resolve_device(device)
+    if sharing and resolved_device.type == "cuda":
+        raise shared_gpu_error(sharing)
     if train.deterministic and resolved_device.type == "cuda":
         prepare_determinism()  # must be called before a tensor is on the GPU
     fastest_by_rank = set(ranks.all_gather_object(auto_precision(resolved_device)))

@@ -1,6 +1,6 @@
 """Evaluation of a split with a task and a model: metrics, the file of predictions, tuned thresholds and temperatures.
 
-Runs evaluate dev and test with it, and `heedful evaluate` any split.
+Runs evaluate dev and test with it, and `heedful evaluate` any split. `training_vectors_of` summarizes vectors of texts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from tempfile import TemporaryFile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import ModelBundle
+from heedful.checkpoint.notes import VECTOR_SAMPLE, TrainingVectors
 from heedful.data.examples import Example
 from heedful.device import autocast
 from heedful.infer.engine import Engine
 from heedful.infer.finite import replace_nonfinite
+from heedful.infer.scores import window_vectors
 from heedful.runs.results import JsonObject
 from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import merge_all
-from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
+from heedful.tasks.task import BOOTSTRAP_SEED, EvalMetrics, ScoredAnswer, Task, evaluate_task
 from heedful.train.fit import EvalResult
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
@@ -41,6 +44,8 @@ TIE_BREAKERS = {  # sign by metric; -1: smaller is better
     "accuracy": 1,
     "f1": 1,
 }
+MIN_VECTORS = 100  # minimum windows of held-out texts for a summary of vectors
+VECTOR_DRAWS = 400  # samples of the vectors of held-out texts
 UNWRITTEN_KEYS = ("vectors", "vector")  # keys of an answer that are too long for the file of predictions
 
 
@@ -180,6 +185,54 @@ def calibration_of(task: Task, loaded: ModelBundle, examples: Iterable[Example])
     The result is empty if there are too few examples, or if the task has no prediction sets.
     """
     return task.calibration(engine_for(task, loaded, torch.float32), examples)
+
+
+def training_vectors_of(
+    task: Task, loaded: ModelBundle, train: Iterable[Example], held_out: Iterable[Example]
+) -> TrainingVectors | None:
+    """Return a summary of the vectors of training examples, in float32.
+
+    Args:
+        task: The task of the model's head.
+        loaded: The model.
+        train: Training examples.
+        held_out: Examples that the model was not trained on, which show how far other texts of this kind are.
+
+    Returns:
+        The summary, or None if the task generates text, all vectors are equal, or held-out examples are too few.
+    """
+    if task.generation is not None:
+        return None
+    held_out_vectors = _vectors_of(task, loaded, held_out)
+    if len(held_out_vectors) < MIN_VECTORS:
+        return None
+    vectors = _vectors_of(task, loaded, train)
+    mean = vectors.mean(axis=0)
+    radius = math.sqrt(((vectors - mean) ** 2).sum(axis=1).mean())
+    if not 0 < radius < math.inf:
+        return None
+    count = len(held_out_vectors)
+    draws = np.random.default_rng(BOOTSTRAP_SEED).multinomial(VECTOR_SAMPLE, np.full(count, 1 / count), VECTOR_DRAWS)
+    distances = np.linalg.norm(draws / VECTOR_SAMPLE @ held_out_vectors - mean, axis=1) / radius
+    return TrainingVectors(
+        mean=tuple(map(_rounded, mean)),
+        radius=_rounded(radius),
+        held_out={str(quantile): _rounded(np.quantile(distances, quantile)) for quantile in (0.5, 0.99)},
+    )
+
+
+def _vectors_of(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> NDArray[np.float64]:
+    """Return the vector of each window of examples, [windows, width]; see `TrainingVectors`."""
+    engine = Engine(loaded, max_length=task.truncation_length)
+    batches = [np.zeros((0, loaded.config.model.width))]
+    engine.on_rows = lambda rows, counts: batches.append(window_vectors(rows, counts).astype(np.float64))
+    engine([task.engine_input(example) for example in examples])
+    return np.concatenate(batches)
+
+
+def _rounded(number: float) -> float:
+    """Return a number with five significant digits, which suffice for distances."""
+    return float(f"{number:.5g}")
 
 
 def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:

@@ -124,7 +124,7 @@ def read_search_state(path: Path) -> SearchState:
 # -- schedule ---------------------------------------------------------------------------------------------------------
 
 
-def rungs_within(candidates: int, full_seconds: float, seconds: float) -> list[Rung]:
+def rungs_within(candidates: int, full_seconds: float, seconds: float, final_seeds: int = 1) -> list[Rung]:
     """Return the largest schedule that fits into `seconds`, ordered by duration (Li et al. 2018, algorithm 1).
 
     The schedule leaves time for the final training. It is [] if two full trainings do not fit beside it, or if there is
@@ -132,13 +132,16 @@ def rungs_within(candidates: int, full_seconds: float, seconds: float) -> list[R
 
     Args:
         candidates: How many configurations there are.
-        full_seconds: Duration of a full training, in seconds.
+        full_seconds: Duration of a full training with one seed, in seconds.
         seconds: Time for trials and the final training, in seconds.
+        final_seeds: How many seeds the final training has.
 
     >>> [(rung.share, rung.num_trials) for rung in rungs_within(9, 60, 600)]
     [(0.1111111111111111, 9), (0.3333333333333333, 3), (1.0, 1)]
     >>> rungs_within(9, 60, 150)
     []
+    >>> [(rung.share, rung.num_trials) for rung in rungs_within(9, 60, 300, final_seeds=3)]
+    [(1.0, 2)]
     """
     for first_trials in range(min(candidates, MAX_TRIALS), 1, -1):
         counts = [first_trials]
@@ -146,7 +149,7 @@ def rungs_within(candidates: int, full_seconds: float, seconds: float) -> list[R
             counts.append(counts[-1] // REDUCTION)
         last = len(counts) - 1
         rungs = [Rung(share=float(REDUCTION) ** (index - last), num_trials=count) for index, count in enumerate(counts)]
-        if full_seconds * (1 + sum(rung.share * rung.num_trials for rung in rungs)) <= seconds:
+        if full_seconds * (final_seeds + sum(rung.share * rung.num_trials for rung in rungs)) <= seconds:
             return rungs
     return []
 

@@ -221,6 +221,12 @@ class _Search:
         for configuration in configurations(self.space, self.base.settings.train.seed)[:MAX_TRIALS]:
             _refuse_time_budget(self.plan(configuration))
 
+    @property
+    def final_seeds(self) -> int:
+        """How many seeds the final training has; the largest number to try if numbers of seeds are tried."""
+        tried = [value for name, path in self.paths.items() if path == "seeds" for value in self.space[name]]
+        return max(value for value in tried or [self.base.settings.seeds] if isinstance(value, int))
+
     # -- state ----------------------------------------------------------------------------------------------------
 
     def begin(self, minutes: float) -> None:
@@ -256,7 +262,7 @@ class _Search:
             data=data,
             minutes=minutes,
             full_seconds=full_seconds,
-            rungs=rungs_within(num_candidates, full_seconds, 60 * minutes - self._spent()),
+            rungs=rungs_within(num_candidates, full_seconds, 60 * minutes - self._spent(), self.final_seeds),
             trials=[],
             seconds=0.0,
         )
@@ -332,6 +338,8 @@ class _Search:
         """Report how many configurations are tried, and the duration of a full training."""
         rungs = self.state.rungs
         duration = f"a full training takes about {self.state.full_seconds:.0f} s, without evaluations"
+        if self.final_seeds > 1:
+            duration += f", and the final model is trained with {self.final_seeds} seeds"
         if not rungs:
             reason = "there is no time for trials" if len(candidates) > 1 else "there is only one configuration"
             self.reporter.message(f"{reason}, so nothing is compared; {duration}")
@@ -353,7 +361,7 @@ class _Search:
                 trial = state.find_trial(rung_index, configuration)
                 if trial is None:
                     spent = self._spent()
-                    if spent + state.full_seconds * (1 + rung.share) > 60 * state.minutes:
+                    if spent + state.full_seconds * (self.final_seeds + rung.share) > 60 * state.minutes:
                         message = f"stopping the search after {spent:.0f} s to leave time for the final training"
                         self.reporter.message(message)
                         return True

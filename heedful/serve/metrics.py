@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.serve.middleware import RequestLog
+from heedful.serve.vector_drift import VectorDrift
 from heedful.tasks.answering import Answer
 
 # upper bounds of the buckets of histograms
@@ -35,7 +37,7 @@ class Metrics:
             registry=registry,
         )
         self.tokens = Counter("heedful_tokens", "Tokens of answered requests", registry=registry)
-        # the next five metrics show whether the texts of clients drift away from the training data
+        # the next five metrics, and those of `_VectorCollector`, show whether texts drift away from the training data
         self.input_tokens = Histogram(
             "heedful_input_tokens", "Tokens of a text or pair by model", ["model"], buckets=COUNTS, registry=registry
         )
@@ -68,6 +70,8 @@ class Metrics:
         self.batch_seconds = Histogram(
             "heedful_batch_duration_seconds", "Time of the model for a batch", buckets=SECONDS, registry=registry
         )
+        self._drifts: dict[str, VectorDrift] = {}  # by model
+        registry.register(_VectorCollector(self._drifts))
 
     def count_request(self, method: str, record: RequestLog, seconds: float) -> None:
         """Count a request that was answered."""
@@ -110,6 +114,12 @@ class Metrics:
         self.batch_sequences.observe(sequences)
         self.batch_tokens.observe(tokens)
         self.batch_seconds.observe(seconds)
+
+    def observe_vectors(self, model: str, engine: BundleEngine) -> None:
+        """Report the vectors of the texts that an engine reads from now on, instead of those of an earlier engine."""
+        self._drifts.pop(model, None)
+        if (drift := VectorDrift.of(engine)) is not None:
+            self._drifts[model] = drift
 
     def add_scheduler(self, scheduler: Scheduler) -> None:
         """Add the gauges and counters of a scheduler; their values are read when the metrics are requested."""
@@ -157,3 +167,29 @@ class _SchedulerCollector:
                 for name, (help_text, value) in totals.items()
             ),
         ]
+
+
+class _VectorCollector:
+    """A collector of Prometheus metrics that computes distances of vectors when the metrics are requested."""
+
+    def __init__(self, drifts: dict[str, VectorDrift]) -> None:
+        self.drifts = drifts
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """Return the distance of each model's last texts, and quantiles of the distance of held-out texts."""
+        distances = GaugeMetricFamily(
+            "heedful_vector_distance",
+            "Distance of the mean vector of the last texts from that of the training texts",
+            labels=["model"],
+        )
+        held_out = GaugeMetricFamily(
+            "heedful_held_out_vector_distance",
+            "Quantiles of heedful_vector_distance for as many held-out texts",
+            labels=["model", "quantile"],
+        )
+        for model, drift in list(self.drifts.items()):
+            if (distance := drift.distance) is not None:
+                distances.add_metric([model], distance)
+            for quantile, value in drift.training.held_out.items():
+                held_out.add_metric([model, quantile], value)
+        return [distances, held_out]

@@ -127,7 +127,7 @@ class Service:
         """Load all models that are not loaded yet."""
         for name, model_queue in self.model_queues.items():
             if model_queue.engine is None:
-                model_queue.engine = await self._load(name)
+                self._use(name, await self._load(name))
 
     async def reload(self, name: str) -> None:
         """Load a model again while its old engine serves requests; then serve new requests with the new engine.
@@ -139,6 +139,11 @@ class Service:
         old_engine = self.model_queues[name].engine
         if old_engine is not None and getattr(old_engine, "kind", None) != engine.kind:
             raise HeedfulError(f"{name} has another kind of head than before: restart the server to load it")
+        self._use(name, engine)
+
+    def _use(self, name: str, engine: BundleEngine) -> None:
+        """Answer new requests with an engine."""
+        self.metrics.observe_vectors(name, engine)
         self.model_queues[name].engine = engine
 
     def reload_all(self) -> None:

@@ -328,8 +328,11 @@ class _FitLoop(Generic[Share]):
     def _resume(self) -> int:
         """Load the newest valid checkpoint on all ranks; returns its step, or 0 without a checkpoint."""
         trainer = self.trainer
-        state = trainer.state()[0] | {f"best/{name}": tensor for name, tensor in self._evaluated_weights().items()}
-        sizes = trainer.ranks.all_gather_scalars(sum(tensor.nbytes for tensor in state.values()))
+        own_state = trainer.state()[0]
+        state = own_state | {f"best/{name}": tensor for name, tensor in self._evaluated_weights().items()}
+        keeps_best = self.settings.load_best_at_end and self.evaluate is not None
+        to_save = state if keeps_best else own_state
+        sizes = trainer.ranks.all_gather_scalars(sum(tensor.nbytes for tensor in to_save.values()))
         if trainer.ranks.is_main:
             self.checkpoints.check_space(round(sum(size for (size,) in sizes) / trainer.num_replicas))
         trainer.ranks.barrier()

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from heedful.device import has_gpu, resolve_device
+from heedful.device import gpu_identity, resolve_device
 from heedful.errors import RunError, SettingError
 from heedful.train.heartbeat import SILENCE_SECONDS, Heartbeat, format_ranks
 from heedful.train.microbatch import is_out_of_memory
@@ -151,10 +151,11 @@ def connect_ranks(device: str = "auto") -> Iterator[Ranks]:
 
     Args:
         device: The device of training, as in the settings. NCCL connects at once unless it is "cpu", or a rank has no
-            GPU.
+            GPU of its own.
 
     Raises:
         RunError: If a rank cannot be reached.
+        SettingError: If the device is a GPU, and ranks share one.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE_PROCESS
@@ -165,7 +166,7 @@ def connect_ranks(device: str = "auto") -> Iterator[Ranks]:
         store, rank, size = next(rendezvous("env://", timeout=start_timeout))
         store = _new_store(store, rank, size, start_timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        gpu = None if device == "cpu" else _gpu_of_each_rank(store, rank, size)
+        gpu = None if device == "cpu" else _gpu_of_each_rank(store, rank, size, device)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=gpu)
         heartbeat = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)  # type: ignore[attr-defined]  # missing in torch's stubs
     except RuntimeError as error:
@@ -186,13 +187,42 @@ def connect_ranks(device: str = "auto") -> Iterator[Ranks]:
             dist.destroy_process_group()
 
 
-def _gpu_of_each_rank(store: Store, rank: int, size: int) -> torch.device | None:
-    """Return the GPU of this rank; None if some rank has none, since all ranks connect by NCCL or none does."""
-    is_usable = has_gpu() and dist.is_nccl_available()
-    store.set(f"gpu/{rank}", str(int(is_usable)))
-    if not all(store.get(f"gpu/{number}") == b"1" for number in range(size)):
+def _gpu_of_each_rank(store: Store, rank: int, size: int, device: str = "auto") -> torch.device | None:
+    """Return the GPU of this rank; None if some rank has none of its own, since all ranks connect by NCCL or none does.
+
+    Raises:
+        SettingError: If the device is a GPU, and ranks share one.
+    """
+    store.set(f"gpu/{rank}", gpu_identity() if dist.is_nccl_available() else "")
+    gpus = [store.get(f"gpu/{number}").decode() for number in range(size)]
+    if not all(gpus):
         return None
+    if sharing := ranks_sharing_gpus(gpus):
+        if device == "auto":
+            return None
+        raise shared_gpu_error(sharing)
     return resolve_device("cuda")
+
+
+def ranks_sharing_gpus(gpus: Sequence[str]) -> list[int]:
+    """Return the ranks whose GPU is also that of another rank.
+
+    Args:
+        gpus: `gpu_identity` of each rank; "": it has none.
+
+    >>> ranks_sharing_gpus(["host/a", "host/b", "host/a", "", ""])
+    [0, 2]
+    """
+    return [rank for rank, gpu in enumerate(gpus) if gpu and gpus.count(gpu) > 1]
+
+
+def shared_gpu_error(sharing: list[int]) -> SettingError:
+    """Return the error for ranks that share a GPU."""
+    return SettingError(
+        f"{format_ranks(sharing)} share a GPU with each other: start at most one process for each GPU, or use the "
+        "device cpu",
+        path="train.device",
+    )
 
 
 def _first_sentence(error: RuntimeError) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from heedful.checkpoint import BundleConfig, ModelBundle, create, load, save
 from heedful.checkpoint.new_head import rescaled, with_head
+from heedful.checkpoint.notes import TrainingVectors
 from heedful.errors import HeedfulError, HeedfulWarning, ModelError
 from heedful.families import FAMILIES
 from heedful.model.config import (
@@ -433,6 +434,24 @@ def test_a_calibration_is_saved_but_not_for_another_head(start: Start, tmp_path:
     for wrong in ({"a": 0.5}, ["0.5"], [1.5], [True]):
         (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {"calibration": wrong}))
         with pytest.raises(ModelError):
+            load(tmp_path / "out")
+
+
+def test_training_vectors_are_saved_but_not_for_another_head(start: Start, tmp_path: Path) -> None:
+    loaded = copy(start("bert", "SequenceClassification")[1])
+    width = loaded.config.model.width
+    loaded.training_vectors = TrainingVectors(mean=(0.5,) * width, radius=2.0, held_out={"0.5": 0.06})
+    save(loaded, tmp_path / "out")
+    reloaded = load(tmp_path / "out")
+    assert reloaded.training_vectors == loaded.training_vectors
+    assert with_head(reloaded, "sequence_classification", labels=LABEL_NAMES).training_vectors is None
+    assert load(tmp_path / "out", head="pooler").training_vectors is None
+    notes = json.loads((tmp_path / "out/heedful.json").read_text())
+    right = notes["training_vectors"]
+    for wrong in ([1], {}, {"mean": [0.5]}, right | {"mean": ["0.5"]}, right | {"radius": 0}, right | {"held_out": [1]},
+                  right | {"mean": [0.5] * (width + 1)}, right | {"more": 1}):  # fmt: skip
+        (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {"training_vectors": wrong}))
+        with pytest.raises(ModelError, match=r"training_vectors|held_out"):
             load(tmp_path / "out")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from heedful.cli import main
 from tests.support.corpora import make_corpus, make_documents, train_on
@@ -79,6 +80,22 @@ def test_a_signal_is_in_the_exit_code(
         raise SignalException("stopped", number)
 
     monkeypatch.setattr("torch.distributed.run.run", torchrun_that_is_stopped)
+    data = write_csv(tmp_path / "a.csv", classification_rows(4))
+    assert exit_code(["finetune", "classify", str(data), "--nproc", "2", "--output", str(tmp_path / "run")]) == code
+
+
+@pytest.mark.parametrize(("status", "code"), [(-signal.SIGKILL, 137), (-signal.SIGTERM, 143), (2, 2)])
+def test_the_exit_code_is_that_of_the_first_process_that_failed(
+    status: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process that a signal ended, it is 128 + the number of the signal, as in a shell."""
+
+    def run(args: Any) -> None:
+        failures = {1: ProcessFailure(1, 1234, status, "none"), 0: ProcessFailure(0, 1233, -signal.SIGTERM, "none")}
+        failures[0].timestamp = failures[1].timestamp + 1
+        raise ChildFailedError("heedful", failures)
+
+    monkeypatch.setattr("torch.distributed.run.run", run)
     data = write_csv(tmp_path / "a.csv", classification_rows(4))
     assert exit_code(["finetune", "classify", str(data), "--nproc", "2", "--output", str(tmp_path / "run")]) == code
 

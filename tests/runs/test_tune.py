@@ -16,6 +16,7 @@ import torch
 
 import heedful
 from heedful.cli import main
+from heedful.cli.tune import _parse_space
 from heedful.errors import HeedfulError, RunError, SettingError
 from heedful.runs.finetune import plan as plan_module
 from heedful.runs.finetune.settings import FinetuneSettings, preview_settings
@@ -293,6 +294,25 @@ def test_the_dry_run_takes_a_part_of_the_time_budget(tmp_path: Path, training: F
     assert state["seconds"] == 500.0
 
 
+def test_time_for_every_seed_of_the_final_training_is_reserved(tmp_path: Path, training: FakeTraining) -> None:
+    training.run_seconds = 60.0
+    several = SMALL | {"train.epochs": 3, "seeds": 3}
+    reporter = RecordingReporter()
+    state = search(tmp_path / "few", minutes=5.0, overrides=several, reporter=reporter).results["tune"]
+    assert sum(rung["share"] * rung["num_trials"] for rung in state["rungs"]) <= 2, "three of five minutes are reserved"
+    assert len(state["trials"]) == 2, "another trial would leave no time for three seeds"
+    assert "the final model is trained with 3 seeds" in reporter.messages[0]
+    assert [settings.seeds for _, settings in training.runs] == [1] * (len(training.runs) - 1) + [3]
+    state = search(tmp_path / "none", minutes=4.9, overrides=several).results["tune"]
+    assert state["trials"] == [], "two full trials and three seeds take five minutes"
+
+
+def test_numbers_of_seeds_reserve_time_for_the_largest(tmp_path: Path, training: FakeTraining) -> None:
+    space = {"seeds": [1, 4]}
+    assert search(tmp_path / "few", minutes=5.9, space=space).results["tune"]["trials"] == []
+    assert len(search(tmp_path / "enough", minutes=6.0, space=space).results["tune"]["trials"]) == 2
+
+
 def test_an_interrupted_trial_takes_a_part_of_the_time_budget(tmp_path: Path, training: FakeTraining) -> None:
     training.run_seconds = 100.0
     training.interrupted_run = 2
@@ -562,3 +582,33 @@ def test_the_command_shows_a_trial_that_diverged(
 @pytest.mark.parametrize("values_to_try", ["lr", "=1", "lr="])
 def test_the_command_refuses_values_of_another_form(command: list[str], values_to_try: str) -> None:
     assert run_command([*command, "--try", values_to_try]) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("1e-4,3e-4", [1e-4, 3e-4]),
+        ("cosine, linear", ["cosine", "linear"]),
+        ("[1,2],[3]", [[1, 2], [3]]),
+        ('["a,b", "c"],[]', [["a,b", "c"], []]),
+        ('{kind = "adamw", lr = 0.1},2', [{"kind": "adamw", "lr": 0.1}, 2]),
+        ("\"/models/a,b\", '/models/c,d',/models/e", ["/models/a,b", "/models/c,d", "/models/e"]),
+        ("it's,a[1]", ["it's", "a[1]"]),
+    ],
+)
+def test_values_may_have_commas(option: str, values: list[Any]) -> None:
+    assert _parse_space([f"x={option}"]) == {"x": values}
+
+
+@pytest.mark.parametrize("option", ["[1,2", "1,[a,b]", '"/a,b', "{a=1,2"])
+def test_values_that_are_not_closed_are_refused(option: str) -> None:
+    with pytest.raises(HeedfulError, match="close its brackets and quotation marks"):
+        _parse_space([f"x={option}"])
+
+
+def test_lists_are_tried(command: list[str], training: FakeTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heedful.cli.tune.show_results", lambda results: None)
+    options = ["--time-budget", "5m", "--try", 'data.columns.text=["text"],text']
+    assert run_command([*command, *options]) == 0
+    columns = [settings.data.columns["text"] for _, settings in training.runs]
+    assert sorted(map(str, columns[:2])) == ["('text',)", "text"]

@@ -48,7 +48,7 @@ class FaultyEngine(Engine):
 
     def score(self, chunks: Any, writing: Any = None, **options: Any) -> Any:
         self.batches.append(len(chunks))
-        assert self.may_run.wait(30)
+        assert self.may_run.wait(120)
         time.sleep(self.seconds)
         scores = super().score(chunks, writing, **options)
         nan_id, failing_id = self.tokenizer.id("love"), self.tokenizer.id("who")
@@ -266,16 +266,17 @@ def _in_loop(running: RunningServer, call: Callable[[], None]) -> None:
 
 
 def test_a_poisoned_input_fails_alone(start_server: Any) -> None:
-    running, engine = start_server()
+    """All texts but the first wait in the queue before the engine may go on, so that they make one batch."""
+    running, engine = start_server(timeouts=Timeouts(request_seconds=120))
+    scheduler, queue = running.service.scheduler, running.service.model_queues["tag"]
     engine.may_run.clear()
     # FaultyEngine fails on "who", and returns NaN scores for "love"
     texts = ["ada in paris"] * 12 + ["who wrote it", "in love", "the cat", "the cat"]
-    scheduler = running.service.scheduler
     with ThreadPoolExecutor(17) as pool:
         first = pool.submit(tag, running.port, "first")
-        until(lambda: engine.batches == [1])
+        until(lambda: engine.batches == [1], seconds=60)
         replies = [pool.submit(tag, running.port, text) for text in texts]
-        until(lambda: scheduler.active_requests == 17 and scheduler.waiting_tokens >= 70)
+        until(lambda: len(queue.heap) == len(texts), seconds=60)
         engine.may_run.set()
         assert first.result().status == 200
         statuses = [reply.result().status for reply in replies]

@@ -67,9 +67,9 @@ BODIES: dict[str, tuple[bytes, set[int]]] = {
     "chunked without a length": (chunked(b'{"inputs": "' + b"x" * 2_300_000 + b'"}', 65_536), {413}),
     "chunks of one byte": (chunked(b'{"inputs": "' + b"x" * 100_000 + b'"}', 1), {413}),
     "gzip bomb": (post("/token-classification", gzip.compress(b" " * 10_000_000), "content-encoding: gzip\r\n"), {415}),
-    "200k keys": (post("/token-classification", json.dumps({str(key): 0 for key in range(150_000)}).encode()), {413}),
+    "150k keys": (post("/token-classification", json.dumps({str(key): 0 for key in range(150_000)}).encode()), {413}),
     "40k keys": (post("/token-classification", json.dumps({str(key): 0 for key in range(40_000)}).encode()), {422}),
-    "240k pairs": (post("/predict", b'{"inputs": [' + b'["",""],' * 220_000 + b'["a"]]}'), {413}),
+    "220k pairs": (post("/predict", b'{"inputs": [' + b'["",""],' * 220_000 + b'["a"]]}'), {413}),
     "600k texts": (post("/embed", b'{"inputs": [' + b'"",' * 600_000 + b'""]}'), {413}),
     "900k numbers": (post("/attention", b'{"inputs": "a", "heads": [' + b"0," * 900_000 + b"0]}"), {413}),
     "depth 100k": (post("/token-classification", b'{"inputs": ' + b"[" * 100_000), {422}),
@@ -97,13 +97,14 @@ BODIES: dict[str, tuple[bytes, set[int]]] = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies_are_refused(served: RunningServer, name: str) -> None:
+    """The server, which runs in this process, refuses them without much work: processor time is the same under load."""
     request, statuses = BODIES[name]
-    start = time.monotonic()
-    response = send_raw(served.port, request, pause=0.3)
-    seconds = time.monotonic() - start
+    start = time.process_time()
+    response = send_raw(served.port, request, seconds=60, answers=1)
+    seconds = time.process_time() - start
     assert reply_status(response) in statuses, response[:500]
     assert "x" * 200 not in json.dumps(parse_error(response))  # the error does not repeat the body
-    assert seconds < 5  # on an idle machine 100 ms, besides the pause
+    assert seconds < 5  # about 100 ms are used
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_pages_of_allowed_origins_may_send_requests(folders: dict[str, str]) -> 
 
 def test_an_upgrade_to_http2_is_ignored(served: RunningServer) -> None:
     upgrade = "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
-    response = send_raw(served.port, post("/token-classification", OK, upgrade), pause=1.0)
+    response = send_raw(served.port, post("/token-classification", OK, upgrade), answers=1)
     assert reply_status(response) == 200
 
 

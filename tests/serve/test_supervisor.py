@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ TEXT = "ada lives in paris"
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_a_killed_server_is_started_again(started: ServerProcess, engines: dict[str, Engine], kills: int) -> None:
+    """It starts at once, and a start takes little processor time; how long it takes depends on the load."""
     server = started
     expected = pytest.approx(word_probabilities(engines["tag"]([TEXT])[0]), abs=1e-5)
     outcomes: Counter[object] = Counter()
@@ -48,14 +50,16 @@ def test_a_killed_server_is_started_again(started: ServerProcess, engines: dict[
         answered_before, killed_process = outcomes[200], server.server_pid
         while outcomes[200] < answered_before + 20:
             time.sleep(0.005)
-        start, refused_before = time.monotonic(), outcomes[503]
+        start, refused_before = time.clock_gettime(time.CLOCK_BOOTTIME), outcomes[503]
         os.kill(killed_process, signal.SIGKILL)
         while ready_status(server.port) != 200:
             time.sleep(0.02)
-        restart_seconds.append(time.monotonic() - start)
+        restart_seconds.append(time.clock_gettime(time.CLOCK_BOOTTIME) - start)
         assert outcomes[503] > refused_before
-        assert restart_seconds[-1] < 10
         assert server.server_pid != killed_process
+        started_at, processor_seconds = process_times(server.server_pid)
+        assert -0.1 < started_at - start < 10
+        assert processor_seconds < 10
     stop.set()
     for thread in threads:
         thread.join()
@@ -80,6 +84,13 @@ def test_connections_send_without_delay() -> None:
 def word_probabilities(answer: Any) -> dict[str, float]:
     """Return the probability of the label of each word, by word and label."""
     return {f"{word['text']} {word['label']}": word["probability"] for word in answer["words"]}
+
+
+def process_times(pid: int) -> tuple[float, float]:
+    """Return when a process started, in seconds since the machine did, and the processor time that it has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()  # from the third field of proc(5) on
+    ticks = os.sysconf("SC_CLK_TCK")
+    return int(fields[19]) / ticks, (int(fields[11]) + int(fields[12])) / ticks
 
 
 def ready_status(port: int) -> int:

@@ -135,7 +135,7 @@ def run_collectives(job: Job, trainer: Trainer) -> dict[str, Any]:
 def poll_suspended_rank(job: Job, trainer: Trainer) -> dict[str, Any]:
     """Wait for a sum in which one rank, which is suspended, does not take part."""
     ranks = trainer.ranks
-    if ranks.rank == job.rank:
+    if ranks.rank == job.faulty_rank:
         os.kill(os.getpid(), signal.SIGSTOP)
     work = ranks.all_reduce_async(torch.ones(3))
     assert work is not None

@@ -420,12 +420,19 @@ def test_the_journal_is_synced_before_a_checkpoint_stores_its_size(
     assert synced_sizes == sorted(set(synced_sizes)), "the journal grows between checkpoints"
 
 
-def test_disk_space_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("evaluate", "load_best", "tensors"),
+    [(evaluate_with_peak, True, 4), (evaluate_with_peak, False, 3), (None, True, 3), (None, False, 3)],
+)
+def test_disk_space_is_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate: Evaluate | None, load_best: bool, tensors: int
+) -> None:
+    """A checkpoint has the weights, two moments and, if an evaluation may find them, the best weights, in float32."""
     sizes: list[int] = []
     monkeypatch.setattr(CheckpointManager, "check_space", lambda manager, size: sizes.append(size))
-    run = Run(tmp_path)
-    run.fit(RecordingReporter(stop_step=1))
-    min_size = 16 * run.trainer.loaded.count()  # bytes: the weights, two moments and the best weights in float32
+    run = Run(tmp_path, evaluate)
+    run.fit(RecordingReporter(stop_step=1), load_best_at_end=load_best)
+    min_size = 4 * tensors * run.trainer.loaded.count()
     assert min_size <= sizes[0] <= min_size + 400, "beside them there are only counts of steps"
 
 

@@ -85,18 +85,28 @@ def test_collectives_of_several_ranks(server: ForkServer, job: Job, size: int) -
         assert outcome["is_main"] == (rank == 0)
 
 
-@pytest.mark.parametrize(("other_ranks", "expected"), [((b"1", b"1"), torch.device("cuda", 0)), ((b"1", b"0"), None)])
+@pytest.mark.parametrize(
+    ("other_ranks", "expected"),
+    [
+        (("host/a", "host/c"), torch.device("cuda", 0)),
+        (("host/a", ""), None),
+        (("host/b", "host/c"), None),  # which share a GPU, so that `resolve_auto` chooses the CPU
+    ],
+)
 def test_nccl_connects_at_once_if_every_rank_has_a_gpu(
-    other_ranks: tuple[bytes, bytes], expected: torch.device | None, monkeypatch: pytest.MonkeyPatch
+    other_ranks: tuple[str, str], expected: torch.device | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks_module, "has_gpu", lambda: True)
+    monkeypatch.setattr(ranks_module, "gpu_identity", lambda: "host/b")
     monkeypatch.setattr(ranks_module.dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(ranks_module, "resolve_device", lambda name: torch.device(name, 0))
     store = HashStore()
     for rank, value in zip((0, 2), other_ranks, strict=True):
         store.set(f"gpu/{rank}", value)
     assert _gpu_of_each_rank(store, 1, 3) == expected
-    assert store.get("gpu/1") == b"1"
+    assert store.get("gpu/1") == b"host/b"
+    if "host/b" in other_ranks:
+        with pytest.raises(HeedfulError, match="ranks 0 and 1 share a GPU with each other: start at most one process"):
+            _gpu_of_each_rank(store, 1, 3, "cuda")
 
 
 def test_memory_that_runs_out_in_nccl_is_no_lost_connection() -> None:
@@ -354,11 +364,11 @@ def test_a_wait_ends_when_the_store_is_gone(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_a_suspended_rank_is_named_within_30_seconds(server: ForkServer, job: Job) -> None:
-    job = replace(job, what="poll", rank=1, patience=100.0)
+    job = replace(job, kind="poll", faulty_rank=1, dist_timeout=100.0)
     started = time.monotonic()
     pids = server.begin(job, 2)
     try:
-        wait_for(Path(job.out) / "rank-0.json", b"rank 0 waits for rank 1")
+        wait_for(Path(job.output_dir) / "rank-0.json", b"rank 0 waits for rank 1")
         assert time.monotonic() - started < 30
     finally:
         for pid in pids:

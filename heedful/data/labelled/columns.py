@@ -47,7 +47,7 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # known column names by role, comp
     "id": ("id",),
     "question": ("question", "questions", "sent2"),
     "context": ("context",),
-    "answers": ("answers",),
+    "answers": ("answers", "answer"),
     "impossible": ("is_impossible", "impossible"),
     "prompt": ("prompt", "article", "passage", "context", "premise", "ctx", "sent1"),
     "candidates": ("candidates", "choices", "options", "endings"),
@@ -68,8 +68,8 @@ NUMBERED_COLUMNS = {  # pattern of numbered names, for roles that may have sever
 }
 GUESSED_KINDS = (  # kinds of examples that are tried for unknown data, in this order
     TaggedExample,
-    QuestionExample,
     ChoiceExample,
+    QuestionExample,
     MultiLabelExample,
     LabelledExample,
     ScoredExample,

@@ -97,7 +97,7 @@ def _tag_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
 def _question_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     """Yield the fields of a question, and under "repairs" the kinds of repairs for `read_examples` to count."""
     context = reader.text(cells, "context")
-    answers = _texts_and_starts(reader, reader.value(cells, "answers"), reader.name("answers"))
+    answers = _texts_and_starts(reader, reader.value(cells, "answers"), context)
     impossible = reader.value(cells, "impossible") if reader.has("impossible") else not answers
     spans, repairs = align_answers(answers, context, impossible in (True, 1, "1", "true", "True"))
     yield {
@@ -110,17 +110,34 @@ def _question_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, obje
     }
 
 
-def _texts_and_starts(reader: RowReader, value: object, name: str) -> list[tuple[str, object]]:
-    """Return (text, start) of each answer in a cell. The cell has a dict of lists, as published, or a list of dicts."""
+def _texts_and_starts(reader: RowReader, value: object, context: str) -> list[tuple[str, object]]:
+    """Return (text, start) of each answer in a cell.
+
+    Args:
+        reader: The reader of the row.
+        value: The cell: a dict of lists, as published, a list of dicts, or the text of one answer. That answer starts
+            at its first occurrence in the context; an empty text means that there is no answer.
+        context: The context of the question.
+    """
+    name = reader.name("answers")
     texts: object = None
     starts: object = None
-    if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
+    if isinstance(value, str):
+        texts = [text] if (text := reader.check_text(value, name).strip()) else []
+        starts = [context.find(text) for text in texts]
+        if -1 in starts:
+            raise CellError(name, f"is {shown(text)}, which the context does not have word for word")
+    elif isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
         texts, starts = value.get("text"), value.get("answer_start")
     elif isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
         texts = [answer.get("text") for answer in value]
         starts = [answer.get("answer_start") for answer in value]
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
+        raise CellError(
+            name,
+            f"is {shown(value)}, expected a text of the context, or lists of the same length under text and "
+            "answer_start",
+        )
     return [(reader.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
 
 

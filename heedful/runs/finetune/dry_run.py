@@ -28,7 +28,7 @@ from heedful.train.frozen_outputs import GB, frozen_outputs_bytes
 from heedful.train.trainer import Trainer
 
 TIMED_SAMPLES = 64  # samples for timing the forward pass
-CHECKPOINT_VALUES = 4  # values per parameter in a checkpoint: the weight, two moments, the best weight so far
+CHECKPOINT_VALUES = 3  # values per parameter in a checkpoint: the weight and two moments, beside the best weight so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +132,7 @@ def dry_run(
 def _copies_of_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
     """Return how many copies of the weights are in memory: the best weights, and a checkpoint that is written."""
     has_best = settings.fit.load_best_at_end and has_dev
-    return has_best + CHECKPOINT_VALUES * settings.fit.async_checkpoint
+    return has_best + (CHECKPOINT_VALUES + has_best) * settings.fit.async_checkpoint
 
 
 def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
@@ -145,7 +145,7 @@ def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
         models += settings.seeds  # the initial models
     seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds that have a training state
     checkpoints = seeds_with_state * settings.fit.keep_last + 1  # a new one is written before an old one is removed
-    return models + CHECKPOINT_VALUES * checkpoints
+    return models + (CHECKPOINT_VALUES + has_best) * checkpoints
 
 
 def _frozen_bytes(trainer: Trainer) -> int:

@@ -33,7 +33,7 @@ from heedful.runs.checkpoints import (
     remove_training_state,
     small_dev_note,
 )
-from heedful.runs.finetune.build import build_task, initial_model
+from heedful.runs.finetune.build import build_task, evenly_spaced, initial_model
 from heedful.runs.finetune.encoder_advice import reading_notes
 from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, with_vector_head
 from heedful.runs.finetune.init_settings import Pretrained, model_name
@@ -46,7 +46,14 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.results import BEFORE, JOURNAL, JsonObject, RunResult, across_seeds, seed_entry
 from heedful.runs.run import Run
 from heedful.runs.run_folder import DATA, METHOD, START_MODEL, init_labelled_run, read_run_json, write_file
-from heedful.runs.scoring import calibration_of, eval_result, fit_temperature, measure_split, tune_thresholds
+from heedful.runs.scoring import (
+    calibration_of,
+    eval_result,
+    fit_temperature,
+    measure_split,
+    training_vectors_of,
+    tune_thresholds,
+)
 from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
@@ -57,6 +64,7 @@ from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
 SEED = "seed.json"  # file with the results of one seed
+VECTOR_EXAMPLES = 512  # examples of train and of dev whose vectors are summarized
 FROZEN = "frozen"  # folder with the cached outputs of frozen layers, for all seeds
 NOT_TRAINED = FitResult(stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0)
 INIT_NAMES = {  # description of an initial model that the run creates, for results.json, by `init.kind`
@@ -341,6 +349,7 @@ class FinetuneTraining:
         model = task.for_inference(model)
         self._save(model, folder)
         model, temperature, calibration_notes = self._calibrate(settings, task, model, folder)
+        self._summarize_vectors(task, model, folder)
         splits = {split: self._evaluate_split(task, model, split, folder) for split in self.splits}
         entry = checkpoint_entry(
             fitted.best_step, fitted.best_metric, trainer.step, fitted.last_metric, settings.fit.load_best_at_end
@@ -390,6 +399,16 @@ class FinetuneTraining:
             model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
             self._save(model, folder)
         return model, temperature, notes
+
+    def _summarize_vectors(self, task: Task, model: ModelBundle, folder: Path) -> None:
+        """Save the model with a summary of the vectors of training texts, if dev is large enough for one."""
+        if "dev" in self.splits:
+            samples = (
+                evenly_spaced(self.source.examples(split), self.stats.counts[split], VECTOR_EXAMPLES)
+                for split in ("train", "dev")
+            )
+            model.training_vectors = training_vectors_of(task, model, *samples)
+            self._save(model, folder)
 
     # -- baselines ----------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ def test_flat_columns(tmp_path: Path) -> None:
     rows = [
         {"id": 7, "question": "Who?", "context": CONTEXT, "answers": answers},
         {"id": 8, "question": "Who?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}},
-        {"id": 9, "question": "Who?", "context": CONTEXT, "answers": "Bob"},
+        {"id": 9, "question": "Who?", "context": CONTEXT, "answers": ["Bob"]},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     dataset = read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
@@ -133,8 +133,33 @@ def test_flat_columns(tmp_path: Path) -> None:
         ("8", (), True),
     ]
     assert str(dataset.row_errors.first[0]).endswith(
-        '3:answers: is "Bob", expected lists of the same length under text and answer_start'
+        '3:answers: is ["Bob"], expected a text of the context, or lists of the same length under text and answer_start'
     )
+
+
+@pytest.mark.parametrize("name", ["answer", "answers"])
+def test_plain_answers_are_found_in_the_context(tmp_path: Path, name: str) -> None:
+    """The first occurrence counts, an empty cell means no answer, and any other text is a bad row."""
+    rows = [
+        f"question,context,{name}",
+        'Who?,"Ada, Bob and Ada.",Ada',
+        'Who?,"Ada, Bob and Ada.",Bob ',
+        "Who?,Nobody came.,",
+        'Who?,"Ada, Bob and Ada.",ada',
+        'Who?,"Ada, Bob and Ada.","{""text"": [""Ada""], ""answer_start"": [0]}"',
+    ]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    dataset = read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
+    assert [(example.answers, example.impossible) for example in dataset.examples("train")] == [
+        ((AnswerSpan("Ada", 0),), False),
+        ((AnswerSpan("Bob", 5),), False),
+        ((), True),
+    ]
+    first, second = map(str, dataset.row_errors.first)
+    assert first.endswith(f'a.csv:5:{name}: is "ada", which the context does not have word for word')
+    assert second.startswith(f"{first.partition('a.csv')[0]}a.csv:6:{name}: is ")
+    with pytest.raises(HeedfulError, match=r"a\.csv:5:.* does not have word for word"):
+        list(read(tmp_path / "a.csv").examples("train"))
 
 
 def test_other_tasks_are_refused(tmp_path: Path) -> None:

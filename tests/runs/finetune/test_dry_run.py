@@ -62,6 +62,13 @@ def test_an_estimate_agrees_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert "GiB are free" in rows["disk"]
 
 
+def test_without_dev_there_is_no_space_for_best_weights(tmp_path: Path) -> None:
+    data = write_splits("single", tmp_path / "data", {"train": 24})
+    estimate = estimate_for(data, {"data.dev_fraction": 0})
+    copies = 2 + 3 * 3  # the initial and the final model, and three checkpoints of the weights and their two moments
+    assert estimate.disk == 4 * copies * estimate.parameters
+
+
 def test_a_time_budget_is_the_estimated_time(tmp_path: Path) -> None:
     data = write_splits("single", tmp_path / "data", {"train": 24})
     estimate = estimate_for(data, {"train.time_budget": 1.5})

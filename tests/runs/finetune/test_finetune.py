@@ -418,6 +418,27 @@ def test_a_maximum_answer_length_of_0_is_refused(tmp_path: Path) -> None:
         finetune_tiny("qa", write_splits("qa", tmp_path / "data"), tmp_path / "run", {"task.max_answer_tokens": 0})
 
 
+def test_questions_in_csv_train_the_same_model_as_in_squad_json(tmp_path: Path) -> None:
+    write_splits("impossible", tmp_path / "json")
+    (tmp_path / "csv").mkdir()
+    for split in ("train", "dev", "test"):
+        paragraphs = json.loads((tmp_path / "json" / f"{split}.json").read_text())["data"][0]["paragraphs"]
+        rows = [
+            {"context": paragraph["context"], "question": question["question"], "answer": answer["text"]}
+            for paragraph in paragraphs
+            for question in paragraph["qas"]
+            for answer in question["answers"] or [{"text": ""}]
+        ]
+        write_csv(tmp_path / "csv" / f"{split}.csv", rows)
+    expected_run, run = tmp_path / "run-json", tmp_path / "run-csv"
+    settings = {"train.epochs": 1}
+    expected = finetune_tiny("qa", tmp_path / "json", expected_run, settings).results["splits"]
+    splits = finetune_tiny("qa", tmp_path / "csv", run, settings).results["splits"]
+    assert splits["test"]["numbers"]["exact"] == expected["test"]["numbers"]["exact"]
+    assert splits["dev"]["numbers"]["f1"] == expected["dev"]["numbers"]["f1"]
+    assert load(run).weights_digest() == load(expected_run).weights_digest()
+
+
 def write_unanswerable(path: Path) -> None:
     """Write a split of six questions in the form of SQuAD, two of which have no answer."""
     path.write_text(json.dumps(generated_data.squad_json(6, 9, impossible=True)))
