@@ -125,7 +125,7 @@ def _walk_kinds(tables: list[type[DataclassInstance]], setting: Setting) -> Iter
     kinds = tuple(kind for table in tables for kind in _kinds(table))
     yield Setting(
         path=kind_path,
-        annotation=Literal[kinds],  # type: ignore[valid-type]
+        annotation=Literal[kinds],
         default=getattr(setting.default, "kind", MISSING),
         choices=kinds,
         when=setting.when,
