@@ -1015,8 +1015,7 @@ def test_versions_of_masks_return(
             "train.max_tokens_per_microbatch": 10**6,
         }
         pretrain_small(text, tmp_path / num_static_masks, kind, overrides, tokenizer=str(tokenizer_dir))
-        batches_per_step = 1 if kind == "mlm" else 2  # with several terms, targets are counted in a first pass
-        return batches[::batches_per_step]
+        return list(batches)
 
     monkeypatch.setattr(MaskedLM, "batch", recorded_batch)
     first_static, second_static, third_static = masked_sequences("2")
