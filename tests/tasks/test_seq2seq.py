@@ -258,7 +258,7 @@ def test_overlong_texts_are_refused_or_truncated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ends", "text", "rewriting", "lengths"),
+    ("kind", "adds_end", "text_length", "target_length", "lengths"),
     [
         ("decoder", False, 12, 11, [24]),
         ("decoder", True, 12, 10, [24]),

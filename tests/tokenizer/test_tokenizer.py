@@ -222,7 +222,7 @@ def test_a_word_of_more_than_100_characters_is_unknown(wordpiece: Tokenizer) -> 
     """As in transformers; google-research/bert allows 200."""
     assert wordpiece.special.unknown not in wordpiece.encode("a" * 100).ids
     assert wordpiece.encode("a" * 101).ids[1:-1] == (wordpiece.special.unknown,)
-    assert len(longest_match_pieces("a" * 101, {"a", "##a"}, longest=200)) == 101
+    assert len(longest_match_pieces("a" * 101, {"a", "##a"}, max_chars=200)) == 101
 
 
 # Offsets are positions in the original text.

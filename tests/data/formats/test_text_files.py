@@ -33,7 +33,7 @@ def read_lines(path: Path, **options: Any) -> tuple[list[tuple[int, str]], list[
 
 
 @pytest.mark.parametrize(
-    ("name", "pack"),
+    ("name", "compress"),
     [("a.txt", bytes), ("a.txt.gz", gzip.compress), ("a.txt.xz", lzma.compress), ("a.txt.bz2", bz2.compress)],
 )
 def test_compressed_files(tmp_path: Path, name: str, compress: Any) -> None:

@@ -147,7 +147,7 @@ def test_statistics(tmp_path: Path) -> None:
         check_learnable(alone, compute_stats(alone, ["train"]))
 
 
-@pytest.mark.parametrize("scored", [["train"], ["dev"], ["train", "dev"]])
+@pytest.mark.parametrize("splits_with_scores", [["train"], ["dev"], ["train", "dev"]])
 def test_teacher_scores_are_needed_only_in_train(splits_with_scores: list[str]) -> None:
     """All examples of train need them; other splits are evaluated without them.
 
