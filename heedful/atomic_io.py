@@ -122,14 +122,14 @@ def remove_stale(folder: Path, name: str | None = None) -> None:
     """
     name_pattern = ".+" if name is None else rf"{re.escape(name)}(?:\.old)?"
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(rf"\.{name_pattern}\.([1-9][0-9]{{0,8}})\.temporary", path.name, re.DOTALL)
+        match = re.fullmatch(rf"\.{name_pattern}\.([1-9][0-9]{{0,8}})\.part", path.name, re.DOTALL)
         if match and not _is_other_process(int(match[1])):
             _remove(path)
 
 
 def temporary_path(path: Path, owner: str = "") -> Path:
     """Return the path of a file or folder while it is written; `remove_stale` recognises it."""
-    return path.with_name(f".{path.name}.{owner or os.getpid()}.temporary")
+    return path.with_name(f".{path.name}.{owner or os.getpid()}.part")
 
 
 def _is_other_process(pid: int) -> bool:
