@@ -28,7 +28,6 @@ NOT_EXPORTED = {"xlnet": "two-stream attention"} | dict.fromkeys(ENCODER_DECODER
 NOT_SHOWN = {  # answers of the page that say why there is nothing to show
     "this model has no language modelling head: give a model that generates text",
     "rollout needs self-attention, which cross is not: choose another part",
-    "queries and keys of this model are normalised: no matrix W_Q^T W_K gives their scores",
 }
 DISTILLED = {"bert", "deberta-v2", "modernbert", "qwen3", "bart", "t5", "marian"}  # in each `make test`
 
