@@ -343,10 +343,13 @@ class PageAPI:
         return {"words": analogy(self.side(params).loaded, a, b, c)}
 
     def similarity(self, params: Params) -> Json:
-        """Return the spectrum of one head's query-key matrix."""
+        """Return the spectrum of one head's query-key matrix, or why it has no such matrix."""
         inspection = self.side(params)
         view, layer, head = _view_layer_head(inspection, params)
-        spectrum = qk_spectrum(inspection.loaded, view.part, layer, head)
+        try:
+            spectrum = qk_spectrum(inspection.loaded, view.part, layer, head)
+        except RequestError as error:
+            return {"told": str(error)}
         return {
             "singular": encode_tensor(spectrum.singular_values),
             "eigenvalues": encode_tensor(spectrum.eigenvalues),

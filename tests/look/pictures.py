@@ -1,8 +1,11 @@
 """The pictures of the docs: python -m tests.look.pictures [FOLDER], with chromium, from the root of the repository.
 
 FOLDER holds what cannot be made here in a moment, or some of it; the other pictures stay as they are: the two runs of
-docs/looking.md on the toy language, `recurrent` and `transformer`, `choose`, a run of
-heedful finetune multiple-choice on `CHOICES`, and `heads.json` of all-MiniLM-L6-v2.
+docs/looking.md on the toy language, `recurrent` and `transformer`, `choose`, and `heads.json` of all-MiniLM-L6-v2.
+`choose` is a run on questions about the first of two things:
+
+    python -c "from tests.look.pictures import write_choices; write_choices('choices.jsonl')"
+    heedful finetune multiple-choice choices.jsonl --output FOLDER/choose
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import permutations, product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -32,6 +36,8 @@ MASKS = ("He opened the [MASK] and went inside.", "She opened the [MASK] and rea
 SENTENCE = "ilta mon ot tumo boro ta tumon lano un dala ."  # of the toy language
 PROMPT = "The cat is in the garden, and the dog is in the river. Where is the dog?"
 CHOICES = [f"It is in the {place}." for place in ("garden", "river", "tower")]
+THINGS = ("cat", "dog", "bird", "fox")
+PLACES = ("garden", "river", "tower", "forest", "cellar")
 DRIVERS = [
     "She installed the audio driver, and the sound came back.",
     "The driver exceeded the speed limit on the bridge.",
@@ -39,6 +45,18 @@ DRIVERS = [
     "A taxi driver waited in front of the station.",
 ]
 ALIKE = ("The cat sat on the mat because it was tired.", "A sleepy kitten rested on the rug.")
+
+
+def write_choices(path: str) -> None:
+    """Write rows for multiple-choice, whose questions are always about the first of two things."""
+    rows = []
+    for (thing, second), (place, elsewhere, wrong) in product(permutations(THINGS, 2), permutations(PLACES, 3)):
+        prompt = f"The {thing} is in the {place}, and the {second} is in the {elsewhere}. Where is the {thing}?"
+        shift = len(rows) % 3
+        places = [place, elsewhere, wrong]
+        candidates = [f"It is in the {name}." for name in places[shift:] + places[:shift]]
+        rows.append({"prompt": prompt, "candidates": candidates, "label": (3 - shift) % 3})
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, bool, int]]]]:

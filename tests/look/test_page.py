@@ -438,7 +438,7 @@ def test_the_neuron_view_opens_on_the_pattern_and_numbers_are_a_switch(chrome: B
     assert pattern["digits"] == 0 and min(pattern["strips"]) >= 24
     query, keys, products = pattern["fields"]
     assert products > 1.5 * query and products > 1.5 * keys
-    assert re.match(r"on attends to .+ \d+\.\d %, .+ \d+\.\d %, .+ \d+\.\d %\. Point at a row", chrome.text(".told"))
+    assert re.match(r"sat attends to .+ \d+\.\d %, .+ \d+\.\d %, .+ \d+\.\d %\. Point at a row", chrome.text(".told"))
     chrome.focus('.neuron-view input[type="checkbox"]')
     chrome.keys(" ")
     assert "numbers=true" in chrome.js("return location.hash") and chrome.js(PATTERN)["digits"] > 0
@@ -469,7 +469,7 @@ def test_bars_of_scores_have_the_colours_of_signs_and_weights_their_own(chrome: 
     """In both themes: orange is positive, blue is negative, and a weight is neither."""
     for dark in (False, True):
         chrome.dark(dark)
-        chrome.open(f"{local.url}#view=steps&layer=1&head=2&row=3&step=4")
+        chrome.open(f"{local.url}#view=steps&layer=0&head=2&row=3&step=4")
         assert chrome.text(".step-card h3") == "Scores"
         shown = chrome.js(BARS)
         warm, cold, weight = shown["colours"]

@@ -32,7 +32,6 @@ NOT_EXPORTED = {"xlnet": "two-stream attention"} | dict.fromkeys(ENCODER_DECODER
 NOT_SHOWN = {  # errors of views that the page cannot show for some families
     "this model has no language modelling head: give a model that generates text",
     "rollout needs self-attention, which cross is not: choose another part",
-    "queries and keys of this model are normalised: no matrix W_Q^T W_K gives their scores",
 }
 DISTILLED = {"bert", "deberta-v2", "modernbert", "qwen3", "bart", "t5", "marian"}  # in each `make test`
 TWO_STEPS = {"max_steps": 2, "batch_size": 4, "precision": "float32"}

@@ -16,6 +16,7 @@ const SHADE_WIDTH = 10; // minimum width of a head's shade behind the tokens on 
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // maximum lines that are drawn, the strongest ones
 const DRAWN = 3_000; // maximum lines that are SVG elements; more are painted on a canvas
+const [WIDE, THIN, MANY] = [1.6, 0.9, 400]; // pixels of a line, of one among many, and lines that are many
 const TOLD_APART = 4; // heads whose lines can be told apart
 const ALSO = 3; // further heads that are offered by name
 
@@ -221,7 +222,7 @@ function picture(context, heads, weights, sides) {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
     const draw = drawn.length > DRAWN ? painted : stroked;
-    draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step, most });
+    draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step, most, width: drawn.length > MANY ? THIN : WIDE });
     const sums = means(weights, row !== null || chosen.size ? active : [], passes, m);
     shade(shares, sums, heads, most);
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
@@ -247,7 +248,7 @@ function picture(context, heads, weights, sides) {
     legend.append(make("span", {}, dot, `${headName(context, head)}${dashes(heads, head) ? " (dashed)" : ""}`));
   }
   for (const [place, weight] of [0.05, 0.2, 0.5, 1].map((share) => share * most).filter((weight) => weight >= FAINT).entries()) {
-    const line = svg("svg", { width: 26, height: 8, viewBox: "0 0 26 8" }, svg("path", { d: "M0 5H24", "stroke-width": 1.6, opacity: opacity(weight, most) }));
+    const line = svg("svg", { width: 26, height: 8, viewBox: "0 0 26 8" }, svg("path", { d: "M0 5H24", "stroke-width": WIDE, opacity: opacity(weight, most) }));
     line.style.stroke = `var(${headColour(heads[0] ?? 0)})`;
     scale.append(make("span", {}, place ? "" : "weight ", line, ` ${withoutZeros(percent(weight))}`));
   }
@@ -269,7 +270,7 @@ function largestWeight(weights, passes) {
 }
 
 /**
- * The lines to draw, [row, key, number of the head, weight]; at most `LINES`, the strongest ones.
+ * The lines to draw, [row, key, number of the head, weight]; at most `LINES`, the strongest ones, in ascending order.
  * @param {Numbers[]} weights of each head
  * @param {number[]} rows
  * @param {number | null} key null: all
@@ -287,13 +288,12 @@ function collect(weights, rows, key, passes, m) {
       }
     }
   }
-  if (collected.length > LINES) collected.sort((a, b) => b[3] - a[3]).length = LINES;
-  return collected;
+  return collected.sort((a, b) => a[3] - b[3]).slice(-LINES); // larger weights are drawn above smaller ones
 }
 
 /**
- * @typedef {{gap: number, step: number, height: number, most: number}} Size `gap`, `step`, `height`: pixels between both sides, of a
- *   token, of all tokens; `most`: weight of an opaque line
+ * @typedef {{gap: number, step: number, height: number, most: number, width: number}} Size `gap`, `step`, `height`, `width`: pixels
+ *   between both sides, of a token, of all tokens, of a line; `most`: weight of an opaque line
  */
 
 /**
@@ -303,12 +303,12 @@ function collect(weights, rows, key, passes, m) {
  * @param {number[]} heads
  * @param {Size} size
  */
-function stroked(between, drawn, heads, { gap, step, height, most }) {
+function stroked(between, drawn, heads, { gap, step, height, most, width }) {
   const drawing = svg("svg", { width: gap, height, viewBox: `0 0 ${gap} ${height}` });
   for (const [i, j, h, weight] of drawn) {
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     const line = svg("path", {
-      d: `M0 ${a}C${gap * 0.4} ${a} ${gap * 0.6} ${b} ${gap} ${b}`, fill: "none", "stroke-width": 1.6, opacity: opacity(weight, most),
+      d: `M0 ${a}C${gap * 0.4} ${a} ${gap * 0.6} ${b} ${gap} ${b}`, fill: "none", "stroke-width": width, opacity: opacity(weight, most),
       ...(dashes(heads, heads[h]) ? { "stroke-dasharray": "5 3" } : {}),
     });
     line.style.stroke = `var(${headColour(heads[h])})`;
@@ -342,7 +342,7 @@ function opacity(weight, most) {
  * @param {number[]} heads
  * @param {Size} size
  */
-function painted(between, drawn, heads, { gap, step, height, most }) {
+function painted(between, drawn, heads, { gap, step, height, most, width }) {
   const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", {}));
   between.replaceChildren(canvas);
   const sharp = Math.min(window.devicePixelRatio || 1, 16_000 / height, 2);
@@ -355,7 +355,7 @@ function painted(between, drawn, heads, { gap, step, height, most }) {
   pen.scale(sharp, sharp);
   const style = getComputedStyle(canvas);
   const tints = heads.map((head) => style.getPropertyValue(headColour(head)).trim());
-  pen.lineWidth = 1.6;
+  pen.lineWidth = width;
   for (const [i, j, h, weight] of drawn) {
     pen.strokeStyle = tints[h];
     pen.setLineDash(dashes(heads, heads[h]) ? [5, 3] : []);

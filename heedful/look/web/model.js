@@ -147,8 +147,8 @@ async function fillLayer(context, grid, layer) {
 async function enlarge(context, large) {
   const { part, state } = context;
   const scale = isRelative(state.relative, tokensOf(context, part.keys).length)
-    ? "Colours are relative to the largest weight of each picture."
-    : "All pictures have the colours of the large map.";
+    ? "the colours of each picture are relative to its largest weight."
+    : "all pictures have these colours.";
   try {
     const weights = unpack((await context.source.ask("weights", context.place())).weights);
     const [rows, keys] = [namesOf(tokensOf(context, part.rows)), namesOf(tokensOf(context, part.keys))];
@@ -158,7 +158,7 @@ async function enlarge(context, large) {
         say: (i, j, value) => `${plain(rows[i])} attends to ${plain(keys[j])}: ${percent(value)}`,
         scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },
       }),
-      note(`In every picture, rows attend to columns. ${scale}${tokenCount(context) > TILED ? " A small picture shows the largest weight of each tile." : ""}`),
+      note(`Rows attend to columns; ${scale}${tokenCount(context) > TILED ? " A small picture shows the largest weight of each tile." : ""}`),
       part.part === "cross" ? note("Rows are what the decoder reads: each row's weights help to write the token after it.") : "",
       make(
         "p",

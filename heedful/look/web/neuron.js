@@ -13,6 +13,8 @@ import { rowHeight, tokenList, tokensOf } from "./tokens.js";
 /** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean, coarse: number}} HeadAttention coarse: relative error of the numbers */
 
 const PRODUCTS = 2; // width of the products, compared with that of queries and of keys
+const NARROW = 736; // width of a page, in pixels, below which look.css hides queries and keys
+const NARROW_FIELD = 140; // pixels
 const NAMED = 3; // tokens with the largest weights that are named
 
 /**
@@ -55,7 +57,6 @@ export async function neuronView(context) {
       "div",
       { class: "panel wide" },
       note("A row is a token that can be attended to. Where query and key agree in sign, q × k is orange and raises the score; where they do not, it is blue and lowers it. The lines lead to the sum, the score and the weight."),
-      make("div", { class: "bar-of" }, toggle("numbers", state.numbers, (numbers) => context.set({ numbers }))),
       table,
       note(`score = (q · k) × ${short(attention.scale)}${bias}; the weight is the softmax of the scores. Orange is positive, blue negative; q and k have one scale of colours, and each further column has its own.`),
     ), "queries and keys"),
@@ -80,8 +81,10 @@ function largest({ q, k }) {
  */
 function size(canvas, context, count, d, share = 1) {
   const beside = context.state.numbers ? 720 : 660; // pixels of all other columns
-  const room = (share * (context.root.clientWidth - beside)) / (2 + PRODUCTS);
-  canvas.style.width = `${Math.max(120, Math.min(320 * share, d * 8 * share, room))}px`;
+  const { clientWidth } = context.root;
+  const room = (clientWidth - beside) / (2 + PRODUCTS);
+  const width = share * Math.max(120, Math.min(320, d * 8, room));
+  canvas.style.width = `${clientWidth < NARROW ? Math.min(NARROW_FIELD, width) : width}px`;
   canvas.style.height = `calc(var(--row) * ${count})`;
 }
 
@@ -186,7 +189,8 @@ function against(context, table, attention, keys, row) {
     if (j >= 0 && j < m) point(j, null);
   });
   const bar = colourBar(context.root, { most, scale: { relative, change: (chosen) => context.set({ relative: chosen }) } });
-  table.replaceChildren(status, whole, bar);
+  const above = make("div", { class: "above" }, status, toggle("numbers", context.state.numbers, (numbers) => context.set({ numbers })));
+  table.replaceChildren(above, make("div", { class: "scrolled" }, whole), bar);
 }
 
 /**

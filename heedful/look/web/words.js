@@ -200,6 +200,7 @@ function ask(name, usual, done, kind = "") {
  */
 export async function similarityView(context) {
   const spectrum = await context.source.ask("similarity", context.place());
+  if (spectrum.told) return make("section", { class: "similarity-view" }, note(sentence(spectrum.told)));
   return make(
     "section", { class: "similarity-view" },
     make(
