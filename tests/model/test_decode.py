@@ -377,7 +377,7 @@ def test_sampled_tokens_have_the_distribution_of_transformers(method: Sampling) 
 def test_invalid_inputs_and_settings_are_refused() -> None:
     bundle, _ = make_bundle("shaw", Path())
     assert bundle.head is not None
-    with pytest.raises(heedful.HeedfulError, match="takes no source: only a model with an encoder inputs one"):
+    with pytest.raises(heedful.HeedfulError, match="takes no source: only a model with an encoder reads one"):
         generate(
             bundle.model, bundle.head, Packed.of([[1]]), Greedy(), max_new_tokens=2, stop=[0], source=Packed.of([[1]])
         )
