@@ -69,7 +69,7 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
             "head": ("head&layer=2&head=9", False, 860),
             "head-dark": ("head&layer=2&head=9", True, 860),
             "model": ("model&layer=2&head=9", True, 772),
-            "neuron": ("neuron&layer=2&head=9&row=2", False, 860),
+            "neuron": ("neuron&layer=2&head=9&row=2", False, 945),
             "steps": ("steps&layer=0&head=2&row=2&step=4", False, 800),
         },
     )

@@ -125,7 +125,7 @@ export function sentence(text) {
  * @param {number} value
  */
 export function percent(value) {
-  return `${(100 * value).toFixed(1)} %`;
+  return `${(100 * value).toFixed(1)} %`.replace("-", "\u2212");
 }
 
 /**

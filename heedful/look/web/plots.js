@@ -23,7 +23,7 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
   for (const value of [low, 0, high].filter((value, i, list) => list.indexOf(value) === i)) {
     drawing.append(
       svg("line", { x1: left, x2: width - 10, y1: y(value), y2: y(value), class: value ? "rule" : "zero" }),
-      svg("text", { x: left - 6, y: y(value) + 4, class: "tick end" }, value.toPrecision(2)),
+      svg("text", { x: left - 6, y: y(value) + 4, class: "tick end" }, value.toPrecision(2).replaceAll("-", "\u2212")),
     );
   }
   for (const [number, values] of series.entries()) {

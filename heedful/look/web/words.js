@@ -162,7 +162,7 @@ function meanOff(values, n) {
  * @param {{text: string, cosine: number}[]} words
  */
 function near(words) {
-  return bars(words.map((word) => ({ text: word.text, value: word.cosine, told: short(word.cosine) })), { signed: true });
+  return bars(words.map((word) => ({ text: word.text, value: word.cosine, told: short(word.cosine) })), { signed: words.some((word) => word.cosine < 0) });
 }
 
 /**
