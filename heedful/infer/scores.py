@@ -38,7 +38,9 @@ def window_vectors(rows: Tensor, counts: Sequence[int]) -> NDArray[np.float32]:
         rows: Hidden states that the head reads, [rows, width], one window after the other.
         counts: Number of rows of each window.
     """
-    if any(count != 1 for count in counts):
+    if len(counts) == 1:
+        rows = rows.mean(0, keepdim=True, dtype=torch.promote_types(rows.dtype, torch.float32))
+    elif any(count != 1 for count in counts):
         lengths = send(counts, rows.device)
         windows = torch.arange(len(counts), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
         rows = segment_means(rows, windows, lengths)

@@ -141,7 +141,7 @@ def rungs_within(candidates: int, full_seconds: float, seconds: float, final_see
     >>> rungs_within(9, 60, 150)
     []
     >>> [(rung.share, rung.num_trials) for rung in rungs_within(9, 60, 300, final_seeds=3)]
-    [(1.0, 2)]
+    [(0.3333333333333333, 3), (1.0, 1)]
     """
     for first_trials in range(min(candidates, MAX_TRIALS), 1, -1):
         counts = [first_trials]
