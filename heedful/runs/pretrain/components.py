@@ -118,7 +118,7 @@ def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
         options = replace(options, num_sentinels=max(1, min(MAX_SENTINELS, options.vocab_size // 20)))
     run.reporter.message(
         f"training a tokenizer on the text ({options.algorithm}, up to {options.vocab_size:,} tokens); "
-        "--tokenizer names one that exists already"
+        "--tokenizer takes one that exists already"
     )
     files = [path for path, _ in list_files([Path(path) for path in settings.data], run.folder)[0]]
     chunks = DocumentReader(files, settings.corpus, RowErrors(Skip()), []).chunks()
