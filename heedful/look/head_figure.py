@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from math import ceil
@@ -200,7 +201,7 @@ def _caption(inspection: Inspection, part: str, layer: int, heads: Sequence[int]
 
 def _opacity(weight: float) -> float:
     """Return the opacity of the line of a weight, from 0 to 1, as `strength` of draw.js."""
-    return min(1.0, weight**0.5)
+    return min(1.0, math.sqrt(weight))
 
 
 def _is_dashed(index: int) -> bool:
