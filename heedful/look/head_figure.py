@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +200,7 @@ def _caption(inspection: Inspection, part: str, layer: int, heads: Sequence[int]
 
 def _opacity(weight: float) -> float:
     """Return the opacity of the line of a weight, from 0 to 1, as `strength` of draw.js."""
-    return min(1.0, math.sqrt(weight))
+    return min(1.0, sqrt(weight))
 
 
 def _is_dashed(index: int) -> bool:
