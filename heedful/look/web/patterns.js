@@ -27,15 +27,15 @@ export async function headsView(context) {
     for (let head = 0; head < across; head++) grid.append(make("span", { class: "across" }, String(head)));
     for (const head of heads) {
       if (head.head === 0) grid.append(make("span", { class: "down" }, String(head.layer)));
+      const share = head.patterns[head.name] ? percent(head.patterns[head.name].score) : "–";
       const cell = make(
         "button",
         {
-          type: "button", class: "head", "aria-label": `layer ${head.layer}, head ${head.head}: ${head.name}`,
+          type: "button", class: "head", "aria-label": `layer ${head.layer}, head ${head.head}: ${plain(head.name)} ${share}`,
           onclick: () => detail.replaceChildren(...detailOf(context, report, head)),
           onfocus: () => detail.replaceChildren(...detailOf(context, report, head)),
         },
-        make("b", {}, plain(head.name)),
-        make("small", {}, head.patterns[head.name] ? percent(head.patterns[head.name].score) : "–"),
+        make("b", {}, plain(head.name)), " ", make("small", {}, share),
       );
       cell.style.setProperty("--mine", `var(${headColour(Math.max(0, names.indexOf(head.name)))})`);
       if (head.name === "mixed" || head.name === "broad") cell.classList.add("pale");

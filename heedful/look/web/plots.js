@@ -12,7 +12,7 @@ import { savable } from "./save.js";
  * @param {{from?: number, across: string, names?: string[], ticks?: string[]}} how
  */
 export function lines(name, series, { from = 0, across, names = [], ticks }) {
-  const [width, height, left, below] = [520, 180, 46, 28];
+  const [width, height, left, below] = [520, 180, 58, 28];
   const all = series.flatMap((values) => [...Array.from(values)]).filter(Number.isFinite);
   const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
   const span = high - low || 1;
