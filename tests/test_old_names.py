@@ -63,6 +63,7 @@ ALLOWED = {  # what looks like an old name in one file, and what it is there
     ("tests/cli/test_cli_settings.py", "--set"): "the test of that error",
     ("tests/runs/finetune/test_finetune_settings.py", "train.optimiser"): "a misspelt path that is answered",
     ("tests/runs/finetune/test_finetune.py", "task.weights"): "an attribute of a Task",
+    ("heedful/runs/finetune/few_labels.py", "task.weights"): "an attribute of a Task",
     ("", "corpus.documents"): "an attribute of a Corpus",
     ("", "model.start"): "an attribute of a ModelConfig",
 }

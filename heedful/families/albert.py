@@ -69,7 +69,7 @@ def size(layers: int, width: int, heads: int) -> dict[str, object]:
     }
 
 
-_LAYER, _BLOCK = "albert.encoder.albert_layer_groups.{}.albert_layers.0.", "encoder.blocks.{}."
+_LAYER, _OUR_LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0.", "encoder.blocks.{}."
 _POOLER, _OUT = ("albert.pooler", "head.first.dense"), ("classifier", "head.out")
 _KEY = ("classifier_dropout_prob", 0.1)
 _DROPOUT: head_maps.Arguments = {"key": _KEY[0], "default": _KEY[1]}
@@ -86,12 +86,12 @@ FAMILY = Family(
             ("albert.embeddings.token_type_embeddings", "embedding.types"),
             ("albert.embeddings.LayerNorm", "embedding.norm"),
             ("albert.encoder.embedding_hidden_mapping_in", "embedding.project"),
-            (tuple(f"{_LAYER}attention.{x}" for x in ("query", "key", "value")), f"{_BLOCK}attention.qkv", CONCAT),
-            (f"{_LAYER}attention.dense", f"{_BLOCK}attention.out"),
-            (f"{_LAYER}attention.LayerNorm", f"{_BLOCK}attention_norm"),
-            (f"{_LAYER}ffn", f"{_BLOCK}mlp.up"),
-            (f"{_LAYER}ffn_output", f"{_BLOCK}mlp.down"),
-            (f"{_LAYER}full_layer_layer_norm", f"{_BLOCK}mlp_norm"),
+            (tuple(f"{_LAYER}attention.{x}" for x in ("query", "key", "value")), f"{_OUR_LAYER}attention.qkv", CONCAT),
+            (f"{_LAYER}attention.dense", f"{_OUR_LAYER}attention.out"),
+            (f"{_LAYER}attention.LayerNorm", f"{_OUR_LAYER}attention_norm"),
+            (f"{_LAYER}ffn", f"{_OUR_LAYER}mlp.up"),
+            (f"{_LAYER}ffn_output", f"{_OUR_LAYER}mlp.down"),
+            (f"{_LAYER}full_layer_layer_norm", f"{_OUR_LAYER}mlp_norm"),
         ),
         ignored=frozenset({"albert.embeddings.position_ids", "albert.embeddings.token_type_ids"}),
     ),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from heedful.families import head_maps, tokenizer_defaults
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family, HeadMap
-from heedful.families.head_maps import Fixed
+from heedful.families.head_maps import ReadSettings
 from heedful.families.names import CONCAT, ROW_VECTOR, Named, NameRow, NameTable, name_rows
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, NextToken, Normal, Sinusoidal, StackConfig
 
@@ -220,14 +220,14 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
     return values | {"pad_token_id": 1}
 
 
-def _classification_head(read_pooling: Fixed) -> HeadMap:
+def _classification_head(read_pooling: ReadSettings) -> HeadMap:
     """Return the classifier of one hidden state of the decoder, which the settings of `read_pooling` select."""
     return head_maps.classes(
         ("classification_head.dense", "head.first.dense"),
         ("classification_head.out_proj", "head.out"),
         default=0.0,
         dropout_first=True,
-        fixed=read_pooling,
+        read_settings=read_pooling,
     )
 
 

@@ -187,14 +187,15 @@ FAMILY = Family(
     heads={
         "DebertaV2Model": head_maps.bare(),
         "DebertaV2ForMaskedLM": head_maps.with_settings(
-            head_maps.masked(_masked_table, "hidden_act", fixed=_masked_settings), lambda head: {"legacy": False}
+            head_maps.masked(_masked_table, "hidden_act", read_settings=_masked_settings),
+            lambda head: {"legacy": False},
         ),
         "DebertaV2ForSequenceClassification": head_maps.with_settings(
-            head_maps.classes(_FIRST, _OUT, key="cls_dropout", fixed=_pooler_settings), _write_pooler
+            head_maps.classes(_FIRST, _OUT, key="cls_dropout", read_settings=_pooler_settings), _write_pooler
         ),
         "DebertaV2ForTokenClassification": head_maps.token_classes(_OUT, key=None),
         "DebertaV2ForMultipleChoice": head_maps.with_settings(
-            head_maps.choice(_FIRST, _OUT, key="cls_dropout", fixed=_pooler_settings), _write_pooler
+            head_maps.choice(_FIRST, _OUT, key="cls_dropout", read_settings=_pooler_settings), _write_pooler
         ),
         "DebertaV2ForQuestionAnswering": head_maps.span(),
     },

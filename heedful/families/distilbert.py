@@ -39,7 +39,7 @@ def size(vocabulary: int) -> dict[str, object]:
     return shape | {"vocab_size": vocabulary, "max_position_embeddings": 512, "pad_token_id": 0}
 
 
-_LAYER, _BLOCK = "distilbert.transformer.layer.{}.", "encoder.blocks.{}."
+_LAYER, _OUR_LAYER = "distilbert.transformer.layer.{}.", "encoder.blocks.{}."
 _FIRST = (("pre_classifier", "head.first.dense"), ("classifier", "head.out"))
 
 FAMILY = Family(
@@ -52,12 +52,12 @@ FAMILY = Family(
             ("distilbert.embeddings.word_embeddings", "embedding.tokens"),
             ("distilbert.embeddings.position_embeddings", "embedding.positions"),
             ("distilbert.embeddings.LayerNorm", "embedding.norm"),
-            (tuple(f"{_LAYER}attention.{x}_lin" for x in "qkv"), f"{_BLOCK}attention.qkv", CONCAT),
-            (f"{_LAYER}attention.out_lin", f"{_BLOCK}attention.out"),
-            (f"{_LAYER}sa_layer_norm", f"{_BLOCK}attention_norm"),
-            (f"{_LAYER}ffn.lin1", f"{_BLOCK}mlp.up"),
-            (f"{_LAYER}ffn.lin2", f"{_BLOCK}mlp.down"),
-            (f"{_LAYER}output_layer_norm", f"{_BLOCK}mlp_norm"),
+            (tuple(f"{_LAYER}attention.{x}_lin" for x in "qkv"), f"{_OUR_LAYER}attention.qkv", CONCAT),
+            (f"{_LAYER}attention.out_lin", f"{_OUR_LAYER}attention.out"),
+            (f"{_LAYER}sa_layer_norm", f"{_OUR_LAYER}attention_norm"),
+            (f"{_LAYER}ffn.lin1", f"{_OUR_LAYER}mlp.up"),
+            (f"{_LAYER}ffn.lin2", f"{_OUR_LAYER}mlp.down"),
+            (f"{_LAYER}output_layer_norm", f"{_OUR_LAYER}mlp_norm"),
         ),
         ignored=frozenset({"distilbert.embeddings.position_ids"}),
     ),
@@ -65,11 +65,11 @@ FAMILY = Family(
         "DistilBertModel": head_maps.bare(),
         "DistilBertForMaskedLM": head_maps.masked(_masked_table, "activation"),
         "DistilBertForSequenceClassification": head_maps.classes(
-            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda reader: {"activation": "relu"}
+            *_FIRST, key="seq_classif_dropout", default=0.2, read_settings=lambda reader: {"activation": "relu"}
         ),
         "DistilBertForTokenClassification": head_maps.token_classes(("classifier", "head.out"), key=None),
         "DistilBertForMultipleChoice": head_maps.choice(
-            *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda reader: {"activation": "relu"}
+            *_FIRST, key="seq_classif_dropout", default=0.2, read_settings=lambda reader: {"activation": "relu"}
         ),
         "DistilBertForQuestionAnswering": head_maps.span(key="qa_dropout", default=0.1),
     },

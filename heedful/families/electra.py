@@ -78,11 +78,13 @@ FAMILY = Family(
             ("classifier.dense", "head.first.dense"),
             ("classifier.out_proj", "head.out"),
             dropout_first=True,
-            fixed=lambda reader: {"activation": "gelu"},
+            read_settings=lambda reader: {"activation": "gelu"},
         ),
         "ElectraForTokenClassification": head_maps.token_classes(_OUT),
         "ElectraForMultipleChoice": head_maps.with_settings(
-            head_maps.choice(("sequence_summary.summary", "head.first.dense"), _OUT, key=None, fixed=_summary_settings),
+            head_maps.choice(
+                ("sequence_summary.summary", "head.first.dense"), _OUT, key=None, read_settings=_summary_settings
+            ),
             lambda head: {"summary_last_dropout": head.dropout},
         ),
         "ElectraForQuestionAnswering": head_maps.span(),

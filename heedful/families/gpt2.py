@@ -97,7 +97,7 @@ def size(layers: int, width: int) -> dict[str, object]:
     return shape | {"vocab_size": 50_257, "n_positions": 1024, "layer_norm_epsilon": 1e-5}
 
 
-_LAYER, _BLOCK = "transformer.h.{}.", "decoder.blocks.{}."
+_LAYER, _OUR_LAYER = "transformer.h.{}.", "decoder.blocks.{}."
 _LINEAR = {
     "attn.c_attn": "attention.qkv",
     "attn.c_proj": "attention.out",
@@ -121,11 +121,11 @@ FAMILY = Family(
             *name_rows(
                 ("transformer.wte", "embedding.tokens"),
                 ("transformer.wpe", "embedding.positions"),
-                (f"{_LAYER}ln_1", f"{_BLOCK}attention_norm"),
-                (f"{_LAYER}ln_2", f"{_BLOCK}mlp_norm"),
+                (f"{_LAYER}ln_1", f"{_OUR_LAYER}attention_norm"),
+                (f"{_LAYER}ln_2", f"{_OUR_LAYER}mlp_norm"),
                 ("transformer.ln_f", "decoder.norm"),
             ),
-            *(NameRow((f"{_LAYER}{hf}",), f"{_BLOCK}{name}", TRANSPOSE) for hf, name in _LINEAR.items()),
+            *(NameRow((f"{_LAYER}{hf}",), f"{_OUR_LAYER}{name}", TRANSPOSE) for hf, name in _LINEAR.items()),
         ),
         ignored=frozenset({f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias"}),
     ),
@@ -139,11 +139,13 @@ FAMILY = Family(
             table=_double_heads_table,
         ),
         "GPT2ForSequenceClassification": head_maps.classes(
-            ("score", "head.out"), key=None, fixed=lambda reader: {"pooling": "last", "dense": False, "bias": False}
+            ("score", "head.out"),
+            key=None,
+            read_settings=lambda reader: {"pooling": "last", "dense": False, "bias": False},
         ),
         "GPT2ForTokenClassification": head_maps.token_classes(("classifier", "head.out"), default=0.1),
         # the last token means "no answer", because the first one attends only to itself
-        "GPT2ForQuestionAnswering": head_maps.span(fixed=lambda reader: {"no_answer": "last"}),
+        "GPT2ForQuestionAnswering": head_maps.span(read_settings=lambda reader: {"no_answer": "last"}),
     },
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep", "pad_token_id": "pad"},
     sizes={

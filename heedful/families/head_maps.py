@@ -32,7 +32,7 @@ from heedful.model.config import (
 )
 
 Arguments = dict[str, Any]  # keyword arguments of a head's configuration, or of a function of this module
-Fixed = Callable[[ConfigReader], Arguments]  # reads settings of a head that a family fixes or names differently
+ReadSettings = Callable[[ConfigReader], Arguments]  # reads settings that a family fixes or names differently
 
 
 CROSS_ENCODER, ACTIVATION = "sentence_transformers", "activation_fn"  # keys of sentence-transformers since version 4
@@ -95,19 +95,19 @@ def masked(
     table: Callable[[Any], NameTable],
     activation: str | None,
     head: type = MaskedTokens,
-    fixed: Fixed = lambda reader: {},
+    read_settings: ReadSettings = lambda reader: {},
 ) -> HeadMap:
     """Return a masked-language-modelling head.
 
     Args:
         table: Tensor names of the head.
-        activation: Key of the activation. If None, it is GELU.
+        activation: Key of the activation. If None, `read_settings` reads it, or else it is GELU.
         head: Class of the head's configuration.
-        fixed: Settings that the family fixes or names differently.
+        read_settings: Reads settings that the family fixes or names differently.
     """
 
     def read(reader: ConfigReader, model: ModelConfig) -> MaskedTokens | Pretraining:
-        settings = fixed(reader)
+        settings = read_settings(reader)
         if "activation" not in settings:
             settings["activation"] = read_activation(reader, activation) if activation else "gelu"
         tied = reader.flag("tie_word_embeddings", True)
@@ -144,7 +144,7 @@ def classes(
     key: str | None = "classifier_dropout",
     default: float | None = None,
     dropout_first: bool = False,
-    fixed: Fixed = lambda reader: {},
+    read_settings: ReadSettings = lambda reader: {},
     prefix: str | None = None,
 ) -> HeadMap:
     """Return a sequence classification head.
@@ -153,14 +153,14 @@ def classes(
         key: Key of the dropout. If None, there is no dropout.
         default: Dropout if the key is missing. If None, that of the model.
         dropout_first: Whether the same dropout is applied before the dense layer too.
-        fixed: Settings that the family fixes or names differently.
+        read_settings: Reads settings that the family fixes or names differently.
         prefix: Prefix of the body's tensor names. If None, that of the family.
     """
 
     def read(reader: ConfigReader, model: ModelConfig) -> Classes:
         dropout = _dropout(reader, model, key, default) if key else 0.0
         first = {"dropout_first": dropout} if dropout_first else {}
-        settings: Arguments = {"dropout": dropout, **first} | fixed(reader)
+        settings: Arguments = {"dropout": dropout, **first} | read_settings(reader)
         head = Classes(labels=reader.labels(), problem_type=reader.problem_type(), **settings)
         return _with_cross_encoder_keys(reader, head)
 
@@ -181,14 +181,14 @@ def token_classes(
     *named: Named,
     key: str | None = "classifier_dropout",
     default: float | None = None,
-    fixed: Fixed = lambda reader: {},
+    read_settings: ReadSettings = lambda reader: {},
     prefix: str | None = None,
     encoder_only: bool = False,
 ) -> HeadMap:
     """Return a token classification head; arguments are those of `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> TokenClasses:
-        settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
+        settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | read_settings(reader)
         return TokenClasses(labels=reader.labels(), **settings)
 
     return HeadMap(
@@ -205,12 +205,12 @@ def choice(
     *named: Named,
     key: str | None = "classifier_dropout",
     default: float | None = None,
-    fixed: Fixed = lambda reader: {},
+    read_settings: ReadSettings = lambda reader: {},
 ) -> HeadMap:
     """Return a multiple choice head; arguments are those of `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> Choice:
-        settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
+        settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | read_settings(reader)
         return Choice(**settings)
 
     return HeadMap(
@@ -222,12 +222,12 @@ def choice(
 
 
 def span(
-    *named: Named, key: str | None = None, default: float | None = None, fixed: Fixed = lambda reader: {}
+    *named: Named, key: str | None = None, default: float | None = None, read_settings: ReadSettings = lambda reader: {}
 ) -> HeadMap:
     """Return a head for extractive question answering; arguments are those of `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> SpanScores:
-        settings: Arguments = {"dropout": reader.number(key, default) if key else 0.0} | fixed(reader)
+        settings: Arguments = {"dropout": reader.number(key, default) if key else 0.0} | read_settings(reader)
         return SpanScores(**settings)
 
     return HeadMap(

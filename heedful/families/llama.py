@@ -237,9 +237,10 @@ EUROBERT = Family(
     },
     heads={
         "EuroBertModel": head_maps.bare(),
-        "EuroBertForMaskedLM": head_maps.masked(_masked_table, None, fixed=_masked_settings),
+        "EuroBertForMaskedLM": head_maps.masked(_masked_table, None, read_settings=_masked_settings),
         "EuroBertForSequenceClassification": head_maps.with_settings(
-            head_maps.classes(("dense", "head.first.dense"), _OUT, key=None, fixed=_summary_settings), _write_pooling
+            head_maps.classes(("dense", "head.first.dense"), _OUT, key=None, read_settings=_summary_settings),
+            _write_pooling,
         ),
         "EuroBertForTokenClassification": head_maps.token_classes(_OUT, key=None),
     },
@@ -257,11 +258,11 @@ def _heads(name: str) -> dict[str, HeadMap]:
     """Return the heads of a decoder, which pool the last token."""
     score = ("score", "head.out")
     pooling: head_maps.Arguments = {"pooling": "last", "dense": False, "bias": False}
-    span = head_maps.span(fixed=lambda reader: {"no_answer": "last"})  # the first token attends only to itself
+    span = head_maps.span(read_settings=lambda reader: {"no_answer": "last"})  # the first token attends only to itself
     return {
         f"{name}Model": head_maps.bare(),
         f"{name}ForCausalLM": _NEXT_TOKEN,
-        f"{name}ForSequenceClassification": head_maps.classes(score, key=None, fixed=lambda reader: pooling),
+        f"{name}ForSequenceClassification": head_maps.classes(score, key=None, read_settings=lambda reader: pooling),
         f"{name}ForTokenClassification": head_maps.token_classes(score, default=0.1),
         f"{name}ForQuestionAnswering": replace(span, prefix="transformer."),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heedful.errors import ModelError
 from heedful.families import head_maps
 from heedful.families.config_reader import (
     FULL,
@@ -38,8 +39,8 @@ def read(reader: ConfigReader) -> ModelConfig:
     eps = reader.number("norm_eps", 1e-5)
     norm_bias = reader.flag("norm_bias", False)
     attention_dropout = reader.number("attention_dropout", 0.0)
-    global_layers = _read_global_layers(reader, layers)
-    relation = _read_rotary(reader, width // heads)
+    period_or_layers = _read_period_or_layers(reader, layers)
+    rotary = _read_rotary(reader, width // heads)
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
@@ -63,21 +64,21 @@ def read(reader: ConfigReader) -> ModelConfig:
             norm_at="pre",
             norm_eps=eps,
             norm_bias=norm_bias,
-            first_norm=False,
+            first_norm=False,  # transformers: attn_norm of layer 0 is Identity
             final_norm=True,
-            relation=relation,
+            relation=rotary,
             window=reader.integer("local_attention", 128) // 2,
-            global_every=global_layers if isinstance(global_layers, int) else None,
-            global_layers=None if isinstance(global_layers, int) else global_layers,
-            dropout=0.0,
-            attention_out_dropout=attention_dropout,
+            global_every=period_or_layers if isinstance(period_or_layers, int) else None,
+            global_layers=None if isinstance(period_or_layers, int) else period_or_layers,
+            dropout=0.0,  # transformers: the output of the MLP has none
+            attention_out_dropout=attention_dropout,  # transformers: out_drop uses attention_dropout
             attention_dropout=attention_dropout,
             inner_dropout=reader.number("mlp_dropout", 0.0),
         ),
         initialisation=TruncatedNormal(
             std=reader.number("initializer_range", 0.02),
             cut=reader.number("initializer_cutoff_factor", 2.0, minimum=0.5, maximum=100.0),
-            outputs=(2 * layers) ** -0.5,
+            outputs=(2 * layers) ** -0.5,  # factor of std for matrices that end a residual branch
         ),
     )
 
@@ -91,30 +92,38 @@ def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
     rope_values: dict[str, dict[str, object]] = {
         kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
     }
-    parameters = reader.mapping("rope_parameters") if reader.values.get("rope_parameters") is not None else {}
-    common_values = reader.mapping("rope_scaling") if reader.values.get("rope_scaling") is not None else {}
-    for kind, kind_parameters in parameters.items():
-        if kind in rope_values and isinstance(kind_parameters, dict):
-            rope_values[kind] |= kind_parameters
-        elif kind not in rope_values or kind_parameters is not None:
-            reader.only("rope_parameters", None, why=f"expected objects under {FULL} and {LOCAL}")
+    for kind, parameters in _mapping_or_empty(reader, "rope_parameters").items():
+        if kind not in rope_values or not isinstance(parameters, dict | None):
+            raise ModelError(
+                f"{reader.source}: rope_parameters.{kind} cannot be read; expected objects under {FULL} and {LOCAL}"
+            )
+        rope_values[kind] |= parameters or {}
+    common_values = _mapping_or_empty(reader, "rope_scaling")
     for values in rope_values.values():
         values |= common_values
         rope_reader = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
-        why = "transformers reads rope_type and not type here: rename the key"
+        why = "for ModernBERT, transformers reads rope_type and not type: rename the key"
         rope_reader.only("type", values["rope_type"], why=why)
-        rope_reader.only("truncate", True, None, why="transformers ignores it here")
-    base, scaling = read_scaling(reader, rope_values[FULL], 0.0, head_width)
-    local_base, local_scaling = read_scaling(reader, rope_values[LOCAL], 0.0, head_width)
+        why = "for ModernBERT, transformers would ignore truncate=False, so the outputs would differ"
+        rope_reader.only("truncate", True, None, why=why)
+    base, scaling = read_scaling(reader, rope_values[FULL], bases[FULL], head_width)
+    local_base, local_scaling = read_scaling(reader, rope_values[LOCAL], bases[LOCAL], head_width)
     return Rotary(base=base, local_base=local_base, scaling=scaling, local_scaling=local_scaling)
 
 
-def _read_global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
+def _mapping_or_empty(reader: ConfigReader, name: str) -> dict[str, object]:
+    """Read an object; returns an empty one if the key is missing or null."""
+    return {} if reader.values.get(name) is None else reader.mapping(name)
+
+
+def _read_period_or_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
     """Read which layers are global: returns n if every n-th layer is, otherwise the indices of the global layers."""
+    # read even if layer_types overrides it, which marks the key as read
     stated_period: int = reader.integer("global_attn_every_n_layers", 3)
     global_layers = read_global_layers(reader, layers)
     if global_layers is None:
         return stated_period
+    # the distance of the first two global layers if layer 0 is global; `layers` if at most one layer is
     period = global_layers[1] if len(global_layers) > 1 else layers
     return period if global_layers == tuple(range(0, layers, period)) else global_layers
 
@@ -147,9 +156,10 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _write_layers(encoder: StackConfig) -> dict[str, object]:
-    """Write the settings that `_read_global_layers` reads."""
+    """Write the settings that `_read_period_or_layers` reads."""
     if encoder.global_layers is None:
         return {"global_attn_every_n_layers": encoder.global_every}
+    # 1 stands for any value: layer_types decides
     return {"global_attn_every_n_layers": 1, "layer_types": layer_types(encoder)}
 
 
@@ -164,6 +174,7 @@ def _write_rotary(relation: Rotary) -> dict[str, object]:
             LOCAL: write_scaling(local_base, relation.local_scaling),
         }
     }
+    # one key for both: `_read_rotary` gives both the same value; in another model, that of the global layers is written
     for scaling in (relation.local_scaling, relation.scaling):
         if isinstance(scaling, DynamicNtk):
             values["max_position_embeddings"] = scaling.trained
@@ -215,7 +226,7 @@ def _write_head(head: MaskedTokens | Summary | Rowwise) -> dict[str, object]:
 
 
 def size(layers: int, width: int, inner: int) -> dict[str, object]:
-    """Return a published configuration."""
+    """Return a published configuration. Heads have 64 dimensions."""
     return {
         "vocab_size": 50_368,
         "hidden_size": width,
@@ -230,9 +241,9 @@ def size(layers: int, width: int, inner: int) -> dict[str, object]:
 
 
 _MULTILINGUAL: dict[str, object] = {"vocab_size": 256_000, "pad_token_id": 0, "local_rope_theta": 160_000.0}
-_LAYER, _BLOCK = "model.layers.{}.", "encoder.blocks.{}."
-_NAMED = (("head.dense", "head.first.dense"), ("head.norm", "head.first.norm"), ("classifier", "head.out"))
-_ZERO: head_maps.Arguments = {"key": "classifier_dropout", "default": 0.0}
+_LAYER, _OUR_LAYER = "model.layers.{}.", "encoder.blocks.{}."
+_HEAD_NAMES = (("head.dense", "head.first.dense"), ("head.norm", "head.first.norm"), ("classifier", "head.out"))
+_DROPOUT: head_maps.Arguments = {"key": "classifier_dropout", "default": 0.0}
 
 FAMILY = Family(
     prefix="model.",
@@ -242,6 +253,7 @@ FAMILY = Family(
         {
             *("max_position_embeddings", "deterministic_flash_attn", "sparse_prediction"),
             *("sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "position_embedding_type"),
+            # read by the heads that have them; other heads ignore them
             *("classifier_pooling", "classifier_dropout", "classifier_bias", "classifier_activation", "decoder_bias"),
             *("gradient_checkpointing", "layer_norm_eps"),
         }
@@ -250,12 +262,12 @@ FAMILY = Family(
         rows=name_rows(
             ("model.embeddings.tok_embeddings", "embedding.tokens"),
             ("model.embeddings.norm", "embedding.norm"),
-            (f"{_LAYER}attn.Wqkv", f"{_BLOCK}attention.qkv"),
-            (f"{_LAYER}attn.Wo", f"{_BLOCK}attention.out"),
-            (f"{_LAYER}attn_norm", f"{_BLOCK}attention_norm"),
-            (f"{_LAYER}mlp.Wi", f"{_BLOCK}mlp.up"),
-            (f"{_LAYER}mlp.Wo", f"{_BLOCK}mlp.down"),
-            (f"{_LAYER}mlp_norm", f"{_BLOCK}mlp_norm"),
+            (f"{_LAYER}attn.Wqkv", f"{_OUR_LAYER}attention.qkv"),
+            (f"{_LAYER}attn.Wo", f"{_OUR_LAYER}attention.out"),
+            (f"{_LAYER}attn_norm", f"{_OUR_LAYER}attention_norm"),
+            (f"{_LAYER}mlp.Wi", f"{_OUR_LAYER}mlp.up"),
+            (f"{_LAYER}mlp.Wo", f"{_OUR_LAYER}mlp.down"),
+            (f"{_LAYER}mlp_norm", f"{_OUR_LAYER}mlp_norm"),
             ("model.final_norm", "encoder.norm"),
         )
     ),
@@ -264,11 +276,11 @@ FAMILY = Family(
         **{
             f"ModernBertFor{name}": head_maps.with_settings(head_map, _write_head)
             for name, head_map in {
-                "MaskedLM": head_maps.masked(_masked_table, None, fixed=_masked_settings),
-                "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary_settings),
-                "TokenClassification": head_maps.token_classes(*_NAMED, **_ZERO, fixed=_dense_settings),
-                "MultipleChoice": head_maps.choice(*_NAMED, **_ZERO, fixed=_summary_settings),
-                "QuestionAnswering": head_maps.span(*_NAMED, **_ZERO, fixed=_dense_settings),
+                "MaskedLM": head_maps.masked(_masked_table, activation=None, read_settings=_masked_settings),
+                "SequenceClassification": head_maps.classes(*_HEAD_NAMES, **_DROPOUT, read_settings=_summary_settings),
+                "TokenClassification": head_maps.token_classes(*_HEAD_NAMES, **_DROPOUT, read_settings=_dense_settings),
+                "MultipleChoice": head_maps.choice(*_HEAD_NAMES, **_DROPOUT, read_settings=_summary_settings),
+                "QuestionAnswering": head_maps.span(*_HEAD_NAMES, **_DROPOUT, read_settings=_dense_settings),
             }.items()
         },
     },
@@ -284,6 +296,7 @@ FAMILY = Family(
         "ettin-encoder-17m": size(7, 256, 384),
         "ettin-encoder-32m": size(10, 384, 576),
         "ettin-encoder-68m": size(19, 512, 768),
+        # ettin-encoder-150m and ettin-encoder-400m have the sizes of modernbert-base and modernbert-large
         "ettin-encoder-1b": size(28, 1792, 3840),
         "mmbert-small": size(22, 384, 1152) | _MULTILINGUAL,
         "mmbert-base": size(22, 768, 1152) | _MULTILINGUAL,

@@ -53,7 +53,7 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
     return values | {"max_position_embeddings": 514, "layer_norm_eps": 1e-5, "pad_token_id": 1}
 
 
-_LAYER, _BLOCK = "mpnet.encoder.layer.{}.", "encoder.blocks.{}."
+_LAYER, _OUR_LAYER = "mpnet.encoder.layer.{}.", "encoder.blocks.{}."
 _POOLER, _OUT = ("mpnet.pooler.dense", "head.first.dense"), ("classifier", "head.out")
 _CLASSES = (("classifier.dense", "head.first.dense"), ("classifier.out_proj", "head.out"))
 
@@ -67,12 +67,12 @@ FAMILY = Family(
             ("mpnet.embeddings.position_embeddings", "embedding.positions"),
             ("mpnet.embeddings.LayerNorm", "embedding.norm"),
             ("mpnet.encoder.relative_attention_bias", "encoder.relations.0.table"),
-            (tuple(f"{_LAYER}attention.attn.{x}" for x in "qkv"), f"{_BLOCK}attention.qkv", CONCAT),
-            (f"{_LAYER}attention.attn.o", f"{_BLOCK}attention.out"),
-            (f"{_LAYER}attention.LayerNorm", f"{_BLOCK}attention_norm"),
-            (f"{_LAYER}intermediate.dense", f"{_BLOCK}mlp.up"),
-            (f"{_LAYER}output.dense", f"{_BLOCK}mlp.down"),
-            (f"{_LAYER}output.LayerNorm", f"{_BLOCK}mlp_norm"),
+            (tuple(f"{_LAYER}attention.attn.{x}" for x in "qkv"), f"{_OUR_LAYER}attention.qkv", CONCAT),
+            (f"{_LAYER}attention.attn.o", f"{_OUR_LAYER}attention.out"),
+            (f"{_LAYER}attention.LayerNorm", f"{_OUR_LAYER}attention_norm"),
+            (f"{_LAYER}intermediate.dense", f"{_OUR_LAYER}mlp.up"),
+            (f"{_LAYER}output.dense", f"{_OUR_LAYER}mlp.down"),
+            (f"{_LAYER}output.LayerNorm", f"{_OUR_LAYER}mlp_norm"),
         ),
         ignored=frozenset({"mpnet.embeddings.position_ids"}),
     ),
@@ -90,7 +90,7 @@ FAMILY = Family(
     heads={
         "MPNetModel": head_maps.pooled(_POOLER),
         "MPNetForMaskedLM": head_maps.masked(_masked_table, None),
-        "MPNetForSequenceClassification": head_maps.classes(*_CLASSES, key=None, fixed=_dropout_settings),
+        "MPNetForSequenceClassification": head_maps.classes(*_CLASSES, key=None, read_settings=_dropout_settings),
         "MPNetForTokenClassification": head_maps.token_classes(_OUT, key=None),
         "MPNetForMultipleChoice": head_maps.choice(_POOLER, _OUT, key=None),
         "MPNetForQuestionAnswering": head_maps.span(),

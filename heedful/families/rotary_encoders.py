@@ -205,7 +205,7 @@ def _body(prefix: str, *named: Named) -> Callable[[ModelConfig], NameTable]:
     return lambda model: NameTable(rows=name_rows(*shared, *named), ignored=ignored)
 
 
-_BLOCK = "encoder.blocks.{}."
+_OUR_LAYER = "encoder.blocks.{}."
 _OUT = ("classifier", "head.out")
 
 _LAYER = "nomic_bert.encoder.layers.{}."
@@ -216,17 +216,17 @@ NOMIC_BERT = Family(
     body=_body(
         "nomic_bert.",
         ("nomic_bert.emb_ln", "embedding.norm"),
-        (f"{_LAYER}attn.Wqkv", f"{_BLOCK}attention.qkv"),
-        (f"{_LAYER}attn.out_proj", f"{_BLOCK}attention.out"),
-        (f"{_LAYER}norm1", f"{_BLOCK}attention_norm"),
-        ((f"{_LAYER}mlp.fc12", f"{_LAYER}mlp.fc11"), f"{_BLOCK}mlp.up", CONCAT),
-        (f"{_LAYER}mlp.fc2", f"{_BLOCK}mlp.down"),
-        (f"{_LAYER}norm2", f"{_BLOCK}mlp_norm"),
+        (f"{_LAYER}attn.Wqkv", f"{_OUR_LAYER}attention.qkv"),
+        (f"{_LAYER}attn.out_proj", f"{_OUR_LAYER}attention.out"),
+        (f"{_LAYER}norm1", f"{_OUR_LAYER}attention_norm"),
+        ((f"{_LAYER}mlp.fc12", f"{_LAYER}mlp.fc11"), f"{_OUR_LAYER}mlp.up", CONCAT),
+        (f"{_LAYER}mlp.fc2", f"{_OUR_LAYER}mlp.down"),
+        (f"{_LAYER}norm2", f"{_OUR_LAYER}mlp_norm"),
     ),
     ignored_keys=_IGNORED | _UNUSED | _FIXED.keys() | set(_HUB_NAMES.values()) | {"activation_function"},
     heads={
         "NomicBertModel": head_maps.bare(),
-        "NomicBertForMaskedLM": head_maps.masked(_nomic_masked_table, "hidden_act", fixed=_nomic_settings),
+        "NomicBertForMaskedLM": head_maps.masked(_nomic_masked_table, "hidden_act", read_settings=_nomic_settings),
         "NomicBertForSequenceClassification": head_maps.classes(("nomic_bert.pooler.dense", "head.first.dense"), _OUT),
         "NomicBertForTokenClassification": head_maps.token_classes(_OUT),
     },
@@ -277,12 +277,12 @@ def _gte(prefix: str, name: str, sizes: dict[str, dict[str, object]]) -> Family:
         body=_body(
             prefix,
             (f"{prefix}embeddings.LayerNorm", "embedding.norm"),
-            (f"{layer}attention.qkv_proj", f"{_BLOCK}attention.qkv"),
-            (f"{layer}attention.o_proj", f"{_BLOCK}attention.out"),
-            (f"{layer}attn_ln", f"{_BLOCK}attention_norm"),
-            (f"{layer}mlp.up_gate_proj", f"{_BLOCK}mlp.up", SWAP_HALVES),
-            (f"{layer}mlp.down_proj", f"{_BLOCK}mlp.down"),
-            (f"{layer}mlp_ln", f"{_BLOCK}mlp_norm"),
+            (f"{layer}attention.qkv_proj", f"{_OUR_LAYER}attention.qkv"),
+            (f"{layer}attention.o_proj", f"{_OUR_LAYER}attention.out"),
+            (f"{layer}attn_ln", f"{_OUR_LAYER}attention_norm"),
+            (f"{layer}mlp.up_gate_proj", f"{_OUR_LAYER}mlp.up", SWAP_HALVES),
+            (f"{layer}mlp.down_proj", f"{_OUR_LAYER}mlp.down"),
+            (f"{layer}mlp_ln", f"{_OUR_LAYER}mlp_norm"),
         ),
         ignored_keys=_IGNORED | {"logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention"},
         heads={
@@ -326,12 +326,12 @@ JINA_EMBEDDINGS_V3 = Family(
     body=_body(
         "roberta.",
         ("roberta.emb_ln", "embedding.norm"),
-        (f"{_LAYER}mixer.Wqkv", f"{_BLOCK}attention.qkv"),
-        (f"{_LAYER}mixer.out_proj", f"{_BLOCK}attention.out"),
-        (f"{_LAYER}norm1", f"{_BLOCK}attention_norm"),
-        (f"{_LAYER}mlp.fc1", f"{_BLOCK}mlp.up"),
-        (f"{_LAYER}mlp.fc2", f"{_BLOCK}mlp.down"),
-        (f"{_LAYER}norm2", f"{_BLOCK}mlp_norm"),
+        (f"{_LAYER}mixer.Wqkv", f"{_OUR_LAYER}attention.qkv"),
+        (f"{_LAYER}mixer.out_proj", f"{_OUR_LAYER}attention.out"),
+        (f"{_LAYER}norm1", f"{_OUR_LAYER}attention_norm"),
+        (f"{_LAYER}mlp.fc1", f"{_OUR_LAYER}mlp.up"),
+        (f"{_LAYER}mlp.fc2", f"{_OUR_LAYER}mlp.down"),
+        (f"{_LAYER}norm2", f"{_OUR_LAYER}mlp_norm"),
     ),
     ignored_keys=_IGNORED,
     tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,

@@ -193,7 +193,7 @@ FAMILY = Family(
             ("classification_head.out_proj", "head.out"),
             default=0.0,
             dropout_first=True,
-            fixed=lambda reader: {"pooling": "last"},
+            read_settings=lambda reader: {"pooling": "last"},
             prefix="transformer.",
         ),
         "T5ForTokenClassification": head_maps.token_classes(

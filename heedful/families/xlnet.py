@@ -106,7 +106,11 @@ def size(layers: int, width: int, inner: int) -> dict[str, object]:
 
 
 _SUMMARY = ("sequence_summary.summary", "head.first.dense")
-_SUMMARY_DROPOUT: head_maps.Arguments = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary_settings}
+_SUMMARY_DROPOUT: head_maps.Arguments = {
+    "key": "summary_last_dropout",
+    "default": 0.1,
+    "read_settings": _summary_settings,
+}
 
 FAMILY = Family(
     prefix="transformer.",
@@ -125,7 +129,7 @@ FAMILY = Family(
         "XLNetLMHeadModel": head_maps.vocabulary(PermutedTokens, lm="lm_loss", tokens="transformer.word_embedding"),
         "XLNetForSequenceClassification": head_maps.classes(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
         "XLNetForTokenClassification": head_maps.token_classes(
-            ("classifier", "head.out"), key=None, fixed=lambda reader: {"dropout": 0.0}
+            ("classifier", "head.out"), key=None, read_settings=lambda reader: {"dropout": 0.0}
         ),
         "XLNetForMultipleChoice": head_maps.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
         "XLNetForQuestionAnsweringSimple": head_maps.span(),

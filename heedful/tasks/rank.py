@@ -1,4 +1,7 @@
-"""Reranking: the task `Rank` with its losses. A cross-encoder encodes query and document together and scores them."""
+"""Reranking: the task `Rank` with its losses. A cross-encoder encodes query and document together and scores them.
+
+The documents of an example are the "texts" of users: in inputs, messages and docs/searching.md.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +44,24 @@ def rerank_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 
 def rerank_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Return {"scores", "windows"}: the score of each text for the query, and how many windows there were."""
-    answers = [classify_answer(engine_input, text_windows, context) for text_windows in _windows_by_text(windows)]
+    """Return {"scores", "windows"}: the score of each document for the query, and how many windows there were."""
+    answers = [
+        classify_answer(engine_input, document_windows, context) for document_windows in _windows_by_document(windows)
+    ]
     scores = [score for answer in answers for score in answer["values"].values()]
     return {"scores": scores, "windows": len(windows)}
 
 
-def _windows_by_text(windows: Sequence[Window]) -> Iterator[list[Window]]:
-    """Yield the windows of each text. A window that begins at the start of both query and text begins a new text."""
-    text_windows: list[Window] = []
+def _windows_by_document(windows: Sequence[Window]) -> Iterator[list[Window]]:
+    """Yield the windows of each document. A document's first window has the start of the query and of the document."""
+    document_windows: list[Window] = []
     for window in windows:
-        if text_windows and not window.encoded.start and not window.encoded.first_text_start:
-            yield text_windows
-            text_windows = []
-        text_windows.append(window)
-    yield text_windows
+        # the query is the first text of the pair, the document the second, from whose start `start` counts
+        if document_windows and not window.encoded.start and not window.encoded.first_text_start:
+            yield document_windows
+            document_windows = []
+        document_windows.append(window)
+    yield document_windows
 
 
 RERANK_HEAD = AnswerHead(
@@ -63,7 +69,7 @@ RERANK_HEAD = AnswerHead(
     tokenizer_inputs=rerank_inputs,
     answer=rerank_answer,
     prediction=lambda answer: Reranking.from_answer({**answer, "scores": tuple(answer["scores"])}),
-    columns=lambda loaded, generation: {},  # unused: a row of a file is one pair
+    columns=lambda loaded, generation: {},  # no fields: rows of files are pairs, which CLASSIFY_HEAD answers
 )
 
 
@@ -86,13 +92,21 @@ def binary(scores: DocumentScores, relevance: DocumentScores) -> DocumentScores:
 
 
 def margin_mse(scores: DocumentScores, teacher: DocumentScores) -> Float[Tensor, " margins"]:
-    """Return ((s_1 - s_i) - (t_1 - t_i))² for each document i > 1, with teacher scores t (Hofstätter et al. 2020)."""
+    """Return ((s_1 - s_i) - (t_1 - t_i))² for each document i > 1, with teacher scores t (Hofstätter et al. 2020).
+
+    In the paper, the first document is the relevant one: `RankExample` has the most relevant document first.
+    """
     return ((scores[0] - scores[1:]) - (teacher[0] - teacher[1:])).square()
 
 
 def cosent(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
-    """Return log(1 + Σ exp(s_j - s_i)), the sum over all i, j with i more relevant than j: CoSENT with a scale of 1."""
-    differences = (scores - scores[:, None]).masked_fill(relevance[:, None] <= relevance, -torch.inf)
+    """Return log(1 + Σ exp(s_j - s_i)), the sum over all i, j with i more relevant than j (CoSENT).
+
+    The published scale, 20, is for cosines, which end at 1, and `Embed` multiplies them first. The scores of a
+    cross-encoder have no bounds and need no scale.
+    """
+    differences = scores - scores[:, None]  # [i, j] = s_j - s_i
+    differences = differences.masked_fill(relevance[:, None] <= relevance, -torch.inf)
     return torch.cat([scores.new_zeros(1), differences.flatten()]).logsumexp(0, keepdim=True)
 
 
@@ -126,7 +140,8 @@ class Rank(Task[RankExample]):
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD, RERANK_HEAD)
     problem_type: ClassVar[ProblemType] = "regression"
     takes_pairs: ClassVar[bool] = True
-    skipped_because: ClassVar[str] = "their documents do not differ in relevance"
+    # completes "N training examples were left out: ...", see `encoding_notes`
+    skipped_because: ClassVar[str] = "their texts are all equally relevant, or there is only one"
     metric: str = "ndcg@10"
     ranking_loss: RankLoss = "listwise"
     list_size: int = RankSettings().list_size  # maximum documents of a query in an epoch
@@ -134,7 +149,7 @@ class Rank(Task[RankExample]):
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Return task and model. A cross-encoder keeps its head, but its scores become logits."""
+        """Return task and model. A cross-encoder keeps its head, without its output activation."""
         settings, head = setup.settings, setup.loaded.config.head
         assert isinstance(settings, RankSettings)
         has_score = isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1
@@ -159,10 +174,16 @@ class Rank(Task[RankExample]):
         return {"query": example.query, "texts": list(example.documents)}
 
     def make_samples(self, example: RankExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return one sample, or none if all documents are equally relevant and the loss is not binary."""
-        if self.ranking_loss != "binary" and len({*example.relevance}) == 1:
+        """Return one sample, or none if the loss would learn nothing from the documents.
+
+        The losses "listwise", "listnet" and "cosent" need documents that differ in relevance. "margin_mse" needs only
+        two documents, since its targets are a teacher's scores.
+        """
+        is_margin = self.ranking_loss == "margin_mse"
+        num_distinct = len(example.documents) if is_margin else len({*example.relevance})
+        if num_distinct == 1 and self.ranking_loss != "binary":
             return []
-        values = example.teacher_scores if self.ranking_loss == "margin_mse" else example.relevance
+        values = example.teacher_scores if is_margin else example.relevance
         windows = list(chain.from_iterable(item_windows))
         target = RankTarget(values, tuple(map(len, item_windows)), example.relevance)
         return [Sample.of([window.ids for window in windows], [window.types for window in windows], target=target)]
@@ -182,7 +203,7 @@ class Rank(Task[RankExample]):
         return replace(encoded, samples=lists, tokens=sum(map(len, lists.at(0))))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch. A group is the documents of a query; `labels` has the document index of each window."""
+        """Return the batch. A group is the documents of a query."""
         document_counts = [len(sample.target.values) for sample in samples]
         window_counts = torch.tensor([count for sample in samples for count in sample.target.windows])
         return Batch(
@@ -190,14 +211,15 @@ class Rank(Task[RankExample]):
             targets=torch.tensor([value for sample in samples for value in sample.target.values], dtype=torch.float64),
             weights=torch.ones(sum(map(LOSSES[self.ranking_loss].term_count, document_counts))),
             groups=tuple(document_counts),
-            labels=torch.arange(len(window_counts)).repeat_interleave(window_counts),
+            labels=torch.arange(len(window_counts)).repeat_interleave(window_counts),  # document index of each window
         )
 
     def scores(self, loaded: ModelBundle, batch: Batch, hidden_states: Tensor | None = None) -> Scores:
         """Return the score of each document, [documents, 1]."""
-        assert batch.labels is not None
+        document_of_window = batch.labels
+        assert document_of_window is not None
         window_scores = super().scores(loaded, batch, hidden_states)[:, 0]
-        return mean_by_document(window_scores, batch.labels, len(batch.targets))[:, None]
+        return mean_by_document(window_scores, document_of_window, len(batch.targets))[:, None]
 
     def target_losses(self, scores: Scores, batch: Batch) -> Tensor:
         """Return the terms of the loss of all queries."""
@@ -234,7 +256,8 @@ class Rank(Task[RankExample]):
     def score_answer(self, example: RankExample, answer: Answer) -> ScoredAnswer:
         """Compare an answer with the relevances. It is correct if the top document is relevant.
 
-        The loss is the rank of the first relevant document, or 0 if no document is relevant.
+        The loss is the rank of the first relevant document, or 0 if no document is relevant. Metrics leave out queries
+        without a relevant document, and their answers are neither correct nor wrong.
         """
         relevance = by_id(example.relevance)
         is_relevant = [relevance[document] > 0 for document in ranked(by_id(answer["scores"]))]
@@ -248,16 +271,16 @@ def by_id(values: Sequence[float]) -> dict[str, float]:
 
 
 def mean_by_document(
-    scores: Float[Tensor, " windows"], document: Int[Tensor, " windows"], count: int
+    scores: Float[Tensor, " windows"], document_of_window: Int[Tensor, " windows"], num_documents: int
 ) -> Float[Tensor, " documents"]:
     """Return the mean score of the windows of each document.
 
     Args:
         scores: Score of each window.
-        document: Index of the document of each window.
-        count: How many documents there are.
+        document_of_window: Index of the document of each window.
+        num_documents: How many documents there are.
     """
-    if len(scores) == count:
+    if len(scores) == num_documents:  # each document has a window, so that each has exactly one
         return scores
-    window_counts = torch.bincount(document, minlength=count)
-    return scores.new_zeros(count).index_add(0, document, scores) / window_counts
+    window_counts = torch.bincount(document_of_window, minlength=num_documents)
+    return scores.new_zeros(num_documents).index_add(0, document_of_window, scores) / window_counts

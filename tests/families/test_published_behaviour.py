@@ -324,9 +324,19 @@ def test_older_and_newer_keys_of_modernbert(values: dict[str, Any], base: float,
         ),
         ({"layer_types": "full_attention"}, "expected a list of full_attention and sliding_attention"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "expected objects under full_attention and sliding_attention"),
+        (
+            {"rope_parameters": {"full_attention": 3}},
+            r"rope_parameters\.full_attention cannot be read; expected objects",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "llama3"}}}, "low_freq_factor is missing"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "transformers reads rope_type and not type here"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "transformers ignores it here"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "for ModernBERT, transformers reads rope_type and not type: rename",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
+            "transformers would ignore truncate=F",
+        ),
     ],
 )
 def test_other_rotary_positions_are_refused(values: dict[str, Any], expected: str) -> None:

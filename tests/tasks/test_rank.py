@@ -178,12 +178,25 @@ def test_a_sample_is_a_query_with_all_its_documents() -> None:
 
 def test_queries_with_equally_relevant_documents_are_left_out() -> None:
     equally_relevant = RankExample(query="x", documents=("a", "b"), relevance=(0.0, 0.0))
-    for loss in LOSSES:
+    for loss in LOSSES.keys() - {"margin_mse"}:
         encoded = task(ranking_loss=loss).encode_split([equally_relevant, *TAUGHT])
         skipped = 0 if loss == "binary" else 1
         assert encoded.skipped == skipped
         assert len(encoded.samples) == 3 - skipped
-    assert encoded.skipped_because == "their documents do not differ in relevance"
+    assert encoded.skipped_because == "their texts are all equally relevant, or there is only one"
+
+
+def test_a_teacher_can_order_documents_that_are_equally_relevant() -> None:
+    """The loss margin_mse learns only from the scores of the teacher; without a second document, it has no margin."""
+    example = RankExample(query="x", documents=("a", "b"), relevance=(0.0, 0.0), teacher_scores=(0.5, -1.0))
+    single = RankExample(query="x", documents=("a",), relevance=(1.0,), teacher_scores=(0.5,))
+    encoded = task(ranking_loss="margin_mse").encode_split([example, single])
+    assert encoded.skipped == 1
+    (sample,) = encoded.samples
+    assert sample.target.values == (0.5, -1.0)
+    (answer,) = heedful.Engine(model(torch.float32))([{"query": "x", "texts": ["a", "b"]}])
+    expected = (answer["scores"][0] - answer["scores"][1] - 1.5) ** 2
+    assert our_loss("margin_mse", [example]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_long_document_has_the_mean_score_of_its_windows() -> None:

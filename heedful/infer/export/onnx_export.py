@@ -1,9 +1,9 @@
 """Export of an encoder or a decoder with its head to ONNX; the file is written only if it computes the same outputs.
 
-onnx_model.py builds the graph from ONNX operators. It is not traced by torch.onnx, since that would need a padded copy
-of the packed modules with an attention of its own, while the builder needs some thirty operators, named as in the
-formulas. The builder also needs no private API of PyTorch, chooses names and shapes itself, and depends on `onnx` only.
-Its errors are detected by comparison: onnxruntime runs the bytes of the file on batches of sequences with different
+onnx_model.py builds the graph from ONNX operators. Heedful's modules read sequences end to end, without padding;
+torch.onnx could only trace a second, padded implementation. Building the graph directly takes about thirty operators,
+needs no private API of PyTorch, and depends on `onnx` only.
+The graph is tested before it is written: onnxruntime runs the bytes of the file on batches of sequences with different
 lengths, and the outputs are compared with those of the packed model.
 """
 
@@ -28,15 +28,28 @@ from heedful.checkpoint.bundle import cascade_refusal, pruned_refusal
 from heedful.errors import HeedfulError
 from heedful.infer.export.onnx_graph import Output
 from heedful.infer.export.onnx_model import SEQUENCE, build_graph
-from heedful.model import config as c
+from heedful.model.config import (
+    Classes,
+    Disentangled,
+    ModelConfig,
+    Pooled,
+    Rotary,
+    SentenceEmbedding,
+    Sinusoidal,
+    SpanScores,
+    TokenClasses,
+)
 from heedful.packed import Packed
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg
 
-# maximum accepted difference / largest number of the output; other orders of float32 sums cause differences of 1e-6
+# maximum accepted difference relative to the largest absolute value of the model's output; other orders of float32 sums
+# cause differences of 1e-6
 TOLERANCE = 1e-4
-LENGTHS = ((17, 5, 1, 64), (300, 40))  # tokens of the sequences of two batches to compare; the second is padded left
+# tokens of the sequences of two batches to compare; the second is padded left. Each batch has an even number of
+# sequences, since multiple choice takes them as questions with two candidates
+LENGTHS = ((17, 5, 1, 64), (300, 40))
 MAX_POSITIONS = 8192  # length of tables of positions if neither the model nor its tokenizer has a limit
 MAX_BYTES = 2**31 - 2**20  # an ONNX file without external data must be smaller than 2 GiB
 FILE = "model.onnx"  # name of the ONNX file in a folder
@@ -53,7 +66,8 @@ class Exported:
     inputs: tuple[str, ...]  # names of the inputs
     outputs: tuple[str, ...]  # names of the outputs
     max_length: int | None  # maximum tokens of a text, or None without a limit
-    differences: Mapping[str, float]  # largest difference / largest number of the output, by name of the output
+    # largest difference relative to the largest absolute value of the model's output, by name of the output
+    differences: Mapping[str, float]
 
     @property
     def difference(self) -> float:
@@ -82,17 +96,19 @@ def export(bundle: ModelBundle, output: str | Path, *, overwrite: bool = False) 
         raise pruned_refusal(bundle.source, "exported")
     _require("onnx")
     _require("onnxruntime")
-    _check_free(output, overwrite)
+    _check_replaceable(output, overwrite)
     if {(parameter.dtype, parameter.device.type) for parameter in bundle.parameters()} != {(torch.float32, "cpu")}:
-        raise HeedfulError(f"{bundle.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
+        raise HeedfulError(
+            f"{bundle.source} is exported in float32 from the CPU: load it with dtype=torch.float32 on the CPU"
+        )
     limit = _limit(bundle.config.model, bundle.max_length)
-    graph = build_graph(bundle, limit or 0)
+    graph = build_graph(bundle, max_positions=limit or 0)  # 0: no tables of positions
     if graph.size > MAX_BYTES:
         raise HeedfulError(
             f"{bundle.source} has {graph.size:,} bytes of weights: an ONNX file has at most {MAX_BYTES:,}"
         )
     config = write_config(bundle.config) | {"dtype": "float32"}
-    data = graph.model(_notes(bundle, config, limit)).SerializeToString()
+    data = graph.to_model_proto(_metadata(bundle, config, limit)).SerializeToString()
     was_training = bundle.training
     bundle.eval()
     try:
@@ -102,8 +118,9 @@ def export(bundle: ModelBundle, output: str | Path, *, overwrite: bool = False) 
     if too_large := {name: difference for name, difference in differences.items() if not difference <= TOLERANCE}:
         listed = ", ".join(f"{name} by {difference:.1e}" for name, difference in too_large.items())
         raise HeedfulError(
-            f"the graph of {bundle.source} does not compute what the model does: {listed} of the largest number, and "
-            f"{TOLERANCE:.0e} is allowed. Nothing was written; this is a fault of Heedful: report it with config.json"
+            f"the graph of {bundle.source} does not compute what the model does: {listed} relative to the largest "
+            f"absolute value of the model's output, and {TOLERANCE:.0e} is allowed. Nothing was written; this is a "
+            "fault of Heedful: report it with config.json"
         )
     path = _write(output, data, bundle, config, overwrite)
     names = {"inputs": tuple(graph.inputs), "outputs": tuple(graph.outputs)}
@@ -118,7 +135,7 @@ def _require(package: str) -> None:
         raise HeedfulError(f"{error.name} is not installed: pip install 'heedful[export]'") from None
 
 
-def _check_free(out: Path, overwrite: bool) -> None:
+def _check_replaceable(out: Path, overwrite: bool) -> None:
     """Raise a HeedfulError if the path exists and must not be replaced, or if model weights would be lost."""
     if overwrite and out.is_dir() and (weights := sorted(out.glob("*.safetensors")) + sorted(out.glob("*.bin"))):
         raise HeedfulError(
@@ -133,7 +150,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
     )
 
 
-def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
+def _limit(model: ModelConfig, limit: int | None) -> int | None:
     """Return the maximum tokens of a text in the graph, or None without a limit.
 
     A model without a limit gets one in the graph if the graph has a table of its positions (sinusoids, rotary or
@@ -141,25 +158,25 @@ def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
     """
     stack = model.encoder or model.decoder
     relation = stack.relation if stack else None
-    needs_table = isinstance(model.embedding.positions, c.Sinusoidal) or isinstance(relation, c.Rotary | c.Disentangled)
+    needs_table = isinstance(model.embedding.positions, Sinusoidal) or isinstance(relation, Rotary | Disentangled)
     return MAX_POSITIONS if limit is None and needs_table else limit
 
 
-def _notes(bundle: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
-    """Return the metadata of the file by name; values other than texts are written as JSON."""
+def _metadata(bundle: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
+    """Return the metadata of the file by name; values other than strings are written as JSON."""
     head = bundle.config.head
-    notes: dict[str, object] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
-    if isinstance(head, c.Classes | c.TokenClasses):
-        notes["labels"] = head.labels
-    if isinstance(head, c.Classes):
-        notes["problem_type"] = head.problem_type
+    metadata: dict[str, object] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
+    if isinstance(head, Classes | TokenClasses):
+        metadata["labels"] = head.labels
+    if isinstance(head, Classes):
+        metadata["problem_type"] = head.problem_type
     if bundle.thresholds:
-        notes["thresholds"] = bundle.thresholds
+        metadata["thresholds"] = bundle.thresholds
     if bundle.tokenizer is not None:
-        notes["tokenizer"] = bundle.tokenizer.fingerprint
+        metadata["tokenizer"] = bundle.tokenizer.fingerprint
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in notes.items()
+        for name, value in metadata.items()
         if value is not None
     }
 
@@ -170,7 +187,7 @@ def _notes(bundle: ModelBundle, config: Mapping[str, object], limit: int | None)
 def _differences(
     bundle: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None
 ) -> dict[str, float]:
-    """Return, for each output, its largest difference from the packed model's output / the latter's largest number."""
+    """Return each output's largest difference, relative to the largest absolute value of the packed model's output."""
     session = _session(data)
     generator = np.random.default_rng(0)
     largest = dict.fromkeys(outputs, 0.0)
@@ -212,7 +229,10 @@ def _attention_mask(
 
 
 def _shaped_for(node: NodeArg, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[np.ndarray, ...]:
-    """Return an array in the shape of a graph input; for multiple choice, with two candidates per question."""
+    """Return an array in the shape of a graph input; for multiple choice, with two candidates per question.
+
+    The batches of LENGTHS have an even number of sequences, as this needs.
+    """
     numbers = grid.astype(np.int64)
     return numbers.reshape(-1, 2, numbers.shape[-1]) if len(node.shape) == 3 else numbers
 
@@ -228,16 +248,20 @@ def _packed_outputs(
         rows = bundle.hidden_states(batch)
         scores = [] if bundle.head is None else bundle.head(rows, batch)
     head_outputs = [scores] if isinstance(scores, Tensor) else list(scores)
-    if isinstance(head, c.SpanScores):
+    if isinstance(head, SpanScores):
         return list(head_outputs[0].unbind(-1))
-    return [rows, *head_outputs] if isinstance(head, c.Pooled | c.SentenceEmbedding | None) else head_outputs
+    return [rows, *head_outputs] if isinstance(head, Pooled | SentenceEmbedding | None) else head_outputs
 
 
 # -- writing --------------------------------------------------------------------------------------------------
 
 
 def _write(out: Path, data: bytes, bundle: ModelBundle, config: Mapping[str, object], overwrite: bool) -> Path:
-    """Write the ONNX file, or a folder with it and the other files; return the path of the ONNX file."""
+    """Write the ONNX file if `out` ends with .onnx, else a folder with it and the other files.
+
+    Returns:
+        The path of the ONNX file.
+    """
     try:
         if out.suffix == ".onnx":
             make_folder(out.absolute().parent)
@@ -252,7 +276,7 @@ def _write(out: Path, data: bytes, bundle: ModelBundle, config: Mapping[str, obj
             )
             if bundle.tokenizer is not None:
                 bundle.tokenizer.save(folder, types=bundle.config.model.uses_token_types)
-            if isinstance(bundle.config.head, c.SentenceEmbedding):
+            if isinstance(bundle.config.head, SentenceEmbedding):
                 sentence_transformers.write_modules(
                     folder, bundle.config.head, bundle.config.model.width, bundle.named_tensors()
                 )

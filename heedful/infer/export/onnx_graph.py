@@ -93,8 +93,8 @@ class Graph:
         """The size of all tensors in bytes."""
         return sum(array.nbytes for array in self.tensors.values())
 
-    def model(self, notes: Mapping[str, str]) -> ModelProto:
-        """Return the graph as an ONNX model with `notes` as its metadata."""
+    def to_model_proto(self, metadata: Mapping[str, str]) -> ModelProto:
+        """Return the graph as an ONNX model with metadata."""
         from onnx import TensorProto, checker, helper, numpy_helper
 
         from heedful._version import __version__
@@ -121,7 +121,7 @@ class Graph:
             producer_name="heedful",
             producer_version=__version__,
         )
-        helper.set_model_props(model, dict(notes))
+        helper.set_model_props(model, dict(metadata))
         checker.check_model(model)
         return model
 

@@ -24,6 +24,7 @@ from heedful.objectives import Objective, Sample
 from heedful.objectives.base import pack_samples
 from heedful.objectives.contrastive import ContrastiveClasses
 from heedful.runs.finetune.settings import FinetuneSettings
+from heedful.tasks.classify import ClassifyMultiLabel
 from heedful.tasks.task import Task
 
 INVERSE_REGULARISATION = 1.0  # C of scikit-learn, for features with a mean square of 1
@@ -33,7 +34,9 @@ BATCH_TOKENS = 8192  # tokens in a batch of a forward pass
 
 
 def with_vector_head(model: ModelBundle, base: ModelBundle) -> ModelBundle:
-    """Return a classifier whose last layer is applied to sentence vectors. Its family is "heedful".
+    """Return a classifier whose last layer is applied to sentence vectors.
+
+    Its family is "heedful", since other families have another head.
 
     Args:
         model: A classifier with the labels and the encoder.
@@ -58,7 +61,7 @@ def with_vector_head(model: ModelBundle, base: ModelBundle) -> ModelBundle:
         if name in old_tensors and not name.startswith("head."):
             tensors[name] = old_tensors[name].detach().clone()
         else:
-            tensors[name] = torch.zeros(tensor.shape)
+            tensors[name] = torch.zeros(tensor.shape)  # the head is zero until `fit_last_layer`
     assign(classifier, tensors, next(model.parameters()).device)
     classifier.thresholds = dict(model.thresholds)
     classifier.pairs = model.pairs
@@ -69,6 +72,7 @@ def body_objective(settings: FinetuneSettings, task: Task) -> Objective:
     """Return the objective that trains the weights below the last layer: contrastive, or the task itself."""
     if settings.method != "contrastive":
         return task
+    # each batch is one group
     return ContrastiveClasses(group_size=settings.train.batch_size, classes=len(task.labels))
 
 
@@ -76,12 +80,13 @@ def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) ->
     """Fit the last layer of a classifier to samples by logistic regression with an L2 penalty, in place.
 
     In multi-label classification, each label is fitted separately. A class without examples is never predicted. A label
-    that all examples have, or no example has, gets a constant probability.
+    that all examples have, or no example has, is predicted always or never.
 
     Args:
         model: A model with a `ClassesHead` over vectors, in eval mode.
-        samples: Windows of the training examples, each with the weight 1 / number of windows.
-        task: The classification task, whose class weights are used.
+        samples: Windows of the training examples. The weight of a window is that of its example (its class weight, or
+            1) / number of windows.
+        task: The classification task: its labels and, for multi-label classification, the weights of positives.
     """
     head = model.head
     assert isinstance(head, ClassesHead)
@@ -93,7 +98,8 @@ def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) ->
     if targets.ndim == 1:
         weight, bias = _fit_softmax(features, targets, sample_weights, len(task.labels))
     else:
-        positive_weights = getattr(task, "weights", ()) or (1.0,) * len(task.labels)
+        assert isinstance(task, ClassifyMultiLabel)
+        positive_weights = task.weights or (1.0,) * len(task.labels)
         weight_rows, bias_values = [], []
         for has_label, positive_weight in zip(targets.T, positive_weights, strict=True):
             label_sample_weights = sample_weights * np.where(has_label > 0, positive_weight, 1.0)
@@ -111,6 +117,7 @@ def _fit_softmax(
     features: NDArray[np.float64], targets: NDArray[np.int64], sample_weights: NDArray[np.float64], classes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Fit a softmax classifier. Return its weight, [classes, dimension], and its bias, [classes]."""
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     weight = np.zeros((classes, features.shape[1]))
@@ -120,7 +127,7 @@ def _fit_softmax(
         bias[seen] = 0.0
         return weight, bias
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about convergence
+        warnings.simplefilter("ignore", ConvergenceWarning)
         fitted = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MAX_ITERATIONS)
         fitted.fit(features, targets, sample_weights)
     if len(seen) == 2:  # scikit-learn then fits a single weight vector, for the log odds of the second class
@@ -133,7 +140,10 @@ def _fit_softmax(
 
 @torch.no_grad()
 def sentence_vectors(model: ModelBundle, samples: Sequence[Sample]) -> Float[NDArray[np.float64], "samples dimension"]:
-    """Return the vectors to which the last layer of a classifier is applied, in eval mode and float32."""
+    """Return the vectors to which the last layer of a classifier is applied, as float64.
+
+    The model must be in eval mode. The vectors are computed in its dtype.
+    """
     head = model.head
     device = next(model.parameters()).device
     assert isinstance(head, ClassesHead) and not model.training

@@ -226,14 +226,14 @@ def test_weights_of_a_model_are_not_overwritten(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_graph_with_other_outputs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong_model(self: Graph, notes: Any, model: Any = Graph.model) -> Any:
+    def wrong_model(self: Graph, metadata: Any, to_model_proto: Any = Graph.to_model_proto) -> Any:
         self.tensors["head.out.bias"] = self.tensors["head.out.bias"] + np.float32([0, 0.01, 0])
-        return model(self, notes)
+        return to_model_proto(self, metadata)
 
     make_model_dir(tmp_path / "model", "single")
     bundle = heedful.load(tmp_path / "model")
     (tmp_path / "out").mkdir()
-    monkeypatch.setattr(Graph, "model", wrong_model)
+    monkeypatch.setattr(Graph, "to_model_proto", wrong_model)
     for out in ("out/it.onnx", "out/folder"):
         with pytest.raises(heedful.HeedfulError, match=r"does not compute what the model does: logits by \d"):
             export(bundle, tmp_path / out)
@@ -260,6 +260,12 @@ def test_models_that_cannot_be_exported_are_rejected(
     with pytest.raises(heedful.HeedfulError, match=reason):
         export(heedful.load(tmp_path / "model"), tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_model_in_another_dtype_is_rejected(tmp_path: Path) -> None:
+    bundle = heedful.load(make_model_dir(tmp_path / "model", "single"), dtype=torch.bfloat16)
+    with pytest.raises(heedful.HeedfulError, match=r"load it with dtype=torch\.float32 on the CPU"):
+        export(bundle, tmp_path / "out.onnx")
 
 
 def test_a_missing_package_is_an_error_with_its_install_command(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from heedful.checkpoint.new_head import with_head
 from heedful.model.config import Classes, SentenceEmbedding
 from heedful.objectives import Sample
 from heedful.objectives.base import pack_samples
+from heedful.runs.finetune import few_labels
 from heedful.runs.finetune.few_labels import fit_last_layer, sentence_vectors, with_vector_head
 from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.task import Task
@@ -79,6 +82,22 @@ def test_probabilities_are_those_of_scikit_learn() -> None:
     features, targets = features_of(model, samples), [sample.target for sample in samples]
     reference = LogisticRegression(max_iter=1000).fit(features, targets)
     assert np.allclose(reference.predict_proba(features), probabilities_of(model, samples).numpy(), atol=1e-5)
+
+
+def test_only_warnings_about_convergence_are_suppressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task, samples = vector_model()
+    monkeypatch.setattr(few_labels, "MAX_ITERATIONS", 1)  # scikit-learn then warns that the fit did not converge
+    with warnings.catch_warnings(record=True) as caught:
+        fit_last_layer(model, samples, task)
+    assert not caught
+
+    def fit(self: LogisticRegression, *args: Any, original: Any = LogisticRegression.fit) -> Any:
+        warnings.warn("overflow", RuntimeWarning, stacklevel=1)
+        return original(self, *args)
+
+    monkeypatch.setattr(LogisticRegression, "fit", fit)
+    with pytest.warns(RuntimeWarning, match="overflow"):
+        fit_last_layer(model, samples, task)
 
 
 def test_two_windows_of_a_text_have_the_weight_of_one_example() -> None:
