@@ -36,6 +36,7 @@ os.environ["HEEDFUL_KERNELS"] = "off"  # except in tests with the fixture `nativ
 os.environ["OMP_NUM_THREADS"] = "1"  # so that sums in processes that tests start have the same bits
 torch.set_num_threads(1)
 
+collect_ignore = ["conftest.py"]  # has no doctests, and its module name is also that of other folders' conftest.py
 _SLOW_VARIANTS = pathlib.Path(__file__).with_name("slow_variants.txt")
 
 hypothesis.settings.register_profile("heedful", deadline=None, derandomize=True, database=None, max_examples=50)

@@ -929,7 +929,7 @@ def test_messages_and_the_card_say_how_the_text_was_read_and_what_was_left_out(
         [text, rows_file], run, "mlm", overrides, tokenizer=tokenizer, reporter=recorder, on_bad_row="skip"
     )
     reading_notes = [
-        "text.txt: lines are sentences, and blank lines part documents",
+        "text.txt: lines are sentences, and blank lines separate documents",
         'rows_1.jsonl: columns: text="text"',
     ]
     notes = [
