@@ -21,7 +21,7 @@ from heedful.model.classic_config import AttentionPooling
 from heedful.objectives import SelfSupervised
 from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import ClassicInit
-from heedful.runs.pretrain.build import build_model, build_objectives, build_samples, model_to_save
+from heedful.runs.pretrain.build import build_model, build_samples, model_to_save
 from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.settings import PretrainSettings, resolve_pretrain
 from heedful.study.build import accuracy_by_part, classification_task, train_classifier
@@ -189,7 +189,7 @@ def pretrain_encoder(
     losses = []
     if pretrain:
         phases = build_samples(components)[0]
-        objective = transform(build_objectives(components, loaded, phases)[0])
+        objective = transform(components.builder.objectives(components, loaded, phases)[0])
         losses = [step.loss for step in Trainer(loaded, objective, phases[0], components.settings.train)]
     return model_to_save(loaded, components), losses
 

@@ -135,7 +135,7 @@ class EncoderDistillation(MaskedLM):
         targets: EncoderTargets = batch.distillation
         states = loaded.hidden_states(batch.packed)
         assert batch.rows is not None
-        teacher_states = None if targets.words is None else self.teacher.hidden_states(targets.words)
+        teacher_states = None if targets.words is None else self.teacher.token_states(targets.words)
         vectors = self._sentence_vectors(targets, teacher_states, states)
         terms: dict[str, Term] = {}
         for name in self.names:
@@ -152,9 +152,9 @@ class EncoderDistillation(MaskedLM):
         return tuple(terms.values())
 
     def _sentence_vectors(self, targets: EncoderTargets, teacher_states: Tensor | None, states: Tensor) -> Tensor:
-        """Return the teacher's embedding of each text, [texts, hidden size]; no embeddings if no term needs them."""
+        """Return the teacher's embedding of each text, [texts, dimension]; no embeddings if no term needs them."""
         if not {"sentence_embedding", "pair_similarity"} & set(self.names):
-            return states.new_zeros(0, self.teacher.hidden_size)
+            return states.new_zeros(0, self.teacher.vector_size)
         if teacher_states is not None:
             assert targets.words is not None
             return self.teacher.sentence_vectors(teacher_states, targets.words.teacher_input)
@@ -163,7 +163,7 @@ class EncoderDistillation(MaskedLM):
 
     def _state_losses(self, states: Tensor, words: AlignedWords, teacher_states: Tensor) -> Float[Tensor, " words"]:
         """Return the squared error of the student's mapped state of each word."""
-        student_words = mean_rows(states, words.student_rows, words.student_words, words.count)
+        student_words = mean_rows(states, words.student_positions, words.student_word_of, words.count)
         teacher_words = self.teacher.word_states(words, teacher_states).to(states.device, non_blocking=True)
         mapped: Tensor = self.modules["states"](student_words)
         return ((mapped.float() - teacher_words) ** 2).mean(-1)

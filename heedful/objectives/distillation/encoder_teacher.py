@@ -1,7 +1,7 @@
-"""`EncoderTeacher`: a trained encoder whose hidden states of words and sentence embeddings are a student's targets.
+"""`EncoderTeacher`: a trained encoder whose word states and sentence embeddings a student learns.
 
-Teacher and student may have different vocabularies, so that states are compared per word. The state of a word is the
-mean of the hidden states of its tokens. The teacher's input is the unmasked text, decoded from the student's tokens.
+Teacher and student may have different vocabularies, so that states are compared word by word. The state of a word is
+the mean of the hidden states of its tokens. The teacher reads the unmasked text, decoded from the student's tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
+from heedful.model.config import SentenceEmbedding
 from heedful.model.heads import SentenceEmbeddingHead, pool
 from heedful.nn.layers import segment_means
 from heedful.objectives.base import Sample, concat_long, pack_samples
@@ -27,6 +28,7 @@ from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
+UNLIMITED_LENGTH = 1 << 20  # maximum tokens of a sequence for a teacher without a limit, more than a batch has
 MIN_STD = 1e-3  # lower bound of the standard deviations by which states are divided
 
 
@@ -35,11 +37,11 @@ class AlignedWords:
     """The words of a batch, with their tokens in the student's batch and in the teacher's."""
 
     count: int  # number of words
-    student_rows: NDArray[np.int64]  # positions in the student's batch of tokens that belong to a word
-    student_words: NDArray[np.int64]  # index of the word of each of these tokens
+    student_positions: NDArray[np.int64]  # positions in the student's batch of tokens that belong to a word
+    student_word_of: NDArray[np.int64]  # index of the word of each of these tokens
     teacher_input: Packed  # the teacher's batch, one sequence for each text
-    teacher_rows: NDArray[np.int64]  # positions in the teacher's batch of tokens that belong to a word
-    teacher_words: NDArray[np.int64]  # index of the word of each of these tokens
+    teacher_positions: NDArray[np.int64]  # positions in the teacher's batch of tokens that belong to a word
+    teacher_word_of: NDArray[np.int64]  # index of the word of each of these tokens
 
 
 class EncoderTeacher:
@@ -47,10 +49,10 @@ class EncoderTeacher:
 
     States of words are standardised: from each feature its mean is subtracted, and the result is divided by its
     standard deviation, both estimated over a sample of words. Sentence embeddings have unit length. For a student with
-    a smaller hidden size they are projected on their principal components.
+    a smaller hidden size they are projected on their uncentred principal components, and are no longer of unit length.
 
     Args:
-        loaded: The teacher.
+        loaded: The teacher. It is changed: put in eval mode, and its parameters get no more gradients.
         tokenizer: The student's tokenizer.
     """
 
@@ -61,20 +63,22 @@ class EncoderTeacher:
         self.student_tokenizer = tokenizer
         self.tokenizer = loaded.tokenizer
         self.hidden_size = loaded.config.model.width
-        positions = loaded.config.model.embedding.positions
-        limit = None if positions is None else positions.limit
+        head = loaded.config.head
+        # dimension of sentence embeddings
+        self.vector_size = head.width(loaded.config.model) if isinstance(head, SentenceEmbedding) else self.hidden_size
+        max_length = UNLIMITED_LENGTH if loaded.max_length is None else loaded.max_length
         template = SpecialTokenTemplate.of(loaded.tokenizer, pair=False)
         self._prefix_ids, self._suffix_ids = (ids for ids, _ in template.runs)
-        self._room = (1 << 20 if limit is None else limit) - template.width  # maximum text tokens in a sequence
-        self._teacher_ids_of: dict[bytes, NDArray[np.int32]] = {}  # ids of words, by the bytes of the student's ids
+        self._room = max_length - template.width  # maximum text tokens in a sequence
+        self._ids_cache: dict[bytes, NDArray[np.int32]] = {}  # the ids of words, by the bytes of the student's ids
         self.mean = torch.zeros(self.hidden_size)
         self.deviation = torch.ones(self.hidden_size)
-        self.basis: Tensor | None = None  # [hidden, hidden]: principal components of sentence embeddings, largest first
+        self.basis: Tensor | None = None  # [dim, dim]: principal components of sentence embeddings, largest first
 
     # -- statistics of a sample -------------------------------------------------------------------------------------
 
     def estimate_statistics(self, samples: Sequence[Sample], is_text_id: NDArray[np.bool_]) -> None:
-        """Estimate means, standard deviations and principal components from samples of the student.
+        """Estimate means, standard deviations and uncentred principal components from samples of the student.
 
         Args:
             samples: Samples of the student.
@@ -85,9 +89,9 @@ class EncoderTeacher:
         for sample in samples:
             packed = pack_samples([sample])
             words = self.align_words(packed, packed.tokens.numpy(), is_text_id)
-            hidden_states = self.hidden_states(words)
-            state_parts.append(mean_rows(hidden_states, words.teacher_rows, words.teacher_words, words.count))
-            vector_parts.append(self.sentence_vectors(hidden_states, words.teacher_input))
+            token_states = self.token_states(words)
+            state_parts.append(mean_rows(token_states, words.teacher_positions, words.teacher_word_of, words.count))
+            vector_parts.append(self.sentence_vectors(token_states, words.teacher_input))
         states = torch.cat(state_parts).cpu()
         vectors = torch.cat(vector_parts).cpu()
         self.mean = states.mean(0)
@@ -108,53 +112,54 @@ class EncoderTeacher:
     # -- targets ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def hidden_states(self, words: AlignedWords) -> Float[Tensor, "rows hidden"]:
+    def token_states(self, words: AlignedWords) -> Float[Tensor, "rows hidden"]:
         """Return the last hidden states of the teacher's batch in float32, computed in the teacher's precision."""
         device = next(self.loaded.parameters()).device
         with torch.autocast(device.type, enabled=False):
-            hidden_states: Tensor = self.loaded.model(words.teacher_input.to(device))
-            return hidden_states.float()
+            states: Tensor = self.loaded.model(words.teacher_input.to(device))
+            return states.float()
 
     def word_states(
-        self, words: AlignedWords, hidden_states: Float[Tensor, "rows hidden"] | None = None
+        self, words: AlignedWords, token_states: Float[Tensor, "rows hidden"] | None = None
     ) -> Float[Tensor, "words hidden"]:
         """Return the standardised state of each word.
 
         Args:
             words: The words.
-            hidden_states: The result of `hidden_states(words)`. If None, it is computed.
+            token_states: The result of `token_states(words)`. If None, it is computed.
         """
-        hidden_states = self.hidden_states(words) if hidden_states is None else hidden_states
-        states = mean_rows(hidden_states, words.teacher_rows, words.teacher_words, words.count)
+        token_states = self.token_states(words) if token_states is None else token_states
+        states = mean_rows(token_states, words.teacher_positions, words.teacher_word_of, words.count)
         mean = self.mean.to(states.device, non_blocking=True)
         deviation = self.deviation.to(states.device, non_blocking=True)
         return (states - mean) / deviation
 
     def sentence_vectors(
-        self, hidden_states: Float[Tensor, "rows hidden"], teacher_input: Packed
-    ) -> Float[Tensor, "texts hidden"]:
+        self, token_states: Float[Tensor, "rows hidden"], teacher_input: Packed
+    ) -> Float[Tensor, "texts dim"]:
         """Return the unit sentence embedding of each text.
 
         The teacher's sentence embedding head pools the hidden states. Without such a head, the embedding is their mean.
+        A head with a dense layer may give embeddings of another size than the hidden size.
 
         Args:
-            hidden_states: Last hidden states of the teacher.
+            token_states: Last hidden states of the teacher.
             teacher_input: The batch of these hidden states.
         """
         head = self.loaded.head
-        batch = teacher_input.to(hidden_states.device)
+        batch = teacher_input.to(token_states.device)
         if isinstance(head, SentenceEmbeddingHead):
-            vectors = head(hidden_states, batch)
+            vectors = head(token_states, batch)
         else:
-            vectors = pool(hidden_states, batch, "mean")
+            vectors = pool(token_states, batch, "mean")
         return F.normalize(vectors.float(), dim=-1)
 
-    def project_vectors(self, vectors: Float[Tensor, "texts hidden"], dim: int) -> Float[Tensor, "texts dim"]:
-        """Project sentence embeddings on the first `dim` principal components, or pad them with zeros up to `dim`."""
-        if dim >= vectors.shape[1]:
-            return F.pad(vectors, (0, dim - vectors.shape[1]))
+    def project_vectors(self, vectors: Float[Tensor, "texts dim"], size: int) -> Float[Tensor, "texts size"]:
+        """Project sentence embeddings on the first `size` principal components, or pad them with zeros up to `size`."""
+        if size >= vectors.shape[1]:
+            return F.pad(vectors, (0, size - vectors.shape[1]))
         assert self.basis is not None, "estimate_statistics comes first"
-        return vectors @ self.basis[:, :dim].to(vectors.device, non_blocking=True)
+        return vectors @ self.basis[:, :size].to(vectors.device, non_blocking=True)
 
     # -- words ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +172,8 @@ class EncoderTeacher:
     ) -> AlignedWords:
         """Align the words of the student's batch with the teacher's tokens.
 
-        Words that exceed the teacher's maximum length are left out.
+        Words that exceed the teacher's maximum length are left out, and words without tokens in its vocabulary, such as
+        line ends.
 
         Args:
             packed: The student's batch.
@@ -180,26 +186,26 @@ class EncoderTeacher:
         is_text = is_text_id[tokens]
         starts = self._word_starts(tokens, is_text, bounds)
         word_of = np.where(is_text, np.cumsum(starts) - 1, -1)  # word of each token; -1 for special tokens
-        student_rows = np.flatnonzero(is_text)
+        student_positions = np.flatnonzero(is_text)
         first_rows = np.flatnonzero(starts)
-        stop_rows = first_rows + np.bincount(word_of[student_rows], minlength=len(first_rows))
+        stop_rows = first_rows + np.bincount(word_of[student_positions], minlength=len(first_rows))
         student_ids = tokens.astype(np.int32)
         teacher_ids = [
             self._teacher_ids(student_ids[start:stop]) for start, stop in zip(first_rows, stop_rows, strict=True)
         ]
         text_of = np.searchsorted(np.array(bounds), first_rows, side="right") - 1  # text of each word
         text_bounds = np.searchsorted(text_of, np.arange(len(bounds)))  # first word of each text, then the word count
-        teacher_input, teacher_word_of, fits = self._teacher_sequences(teacher_ids, text_bounds.tolist())
+        teacher_input, teacher_token_words, fits = self._teacher_sequences(teacher_ids, text_bounds.tolist())
         new_indices = np.where(fits, np.cumsum(fits) - 1, -1)  # index of each word among those that fit
-        student_words = new_indices[word_of[student_rows]]
-        teacher_rows = np.flatnonzero(teacher_word_of >= 0)
+        student_word_of = new_indices[word_of[student_positions]]
+        teacher_positions = np.flatnonzero(teacher_token_words >= 0)
         return AlignedWords(
             count=int(fits.sum()),
-            student_rows=student_rows[student_words >= 0],
-            student_words=student_words[student_words >= 0],
+            student_positions=student_positions[student_word_of >= 0],
+            student_word_of=student_word_of[student_word_of >= 0],
             teacher_input=teacher_input,
-            teacher_rows=teacher_rows,
-            teacher_words=new_indices[teacher_word_of[teacher_rows]],
+            teacher_positions=teacher_positions,
+            teacher_word_of=new_indices[teacher_token_words[teacher_positions]],
         )
 
     def _word_starts(
@@ -209,7 +215,7 @@ class EncoderTeacher:
 
         The first text token of a text and the first one after a special token always begin a word.
         """
-        starts: NDArray[np.bool_] = is_text & ~self.student_tokenizer.continues[tokens]
+        starts: NDArray[np.bool_] = is_text & self.student_tokenizer.starts(tokens)
         starts[1:] |= is_text[1:] & ~is_text[:-1]
         starts[[bound for bound in bounds[:-1] if bound < len(tokens)]] |= True
         starts &= is_text
@@ -219,6 +225,8 @@ class EncoderTeacher:
         self, teacher_ids: Sequence[NDArray[np.int32]], text_bounds: Sequence[int]
     ) -> tuple[Packed, NDArray[np.int64], NDArray[np.bool_]]:
         """Build the teacher's batch: for each text the first words that fit, between special tokens.
+
+        A word without tokens does not count as one that fits.
 
         Args:
             teacher_ids: The teacher's token ids of each word.
@@ -234,7 +242,7 @@ class EncoderTeacher:
         lengths: list[int] = []
         for first, stop in pairwise(text_bounds):
             stop = first + int(np.searchsorted(np.cumsum(sizes[first:stop]), self._room, side="right"))
-            fits[first:stop] = True
+            fits[first:stop] = sizes[first:stop] > 0
             words = np.repeat(np.arange(first, stop), sizes[first:stop])
             ids += [self._prefix_ids, *teacher_ids[first:stop], self._suffix_ids]
             word_of += [np.full(len(self._prefix_ids), -1), words, np.full(len(self._suffix_ids), -1)]
@@ -249,13 +257,11 @@ class EncoderTeacher:
         return packed, np.concatenate(word_of).astype(np.int64), fits
 
     def _teacher_ids(self, student_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the teacher's token ids of a word from the student's; a word without tokens is the unknown token."""
+        """Return the teacher's token ids of a word from the student's; no ids if its tokenizer drops the word."""
         key = student_ids.tobytes()
-        if key not in self._teacher_ids_of:
-            (ids,) = self.tokenizer.ids([self._word_text(student_ids.tolist())])
-            unknown = self.tokenizer.special.unknown
-            self._teacher_ids_of[key] = ids if len(ids) else np.array([unknown or 0], dtype=np.int32)
-        return self._teacher_ids_of[key]
+        if key not in self._ids_cache:
+            (self._ids_cache[key],) = self.tokenizer.ids([self._word_text(student_ids.tolist())])
+        return self._ids_cache[key]
 
     def _word_text(self, student_ids: list[int]) -> str:
         """Return a word as the tokenizer decodes it after another word, with a leading space if there is one.

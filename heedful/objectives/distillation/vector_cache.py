@@ -53,7 +53,7 @@ class VectorCache:
             "corpus": corpus.digest,
             "windows": sha256(windows.tobytes()).hexdigest(),
             "count": len(windows),
-            "width": teacher.hidden_size,
+            "width": teacher.vector_size,
             "chunk": CHUNK_WINDOWS,
         }
         self._template = SpecialTokenTemplate.of(teacher.student_tokenizer, pair=False)
@@ -90,9 +90,9 @@ class VectorCache:
             if on_progress is not None:
                 on_progress(stop, len(self))
 
-    def __getitem__(self, indices: NDArray[np.int64]) -> Float[Tensor, "windows hidden"]:
+    def __getitem__(self, indices: NDArray[np.int64]) -> Float[Tensor, "windows dim"]:
         """Return the embeddings of the windows with these indices, in float32."""
-        vectors = np.empty((len(indices), self.teacher.hidden_size), dtype=np.float32)
+        vectors = np.empty((len(indices), self.teacher.vector_size), dtype=np.float32)
         chunks = indices // CHUNK_WINDOWS
         for chunk in np.unique(chunks).tolist():
             is_in_chunk = chunks == chunk
@@ -107,7 +107,7 @@ class VectorCache:
 
     def _encode_windows(self, ranges: NDArray[np.int64], is_text_id: NDArray[np.bool_]) -> NDArray[np.float16]:
         """Encode windows in batches of similar lengths; return their embeddings in the order of `ranges`."""
-        vectors = np.empty((len(ranges), self.teacher.hidden_size), dtype=np.float16)
+        vectors = np.empty((len(ranges), self.teacher.vector_size), dtype=np.float16)
         lengths = ranges[:, 1] - ranges[:, 0]
         batch: list[int] = []
         tokens = 0
@@ -122,11 +122,11 @@ class VectorCache:
         return vectors
 
     def _encode_batch(self, ranges: NDArray[np.int64], is_text_id: NDArray[np.bool_]) -> Tensor:
-        """Return the teacher's embeddings of windows, [windows, hidden size]."""
+        """Return the teacher's embeddings of windows, [windows, dimension]."""
         sequences = [self._template.fill(self.corpus.tokens(int(start), int(stop))) for start, stop in ranges]
         packed = pack_samples([Sample(tokens=ids, types=types, bounds=(0, len(ids))) for ids, types in sequences])
         words = self.teacher.align_words(packed, packed.tokens.numpy(), is_text_id)
-        return self.teacher.sentence_vectors(self.teacher.hidden_states(words), words.teacher_input)
+        return self.teacher.sentence_vectors(self.teacher.token_states(words), words.teacher_input)
 
     def _chunk_path(self, chunk: int) -> Path:
         return self.folder / f"vectors-{chunk:05d}.npy"

@@ -27,7 +27,7 @@ from heedful.runs.card.markdown import (
     without_directory,
 )
 from heedful.runs.card.methods import HEADING, method_table
-from heedful.runs.card.usage import METRICS, usage
+from heedful.runs.card.usage import usage
 from heedful.runs.card.verdict import verdict_section
 from heedful.runs.results import (
     JsonObject,
@@ -39,6 +39,21 @@ from heedful.runs.results import (
 from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs import SPECS
 
+HUB_METRIC_NAMES = {  # name of the metric on the Hugging Face hub, by name in results.json
+    "accuracy": "accuracy",
+    "f1": "f1",
+    "macro_f1": "f1",
+    "micro_f1": "f1",
+    "matthews": "matthews_correlation",
+    "ndcg@10": "ndcg@10",
+    "map": "map",
+    "mrr": "mrr",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "mse": "mse",
+    "exact": "exact_match",
+    "bleu": "sacrebleu",
+}
 MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data
 MAX_MISTAKES = 5  # maximum quoted mistakes
 PLOTS = ("confusion", "calibration", "coverage")  # plots in the card
@@ -113,7 +128,7 @@ def _front_matter(results: JsonObject, heedful_only: bool) -> list[str]:
     task = SPECS[results["task"]].card
     headline = headline_split(results)
     numbers = headline[1] if headline else {}
-    hub_metrics = list(dict.fromkeys(hub_name for name, hub_name in METRICS.items() if name in numbers))
+    hub_metrics = list(dict.fromkeys(hub_name for name, hub_name in HUB_METRIC_NAMES.items() if name in numbers))
     library = "heedful" if heedful_only else task.library
     lines = ["---", f"library_name: {library}", f"pipeline_tag: {task.pipeline}", "tags:", "- heedful"]
     if base := re.fullmatch(r"((?:[\w.-]+/)?[\w.-]+)@[0-9a-f]{7,40}", results.get("base", "")):
@@ -131,7 +146,7 @@ def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> l
     The data set is called "local data", since its name may be private.
     """
     hub_scores: dict[str, float] = {}
-    for metric, hub_name in METRICS.items():
+    for metric, hub_name in HUB_METRIC_NAMES.items():
         value = as_float(numbers.get(metric))
         if math.isfinite(value) and hub_name not in hub_scores:
             hub_scores[hub_name] = round(value, 6)

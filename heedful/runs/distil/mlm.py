@@ -43,7 +43,7 @@ from heedful.runs.distil.students import build_student, head_untrained, hidden_s
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.verdict import compare_speeds, quality_over_seeds, write_verdict
 from heedful.runs.overrides import Overrides
-from heedful.runs.pretrain.build import build_objectives, build_samples
+from heedful.runs.pretrain.build import build_samples
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.run import PretrainSetup, PretrainTraining, TextLearner
@@ -236,7 +236,7 @@ def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) 
     seed = components.settings.train.seed
     accuracies = {}
     for name, model in models.items():
-        objective = build_objectives(components, model.to(CPU).eval(), samples)[0]
+        objective = components.builder.objectives(components, model.to(CPU).eval(), samples)[0]
         correct = masked_tokens = 0.0
         for index in range(len(validation)):
             mask_key = derive_seed(seed, Stream.VALIDATION, index)
@@ -312,7 +312,7 @@ class MlmTeacherLearner:
                 "mask_prob of a phase has no effect in a distillation: leave it out of pretrain.phases",
                 path="pretrain.phases",
             )
-        masked_lm = build_objectives(components, model, samples)[0]
+        masked_lm = components.builder.objectives(components, model, samples)[0]
         assert isinstance(masked_lm, MaskedLM)
         losses = resolve_losses(self._settings.loss, model, self.teacher)
         self.teacher.to(resolve_device(self.pretrain.train.device))

@@ -21,7 +21,7 @@ from heedful.errors import HeedfulError, did_you_mean
 from heedful.families import DEFAULT_FAMILIES, FAMILIES
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.model.initialise import skip_init
-from heedful.objectives import Sample, SelfSupervised
+from heedful.objectives import Sample
 from heedful.objectives.packing import FixedShape, held_out
 from heedful.random_streams import Stream
 from heedful.runs.pretrain.objective_builder import Components, builder_of
@@ -30,7 +30,8 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.settings import PretrainTokenizer
 
 ConfigPart = TypeVar("ConfigPart", EmbeddingConfig, StackConfig, None)
-DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")  # fields of them
+# dropout fields of EmbeddingConfig and StackConfig
+DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_dropout", "final_dropout")
 
 
 # -- checks before text is read -------------------------------------------------------------------------------------
@@ -46,22 +47,23 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
     Raises:
         HeedfulError: If there is such a setting.
     """
-    init_from, defaults = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
-    trains_tokenizer = not (from_corpus or init_from or settings.tokenizer.path)
-    tokenizer_source = (
-        "--tokenizer names one" if settings.tokenizer.path else f"{init_from or 'the corpus'} has its own"
-    )
-    training_options = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
-    corpus_options = [field.name for field in fields(CorpusSettings)]
-    for table, names, is_used, reason in (
-        ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
-        ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
-        ("tokenizer", training_options, trains_tokenizer, f"no tokenizer is trained, {tokenizer_source}"),
-        ("corpus", corpus_options, not from_corpus, "the corpus was made before"),
-        ("model", ("family", "size", "layers", "width", "heads"), not init_from, f"{init_from} has a shape of its own"),
-    ):
-        if is_used:
-            continue
+    init_from, tokenizer_path = settings.model.init_from, settings.tokenizer.path
+    # the width only changes the default learning rate, which is not compared
+    defaults = pretrain_defaults(settings.objective.kind, width=1, continued=False)
+    unused: list[tuple[str, Sequence[str], str]] = [  # table of the settings, names in it, reason
+        ("fit", ["eval_every_epochs"], "set eval_every_steps instead"),
+        ("tokenizer", ["max_length"], "the greatest max_seq_length of all phases is used"),
+    ]
+    if from_corpus or init_from or tokenizer_path:
+        names = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
+        source = "tokenizer.path names one" if tokenizer_path else f"{init_from or 'the corpus'} has its own"
+        unused.append(("tokenizer", names, f"no tokenizer is trained, {source}"))
+    if from_corpus:
+        unused.append(("corpus", [field.name for field in fields(CorpusSettings)], "the corpus was made before"))
+    if init_from:
+        names = ["family", "size", "layers", "width", "heads"]
+        unused.append(("model", names, f"{init_from} has a shape of its own"))
+    for table, names, reason in unused:
         table_settings, table_defaults = getattr(settings, table), getattr(defaults, table)
         for name in names:
             if getattr(table_settings, name) != getattr(table_defaults, name):
@@ -76,7 +78,7 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
         init_model: The model that training continues from. If None, the family of the settings is checked.
 
     Raises:
-        HeedfulError: If the objective's head or the lengths do not fit the model.
+        HeedfulError: If the objective's head, the lengths or the dropout do not fit the model.
     """
     if init_model is None:
         name = _family(settings)
@@ -89,6 +91,11 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
             )
     make_head_config(config, settings.spec.head)
     builder_of(settings).check_model(config, name)
+    if settings.model.dropout and with_dropout(config.model, config.model, 0.0) == config.model:
+        raise HeedfulError(
+            f"model.dropout would change nothing: it replaces dropout rates above 0, and all rates of {name} are 0; "
+            "leave it out"
+        )
 
 
 def _family(settings: PretrainSettings) -> str:
@@ -99,7 +106,9 @@ def _family(settings: PretrainSettings) -> str:
     """
     family = settings.model.family or settings.spec.family or DEFAULT_FAMILIES[settings.spec.name]
     families_with_sizes = [name for name, known_family in FAMILIES.items() if known_family.sizes]
-    if family not in families_with_sizes:
+    if family in FAMILIES and family not in families_with_sizes:
+        raise HeedfulError(f'"{family}" has no published sizes; use one of {", ".join(families_with_sizes)}')
+    if family not in FAMILIES:
         hint = did_you_mean(family, families_with_sizes)
         raise HeedfulError(f'"{family}" is no family{hint}: {", ".join(families_with_sizes)}')
     return family
@@ -117,11 +126,11 @@ def build_model(components: Components) -> ModelBundle:
     head = settings.spec.head
     if components.init_model is not None:
         config_before = components.init_model.config.model
-        config_of_run = with_dropout(config_before, config_before, settings.model.dropout)
-        return with_head(_with_config(components.init_model, config_of_run), head, seed=seed)
+        config_for_training = with_dropout(config_before, config_before, settings.model.dropout)
+        return with_head(_with_config(components.init_model, config_for_training), head, seed=seed)
     config = config_of_size(_family(settings), settings, components.tokenizer)
-    config = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
-    headless = create(config, components.tokenizer.limited(max(settings.lengths)), seed=seed)
+    config_for_training = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
+    headless = create(config_for_training, components.tokenizer.limited(max(settings.lengths)), seed=seed)
     return with_head(headless, head, seed=seed)
 
 
@@ -150,6 +159,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         decoder_embedding=(
             None if published.decoder_embedding is None else resize_embedding(published.decoder_embedding)
         ),
+        # the published id belongs to another vocabulary; the padding token starts the decoder, as in T5
         start=None if published.start is None else tokenizer.special.pad,
     )
     # in some families the initialisation depends on the number of layers: take that of the new config
@@ -158,7 +168,10 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
 
 
 def _resize_stack(config: StackConfig, shape: tuple[int, int, int]) -> StackConfig:
-    """Return the config of a stack with another shape (layers, hidden size, heads). Ratios of sizes are unchanged."""
+    """Return the config of a stack with another shape (layers, hidden size, heads).
+
+    The ratio of inner size to hidden size and the number of heads in a group are unchanged.
+    """
     layers, width, heads = shape
     return replace(
         config,
@@ -168,6 +181,7 @@ def _resize_stack(config: StackConfig, shape: tuple[int, int, int]) -> StackConf
         kv_heads=config.kv_heads_of(heads),
         head_width=width // heads,
         inner_width=round(config.inner_width / config.width * width),
+        # blocks that share their weights, as in ALBERT: one for each layer at most
         blocks=None if config.blocks is None else min(config.blocks, layers),
     )
 
@@ -185,6 +199,7 @@ def _resize_embedding(
     """
     _, width, _ = settings.model.shape
     if embedding.width != family_width:  # a family whose embedding dimension is below its hidden size
+        # half the hidden size if the published dimension is larger, so that it stays below
         width = min(embedding.width, max(1, width // 2))
     positions = embedding.positions
     if isinstance(positions, Learned):
@@ -247,22 +262,6 @@ def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
     return _with_config(loaded, with_dropout(loaded.config.model, source))
 
 
-# -- the objective ------------------------------------------------------------------------------------------------
-
-
-def build_objectives(
-    components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
-) -> list[SelfSupervised]:
-    """Return the objective of each phase for a model with the objective's head.
-
-    Args:
-        components: The components of the run.
-        loaded: The model.
-        samples: The training samples of each phase.
-    """
-    return components.builder.objectives(components, loaded, samples)
-
-
 # -- the samples --------------------------------------------------------------------------------------------------
 
 
@@ -270,26 +269,28 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
     """Return the training samples of each phase, and the validation samples.
 
     Validation samples have the maximum length of the first phase. They are packed rows that are chosen at random until
-    they have at least `eval_tokens` tokens together.
+    they have at least `eval_tokens` tokens together, or all rows if the split has fewer.
 
     Raises:
-        HeedfulError: If the corpus has too few documents.
+        HeedfulError: If the corpus has too few different documents.
     """
     settings = components.settings
     corpus = components.corpus
     is_held_out = held_out(corpus, settings.eval_fraction)
     train_documents, validation_documents = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-    if not len(train_documents) or not len(validation_documents):
+    if not len(train_documents) or not len(validation_documents):  # `held_out` leaves neither empty otherwise
+        count = len(corpus)
+        reason = "there is only one document" if count == 1 else f"all {count:,} documents have the same text"
         raise HeedfulError(
-            f"the number of different documents in {len(corpus):,} is too small to hold out a share of "
-            f"{settings.eval_fraction:g}: {len(validation_documents)} would be held out. Give more documents, or set "
-            "corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document is one"
+            f"{reason}, so none can be held out for validation: give more documents, or set corpus.sample_by to split "
+            "files into more documents"
         )
     builder, seed = components.builder, settings.train.seed
     builder.check_documents(len(train_documents), len(validation_documents))
     shape = _fixed_shape(components)
     train_rows = [builder.rows(components, train_documents, length, seed, shape) for length in settings.lengths]
     validation_seed = derive_seed(seed, Stream.VALIDATION)
+    # without the fixed shape of training rows, so that validation rows have all sequences that fit
     validation_rows = builder.rows(
         components, validation_documents, settings.lengths[0], validation_seed, validation=True
     )

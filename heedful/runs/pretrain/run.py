@@ -30,7 +30,6 @@ from heedful.runs.checkpoints import (
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import (
     build_model,
-    build_objectives,
     build_samples,
     check_ignored_settings,
     model_to_save,
@@ -185,7 +184,7 @@ class TextLearner:
         self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]
     ) -> PretrainSetup:
         """Return the objectives of the settings, and the samples unchanged."""
-        objectives = build_objectives(components, model, samples)
+        objectives = components.builder.objectives(components, model, samples)
         for note in components.builder.notes(components):
             self.run.reporter.message(note)
         evaluated = components.builder.for_validation(objectives[0])

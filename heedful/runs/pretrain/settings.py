@@ -120,7 +120,7 @@ class PretrainSettings:
     pack_length: int = 1024  # tokens of a packed row: several whole sequences, end to end
     sequences_per_pack: int | None = None  # sequences of a packed row, padded to one shape; none: all that fit
     eval_fraction: float = 0.01  # share of the documents that are the validation split
-    eval_tokens: int = 100_000  # tokens of an evaluation; a few more, since it uses whole packed rows
+    eval_tokens: int = 100_000  # minimum tokens of an evaluation, in whole packed rows; all if there are fewer
     eval_every_steps: int = 500  # steps between evaluations
     probes: tuple[Probe, ...] = ()  # small labelled files on which frozen vectors are scored at each evaluation
     train: TrainSettings = TrainSettings(epochs=3.0)

@@ -18,7 +18,7 @@ ClassWeight = Literal["balanced"] | None  # balanced: examples / (classes * exam
 PIPELINE = """from transformers import pipeline
 
 answer = pipeline("{kind}", model="path/to/model"{more})
-print(answer({given}))"""
+print(answer({example}))"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ CLASSIFY = TaskSpec(
         name="Text classification",
         description="Gives a text, or a pair of texts, one label, with a probability",
         pipeline="text-classification",
-        code=PIPELINE.format(kind="text-classification", more="", given="{given}"),
+        code=PIPELINE.format(kind="text-classification", more="", example="{example}"),
     ),
     distillation="classes",
     linear_model="logistic",
@@ -111,7 +111,7 @@ MULTI_LABEL = TaskSpec(
         describe_mistake=_describe_label_sets,
         description="Gives a text, or a pair of texts, any number of labels, with a probability for each",
         pipeline="text-classification",
-        code=PIPELINE.format(kind="text-classification", more=", top_k=None", given="{given}"),
+        code=PIPELINE.format(kind="text-classification", more=", top_k=None", example="{example}"),
     ),
     distillation="multiple",
     linear_model="logistic_per_label",

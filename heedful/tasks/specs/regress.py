@@ -46,7 +46,7 @@ REGRESS = TaskSpec(
         describe_mistake=_describe_mistake,
         description="Gives a text, or a pair of texts, a number",
         pipeline="text-classification",
-        code=PIPELINE.format(kind="text-classification", more=', function_to_apply="none"', given="{given}"),
+        code=PIPELINE.format(kind="text-classification", more=', function_to_apply="none"', example="{example}"),
     ),
     distillation="numbers",
     classic_students=("bag", "bilstm"),

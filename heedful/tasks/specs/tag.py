@@ -71,7 +71,8 @@ TAG = TaskSpec(
         takes_pairs=False,
         input_text=lambda engine_input: engine_input if isinstance(engine_input, str) else " ".join(engine_input),
         describe_mistake=_describe_mistake,
-        code=PIPELINE.format(kind="token-classification", more="", given="{given}"),  # the card fills in {given}
+        # the card fills in {example}
+        code=PIPELINE.format(kind="token-classification", more="", example="{example}"),
     ),
     distillation="tokens",
     classic_students=("bilstm",),

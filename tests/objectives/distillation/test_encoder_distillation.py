@@ -18,7 +18,15 @@ from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.checkpoint.new_head import with_head
 from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
-from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
+from heedful.model.config import (
+    DenseLayer,
+    EmbeddingConfig,
+    Learned,
+    MaskedTokens,
+    ModelConfig,
+    SentenceEmbedding,
+    StackConfig,
+)
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples
 from heedful.objectives.distillation import vector_cache
@@ -108,9 +116,11 @@ def test_words_are_aligned(vocab_size: int, kind: str) -> None:
     batch = objective.batch(make_samples(tokenizer, lower), [1, 2, 3, 4])
     words, packed = batch.distillation.words, pack_samples(make_samples(tokenizer, lower))
     assert teacher.loaded.tokenizer is not None
-    student_words = spell_words(tokenizer, packed.tokens, words.student_rows, words.student_words, words.count)
+    student_words = spell_words(tokenizer, packed.tokens, words.student_positions, words.student_word_of, words.count)
     tokens = words.teacher_input.tokens
-    teacher_words = spell_words(teacher.loaded.tokenizer, tokens, words.teacher_rows, words.teacher_words, words.count)
+    teacher_words = spell_words(
+        teacher.loaded.tokenizer, tokens, words.teacher_positions, words.teacher_word_of, words.count
+    )
     if kind == "wordpiece":
         expected = [word for text in lower for word in text.replace(".", " .").replace(",", " ,").split()]
         assert student_words == expected and teacher_words == expected
@@ -123,7 +133,7 @@ def test_words_are_aligned(vocab_size: int, kind: str) -> None:
         assert student_words == teacher_words
     assert batch.counts == (float(len(batch.targets)), float(words.count))
     text_tokens = sum(map(len, packed.unpack(packed.tokens))) - 2 * len(packed)
-    assert len(words.student_rows) == text_tokens, "some tokens that are not special are in no word"
+    assert len(words.student_positions) == text_tokens, "some tokens that are not special are in no word"
 
 
 @pytest.mark.parametrize(("kind", "teacher_kind"), [("wordpiece", "bpe"), ("unigram", "bpe"), ("bpe", "bpe")])
@@ -151,8 +161,8 @@ def test_the_loss_equals_that_of_a_loop() -> None:
     student_states, teacher_states = student.model(batch.packed), teacher.loaded.model(words.teacher_input)
     losses = []
     for word in range(words.count):
-        student_state = student_states[words.student_rows[words.student_words == word]].mean(0)
-        teacher_state = teacher_states[words.teacher_rows[words.teacher_words == word]].mean(0)
+        student_state = student_states[words.student_positions[words.student_word_of == word]].mean(0)
+        teacher_state = teacher_states[words.teacher_positions[words.teacher_word_of == word]].mean(0)
         standardised = (teacher_state - teacher.mean) / teacher.deviation
         losses.append(((objective.modules["states"](student_state) - standardised) ** 2).mean())
     assert torch.allclose(term.losses, torch.stack(losses), rtol=1e-4, atol=1e-5)
@@ -238,19 +248,47 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     cut, all_words = (model.align_words(packed, tokens, objective.is_text_id) for model in (teacher, unlimited))
     assert cut.count < all_words.count
     assert max(cut.teacher_input.lengths) <= 20 < max(all_words.teacher_input.lengths)
-    student_spelling = spell_words(SMALL_VOCABULARY, packed.tokens, cut.student_rows, cut.student_words, cut.count)
+    student_spelling = spell_words(
+        SMALL_VOCABULARY, packed.tokens, cut.student_positions, cut.student_word_of, cut.count
+    )
     teacher_spelling = spell_words(
-        LARGE_VOCABULARY, cut.teacher_input.tokens, cut.teacher_rows, cut.teacher_words, cut.count
+        LARGE_VOCABULARY, cut.teacher_input.tokens, cut.teacher_positions, cut.teacher_word_of, cut.count
     )
     assert student_spelling == teacher_spelling and "" not in student_spelling
     full_spelling = spell_words(
-        SMALL_VOCABULARY, packed.tokens, all_words.student_rows, all_words.student_words, all_words.count
+        SMALL_VOCABULARY, packed.tokens, all_words.student_positions, all_words.student_word_of, all_words.count
     )
     first = student_spelling.index(".") if cut.count else 0
     assert student_spelling[:first] == full_spelling[:first]
     batch = objective.batch(training_samples, [1])
     student = with_head(make_encoder(SMALL_VOCABULARY, 8, max_positions=600, seed=2), "masked_lm")
     assert len(objective.terms(student, batch)[1].losses) == cut.count == batch.counts[1]
+
+
+def test_the_limit_of_the_teachers_tokenizer_holds_below_that_of_its_positions() -> None:
+    loaded = make_encoder(LARGE_VOCABULARY.limited(15), 8)
+    teacher = EncoderTeacher(loaded, SMALL_VOCABULARY)
+    packed = pack_samples(make_samples(SMALL_VOCABULARY, [" ".join(TEXTS), TEXTS[0]]))
+    is_text_id = make_objective(teacher, SMALL_VOCABULARY, 8).is_text_id
+    words = teacher.align_words(packed, packed.tokens.numpy(), is_text_id)
+    assert loaded.max_length == 15 and 12 <= max(words.teacher_input.lengths) <= 15
+
+
+def test_a_word_after_a_line_end_is_a_word_of_its_own() -> None:
+    """The teacher's input equals its own encoding of the text, and no word extends over a line end."""
+    texts = ["the fox ran.\nthe dog slept\n\nno one came", "the end.\nno one slept\n the dog ran"]
+    tokenizer = train_on([texts] * 9, algorithm="bpe", vocab_size=300)
+    teacher = EncoderTeacher(make_encoder(train_on([texts] * 9, algorithm="wordpiece", vocab_size=90), 8), tokenizer)
+    assert teacher.tokenizer.special.unknown is not None
+    packed = pack_samples(make_samples(tokenizer, texts))
+    is_text_id = make_objective(teacher, tokenizer, 8).is_text_id
+    words = teacher.align_words(packed, packed.tokens.numpy(), is_text_id)
+    direct = teacher.tokenizer.pack(texts)
+    assert torch.equal(words.teacher_input.tokens, direct.tokens) and words.teacher_input.bounds == direct.bounds
+    spelling = spell_words(tokenizer, packed.tokens, words.student_positions, words.student_word_of, words.count)
+    assert spelling == " ".join(texts).split()
+    states = teacher.word_states(words)
+    assert len(states) == words.count and bool(states.isfinite().all())
 
 
 def test_a_teacher_needs_a_tokenizer() -> None:
@@ -431,6 +469,24 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
         assert torch.allclose(live_term.losses, cached_term.losses, atol=2e-3)
     with pytest.raises(HeedfulError, match="a different teacher, corpus or plan"):
         VectorCache(tmp_path / "cache", teacher, "other", corpus(), plan.texts).fill(live.is_text_id)
+
+
+def test_embeddings_of_a_dense_layer_are_cached(tmp_path: Path) -> None:
+    encoder = make_encoder(LARGE_VOCABULARY, 12)
+    config = replace(encoder.config, head=SentenceEmbedding(dense=(DenseLayer(width=5),)))
+    teacher, plan = EncoderTeacher(create(config, LARGE_VOCABULARY, seed=1), SMALL_VOCABULARY), make_plan()
+    live = make_objective(teacher, SMALL_VOCABULARY, 8, weight_by_term={"sentence_embedding": 1.0})
+    cached = VectorCache(tmp_path / "cache", teacher, "digest", corpus(), plan.texts)
+    cached.fill(live.is_text_id)
+    packs = make_packs(plan)
+    training_samples = [packs[index] for index in range(4)]
+    student = with_head(make_encoder(SMALL_VOCABULARY, 8, seed=2), "masked_lm").eval()
+    teacher.estimate_statistics(training_samples, live.is_text_id)
+    losses = []
+    for objective in (live, replace(live, vectors=cached)):
+        (term,) = objective.terms(student, objective.batch(training_samples, list(range(4))))
+        losses.append(term.losses.detach())
+    assert len(losses[0]) > 0 and torch.allclose(*losses, atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -522,13 +522,14 @@ def test_the_section_on_use_fits_the_inputs_and_the_architecture(tmp_path: Path)
     assert 'engine(["a text"])' in text
     assert 'pipeline("text-classification", model="path/to/model")' in text
     assert 'answer("a text")' in text
+    assert "maximum length are read in windows, whose answers are merged; transformers does not do this." in text
     pair_predictions = [prediction | {"input": ["one", "other"]} for prediction in predictions]
     with_pairs = card_of(tmp_path, results, dev=pair_predictions)
     assert 'heedful predict path/to/model "a text" --pair "another"' in with_pairs
     assert 'engine([("a text", "another")])' in with_pairs
     assert 'answer({"text": "a text", "text_pair": "another"})' in with_pairs
     heedful_only = card_of(tmp_path, results, model_type="heedful", dev=predictions)
-    assert "other libraries do not know" in heedful_only
+    assert "other libraries cannot load it" in heedful_only
     assert "from transformers" not in heedful_only
     assert front_matter(tmp_path)["library_name"] == "heedful"
 

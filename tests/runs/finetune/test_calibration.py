@@ -1,4 +1,4 @@
-"""Calibration of classifiers: a temperature fitted on dev, which the last layer includes, and prediction sets."""
+"""Calibration: a temperature fitted on dev and folded into the last layer's weights, and prediction sets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 import heedful
 from heedful.errors import HeedfulError
 from heedful.runs.results import read_predictions, read_results
+from heedful.tasks.classify import MIN_CALIBRATION_EXAMPLES
+from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES
 
-# settings with which a model overfits to 40 texts, many of which have random labels
+# settings with which a model overfits to 40 texts, a quarter of which have random labels
 OVERFITTING = {
     "init.kind": "scratch",
     "init.width": 32,
@@ -70,7 +72,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "multilabel",
     [pytest.param(False, id="one label"), pytest.param(True, id="any number of labels", marks=pytest.mark.slow)],
 )
-def test_a_temperature_makes_probabilities_honest(run_folder: Path, tmp_path: Path, multilabel: bool) -> None:
+def test_a_temperature_improves_calibration(run_folder: Path, tmp_path: Path, multilabel: bool) -> None:
     uncalibrated_folder = tmp_path / "uncalibrated"
     uncalibrated = finetune_overfitting(uncalibrated_folder, multilabel, **{"task.calibrate": False}).results
     folder = run_folder
@@ -81,16 +83,19 @@ def test_a_temperature_makes_probabilities_honest(run_folder: Path, tmp_path: Pa
     assert temperature > 1.05
     assert any(f"divided by {temperature:.3g}" in note for note in results["notes"])
     assert "temperature" not in uncalibrated
-    weight, uncalibrated_weight = (
-        load_file(path / "model/model.safetensors")["head.out.weight"] for path in (folder, uncalibrated_folder)
+    tensors, uncalibrated_tensors = (
+        load_file(path / "model/model.safetensors") for path in (folder, uncalibrated_folder)
     )
-    assert torch.allclose(weight * temperature, uncalibrated_weight, rtol=1e-5), "the last layer includes it"
+    for name in ("head.out.weight", "head.out.bias"):
+        assert torch.allclose(tensors[name] * temperature, uncalibrated_tensors[name], rtol=1e-5, atol=1e-7), (
+            f"{name} is not divided by the temperature"
+        )
     metric = results["metric"]
     for split in ("dev", "test"):
         numbers = results["splits"][split]["numbers"]
         uncalibrated_numbers = uncalibrated["splits"][split]["numbers"]
         assert numbers["loss"] < uncalibrated_numbers["loss"]
-        assert numbers[metric] == uncalibrated_numbers[metric], "the temperature changes no prediction"
+        assert numbers[metric] == uncalibrated_numbers[metric], "the temperature changed a prediction"
         if not multilabel:
             assert numbers["ece"] < 0.7 * uncalibrated_numbers["ece"]
     (answer,) = heedful.Engine(folder)(["the dog sat"])
@@ -107,10 +112,11 @@ def test_prediction_sets_contain_the_label_as_often_as_requested(run_folder: Pat
     in_set = [label in answer.prediction_set for answer, label in zip(answers, labels, strict=True)]
     correct = [answer.label == label for answer, label in zip(answers, labels, strict=True)]
     assert all(answer.label in answer.prediction_set for answer in answers)
-    expected = max(coverage, fmean(correct))  # the predicted label is always in the set
+    # a set always contains the predicted label, so it contains the label at least as often as the prediction is correct
+    expected = max(coverage, fmean(correct))
     assert fmean(in_set) == pytest.approx(expected, abs=0.08)
     if coverage == 0.9:
-        assert 1 < fmean(len(answer.prediction_set) for answer in answers) < 2, "some sets have both labels"
+        assert 1 < fmean(len(answer.prediction_set) for answer in answers) < 2, "no set has both labels, or all do"
 
 
 def test_without_a_coverage_there_are_no_prediction_sets(run_folder: Path) -> None:
@@ -119,14 +125,16 @@ def test_without_a_coverage_there_are_no_prediction_sets(run_folder: Path) -> No
 
 
 def test_a_small_dev_split_fits_no_temperature(tmp_path: Path) -> None:
-    results = finetune_overfitting(tmp_path / "run", num_dev=99, **{"train.epochs": 1}).results
+    results = finetune_overfitting(
+        tmp_path / "run", num_dev=MIN_CALIBRATION_EXAMPLES - 1, **{"train.epochs": 1}
+    ).results
     assert "temperature" not in results
     assert not any("divided by" in note for note in results["notes"])
-    assert any("not calibrated: dev needs 100 examples" in note for note in results["notes"])
+    assert any(f"not calibrated: dev needs {MIN_CALIBRATION_EXAMPLES} examples" in note for note in results["notes"])
     assert heedful.Engine(tmp_path / "run", prediction_set=0.9)(["the dog sat"])[0]["prediction_set"]
 
 
 def test_a_very_small_dev_split_calibrates_no_prediction_sets(tmp_path: Path) -> None:
-    finetune_overfitting(tmp_path / "run", num_dev=19, **{"train.epochs": 1})
+    finetune_overfitting(tmp_path / "run", num_dev=MIN_SET_EXAMPLES - 1, **{"train.epochs": 1})
     with pytest.raises(HeedfulError, match="no calibration for prediction sets"):
         heedful.Engine(tmp_path / "run", prediction_set=0.9)

@@ -35,7 +35,7 @@ from heedful.runs.card.markdown import escape_markdown
 from heedful.runs.card.pretrained import corpus_notes
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.pretrain import run as pretrain_module
-from heedful.runs.pretrain.build import build_model, build_objectives, build_samples, config_of_size
+from heedful.runs.pretrain.build import build_model, build_samples, config_of_size
 from heedful.runs.pretrain.components import sample_documents
 from heedful.runs.pretrain.objective_builder import Components
 from heedful.runs.pretrain.run import pretrain_with
@@ -551,7 +551,7 @@ def test_rows_of_a_fixed_shape_have_the_usual_share_of_masked_tokens(
     settings = small_settings(corpus.folder, overrides=overrides)
     components = Components(settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=None)
     (rows,), _ = build_samples(components)
-    (objective,) = build_objectives(components, build_model(components), [rows])
+    (objective,) = components.builder.objectives(components, build_model(components), [rows])
     assert isinstance(objective, MaskedLM)
     for index in range(len(rows)):
         row = rows[index]
@@ -1088,6 +1088,12 @@ def init_dirs(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path, tea
 @pytest.mark.parametrize(
     ("kind", "overrides", "message"),
     [
+        ("mlm", {"model.family": "heedful-classic"}, '"heedful-classic" has no published sizes; use one of '),
+        (
+            "mlm",
+            {"model.family": "modernbert", "model.dropout": 0.1},
+            "model.dropout would change nothing: .* all rates of modernbert are 0",
+        ),
         ("mlm", {"model.family": "brt"}, r'"brt" is no family \(did you mean "bert"\?\)'),
         ("mlm+nsp", {"model.family": "roberta"}, 'this family has no head "pretraining"'),
         ("mlm", {"model.family": "gpt2"}, 'this family has no head "masked_lm"'),
@@ -1152,7 +1158,7 @@ def test_wrong_settings(text: Path, overrides: dict[str, Any], message: str) -> 
         ({"tokenizer.max_length": 64}, "tokenizer.max_length would change nothing: the greatest max_seq_length"),
         (
             {"tokenizer.path": "TOKENIZER", "tokenizer.algorithm": "bpe"},
-            "tokenizer.algorithm .* trained, --tokenizer names one",
+            "tokenizer.algorithm .* trained, tokenizer.path names one",
         ),
         (
             {"tokenizer.path": "TOKENIZER", "tokenizer.train_chars": 9},
@@ -1225,7 +1231,7 @@ def test_settings_without_text_are_refused() -> None:
             "mlm",
             1,
             0.1,
-            r"documents in 1 is too small to hold out a share of 0\.1: [01] would be held out\. Give more",
+            "^there is only one document, so none can be held out for validation: give more documents, or set corpus",
         ),
         ("mlm+nsp", 12, 1e-6, r"needs two documents at least, but of 12 there are \d+ to learn from and 1 held out"),
     ],
@@ -1237,6 +1243,12 @@ def test_too_few_documents(
     with pytest.raises(HeedfulError, match=message):
         pretrain_small(text, run, kind, {"eval_fraction": eval_fraction}, tokenizer=str(tokenizer_dir))
     assert not (run / "state").exists()
+
+
+def test_equal_documents_cannot_be_held_out(tmp_path: Path, tokenizer_dir: Path) -> None:
+    text = write_documents(tmp_path / "text.txt", make_documents(1, seed=6) * 5)
+    with pytest.raises(HeedfulError, match="^all 5 documents have the same text, so none can be held out"):
+        pretrain_small(text, tmp_path / "run", overrides={"eval_fraction": 0.5}, tokenizer=str(tokenizer_dir))
 
 
 @pytest.mark.slow
