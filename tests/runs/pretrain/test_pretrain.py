@@ -1247,7 +1247,7 @@ def test_too_few_documents(
 
 def test_equal_documents_cannot_be_held_out(tmp_path: Path, tokenizer_dir: Path) -> None:
     text = write_documents(tmp_path / "text.txt", make_documents(1, seed=6) * 5)
-    with pytest.raises(HeedfulError, match="^all 5 documents have the same text, so none can be held out"):
+    with pytest.raises(HeedfulError, match=r"^all 5 documents have the same text, so none can be held out"):
         pretrain_small(text, tmp_path / "run", overrides={"eval_fraction": 0.5}, tokenizer=str(tokenizer_dir))
 
 
