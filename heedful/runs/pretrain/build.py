@@ -55,14 +55,14 @@ def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> 
         ("tokenizer", ["max_length"], "the greatest max_seq_length of all phases is used"),
     ]
     if from_corpus or init_from or tokenizer_path:
-        names = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
+        training_options = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
         source = "tokenizer.path names one" if tokenizer_path else f"{init_from or 'the corpus'} has its own"
-        unused.append(("tokenizer", names, f"no tokenizer is trained, {source}"))
+        unused.append(("tokenizer", training_options, f"no tokenizer is trained, {source}"))
     if from_corpus:
         unused.append(("corpus", [field.name for field in fields(CorpusSettings)], "the corpus was made before"))
     if init_from:
-        names = ["family", "size", "layers", "width", "heads"]
-        unused.append(("model", names, f"{init_from} has a shape of its own"))
+        shape_settings = ["family", "size", "layers", "width", "heads"]
+        unused.append(("model", shape_settings, f"{init_from} has a shape of its own"))
     for table, names, reason in unused:
         table_settings, table_defaults = getattr(settings, table), getattr(defaults, table)
         for name in names:
@@ -129,8 +129,8 @@ def build_model(components: Components) -> ModelBundle:
         config_for_training = with_dropout(config_before, config_before, settings.model.dropout)
         return with_head(_with_config(components.init_model, config_for_training), head, seed=seed)
     config = config_of_size(_family(settings), settings, components.tokenizer)
-    config_for_training = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
-    headless = create(config_for_training, components.tokenizer.limited(max(settings.lengths)), seed=seed)
+    config = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
+    headless = create(config, components.tokenizer.limited(max(settings.lengths)), seed=seed)
     return with_head(headless, head, seed=seed)
 
 
