@@ -24,8 +24,9 @@ from heedful.model.config import EmbeddingConfig, NextToken, SentenceEmbedding
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 from heedful.tokenizer.words import word_tokenizer
 from heedful.train.checkpoint import CheckpointManager
-from tests.look.test_inspection import TEXT, WORDS, ending, numbers
+from tests.look.test_inspection import numbers
 from tests.support.classic_models import make_classic, make_classic_encoder
+from tests.support.look_pages import TEXT, WORDS, with_special_tokens
 from tests.support.model_folders import load_reference, make_model_dir
 
 PROMPT, CHOICES = "the cat sat on the mat", ["a dog ran", "she lives in france", "the program"]
@@ -150,7 +151,7 @@ def test_each_generated_token_is_explained() -> None:
     words = word_tokenizer(WORDS)
     bundle_config = BundleConfig(family="heedful-classic", model=recurrent_config(words.size), head=NextToken())
     loaded = create(bundle_config, words, seed=1).eval()
-    loaded.tokenizer = ending(words)
+    loaded.tokenizer = with_special_tokens(words)
     inspection = Inspection(loaded, TEXT)
     generated = [token["text"] for token in inspection.sides["generated"]]
     steps = decoding_report(inspection)["steps"]

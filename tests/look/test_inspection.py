@@ -43,15 +43,13 @@ from heedful.nn.inference_linear import Int8Linear, OneDnnLinear, cannot_use_one
 from heedful.nn.positions import TransformerXlPosition
 from heedful.packed import Packed
 from heedful.tasks.generation import GenerationConfig
-from heedful.tokenizer import SpecialIds
 from heedful.tokenizer.words import word_tokenizer
 from tests.support.classic_models import READERS, make_classic, make_classic_encoder
+from tests.support.look_pages import TEXT, WORDS, with_special_tokens
 from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
 QUICK_FAMILIES = ("t5", "xlnet")  # families that are not only tested with --slow
-WORDS = [f"w{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(95)]  # waa, wab, ...
-TEXT = " ".join(WORDS[n] for n in (7, 3, 50, 3, 21, 90, 11, 64, 5, 33, 8, 2))
 
 
 def numbers(encoded: dict[str, Any]) -> np.ndarray:
@@ -59,12 +57,6 @@ def numbers(encoded: dict[str, Any]) -> np.ndarray:
     raw = np.frombuffer(base64.b64decode(encoded["data"]), dtype="<" + encoded["kind"])
     value_of_one = {"f4": 1, "f2": 1, "u2": 65535, "u1": 255}[encoded["kind"]]
     return raw.reshape(encoded["shape"]).astype(np.float64) / value_of_one
-
-
-def ending(tokenizer: Any) -> Any:
-    """Return a tokenizer after giving it special tokens at the beginning and at the end of a text."""
-    tokenizer.special = SpecialIds(pad=0, unknown=0, bos_or_cls=2, eos_or_sep=1, mask=None)
-    return tokenizer
 
 
 def tiny_inspection(folder: Path, family: str) -> tuple[Any, Inspection]:
@@ -401,7 +393,7 @@ def test_spectrum_of_layers_that_were_converted_for_inference(
 def test_the_decoder_generates_the_same_text_as_the_engine(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
-    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    loaded.tokenizer = with_special_tokens(word_tokenizer(WORDS))
     inspection = Inspection(loaded, TEXT, target=TEXT[:11])
     assert not inspection.target_is_generated
     assert [view.part for view in inspection.views] == ["encoder", "decoder", "cross"]
@@ -421,7 +413,7 @@ def test_the_decoder_generates_the_same_text_as_the_engine(tmp_path: Path) -> No
 def test_the_decoder_obeys_the_generation_settings_of_the_folder(tmp_path: Path, setting: str) -> None:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
-    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    loaded.tokenizer = with_special_tokens(word_tokenizer(WORDS))
     unlimited = Inspection(loaded, TEXT).sides["target"][1:]
     assert len(unlimited) > 8 and loaded.config.generation is not None
     value = {"eos_token_id": [1, unlimited[4]["id"]], "max_length": 5}[setting]
@@ -439,7 +431,7 @@ def test_the_decoder_obeys_the_generation_settings_of_the_folder(tmp_path: Path,
 def test_decoding_restores_training_mode(tmp_path: Path) -> None:
     save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
     loaded = heedful.load(tmp_path)
-    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    loaded.tokenizer = with_special_tokens(word_tokenizer(WORDS))
     expected = decoding_report(Inspection(loaded, TEXT), max_new_tokens=4, num_beams=2)
     loaded.train()
     assert decoding_report(Inspection(loaded, TEXT), max_new_tokens=4, num_beams=2) == expected and loaded.training
@@ -491,7 +483,7 @@ def test_attention_weights_of_a_recurrent_model_give_its_hidden_states() -> None
     config = ClassicConfig(embedding=embedding, reader=RecurrentSeq2Seq(width=8, feed=False))
     bundle_config = BundleConfig(family="heedful-classic", model=config, head=NextToken())
     loaded = create(bundle_config, words, seed=1).double().eval()
-    loaded.tokenizer = ending(words)
+    loaded.tokenizer = with_special_tokens(words)
     inspection = Inspection(loaded, TEXT, target=TEXT[:15])
     assert [(view.part, view.rows, view.keys) for view in inspection.views] == [("cross", "target", "source")]
     model: Any = loaded.model

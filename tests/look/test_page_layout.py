@@ -31,11 +31,24 @@ from heedful.model.classic_config import (
 )
 from heedful.model.config import EmbeddingConfig, NextToken
 from heedful.tokenizer.words import word_tokenizer
-from tests.look.test_inspection import TEXT, WORDS, ending
-from tests.look.test_page import CONTRAST, inspections_of_every_kind, page_with_report
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser
 from tests.support.classic_models import READERS, make_classic
-from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window, unreached_controls
+from tests.support.look_pages import (
+    TEXT,
+    WORDS,
+    inspections_of_every_kind,
+    page_with_report,
+    wait_for_view,
+    with_special_tokens,
+)
+from tests.support.page_checks import (
+    axe_violations,
+    layout_problems,
+    lost_focus,
+    low_contrast,
+    set_window,
+    unreached_controls,
+)
 from tests.support.tiny_models import TINY, save_tiny
 
 SENTENCE = "The cat sat on the mat in Paris and slept there."
@@ -67,12 +80,6 @@ SOURCE_ATTENTION: dict[str, SourceAttentionConfigs] = {
 
 
 @pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def model() -> heedful.ModelBundle:
     return heedful.load("heedful-mini-en", head="masked_lm")
 
@@ -90,7 +97,7 @@ def recurrent_seq2seq(look: SourceAttentionConfigs) -> heedful.ModelBundle:
     reader = RecurrentSeq2Seq(width=8, look=look)
     config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=reader)
     bundle = create(BundleConfig(family="heedful-classic", model=config, head=NextToken()), words, seed=1).eval()
-    bundle.tokenizer = ending(words)
+    bundle.tokenizer = with_special_tokens(words)
     return bundle
 
 
@@ -98,7 +105,7 @@ def family_inspection(folder: Path, family: str) -> Inspection:
     """A tiny random model of a family, with the family's first head."""
     save_tiny(folder / family, family, next(iter(FAMILIES[family].heads)))
     bundle = heedful.load(folder / family)
-    bundle.tokenizer = ending(word_tokenizer(WORDS))
+    bundle.tokenizer = with_special_tokens(word_tokenizer(WORDS))
     return Inspection(bundle, TEXT)
 
 
@@ -132,7 +139,7 @@ def check_layout(chrome: Browser, url: str, name: str, widths: Sequence[int] = W
         set_window(chrome, width)
         for view in views_of(chrome):
             chrome.click(f'[data-view="{view}"]')
-            chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
+            wait_for_view(chrome, view)
             assert width - 20 <= chrome.js("return document.documentElement.clientWidth") <= width
             keep_picture(chrome, f"{width}-{name}-{view}")
             if view_problems := [*layout_problems(chrome), *chrome.complaints()]:
@@ -154,7 +161,6 @@ def test_layout(chrome: Browser, model: heedful.ModelBundle, text: str) -> None:
     chrome.dark(text in ("60", "hebrew"))
     with serve_in_background(api_of(model, TEXTS[text])) as server:
         assert check_layout(chrome, server.url, text) == {}
-    chrome.dark(False)
 
 
 @pytest.mark.slow
@@ -196,7 +202,6 @@ def test_layout_of_every_classic_model(chrome: Browser, kind: str) -> None:
         chrome.dark((number + len(kind)) % 2 == 1)
         with serve_in_background(PageAPI([inspection])) as server:
             assert check_layout(chrome, server.url, name) == {}, name
-    chrome.dark(False)
 
 
 @pytest.mark.slow
@@ -205,7 +210,6 @@ def test_layout_of_every_family(chrome: Browser, tmp_path: Path, family: str) ->
     chrome.dark(list(TINY).index(family) % 2 == 1)
     with serve_in_background(PageAPI([family_inspection(tmp_path, family)])) as server:
         assert check_layout(chrome, server.url, family) == {}
-    chrome.dark(False)
 
 
 @pytest.mark.slow
@@ -223,9 +227,8 @@ def test_axe_and_contrast(chrome: Browser, model: heedful.ModelBundle, text: str
     problems = {}
     with serve_in_background(api_of(model, TEXTS[text])) as server:
         for view in each_view(chrome, server.url):
-            if violations := [*axe_violations(chrome), *chrome.js(CONTRAST)]:
+            if violations := [*axe_violations(chrome), *low_contrast(chrome)]:
                 problems[view] = violations
-    chrome.dark(False)
     assert problems == {}
 
 
@@ -241,7 +244,7 @@ def test_axe_and_contrast_of_every_kind_of_model(chrome: Browser, tmp_path: Path
                 for dark in (False, True):
                     chrome.dark(dark)
                     chrome.settle()
-                    if violations := [*axe_violations(chrome), *chrome.js(CONTRAST)]:
+                    if violations := [*axe_violations(chrome), *low_contrast(chrome)]:
                         problems[kind, view, dark] = violations
                 chrome.dark(False)
     assert problems == {}

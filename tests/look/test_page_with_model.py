@@ -32,10 +32,11 @@ from heedful.look.page_with_model import PYTHON_QUESTIONS, live_script, render_h
 from heedful.model.config import SentenceEmbedding
 from heedful.page.assets import bundle_modules
 from heedful.tokenizer.words import word_tokenizer
-from tests.look.test_inspection import WORDS, numbers
+from tests.look.test_inspection import numbers
 from tests.page.test_forward import MIXTURES, mixture
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser, Keys, browser
 from tests.support.classic_models import make_classic
+from tests.support.look_pages import WORDS
 from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import save_tiny
 
@@ -398,7 +399,7 @@ def type_text(chromium: Browser, text: str) -> None:
     chromium.js(
         "window.read = []; const field = document.querySelector('.reading textarea'); field.focus(); field.select();"
     )
-    chromium.keys(text, "\ue004", "\ue004", "\ue007")  # Tab over the second text to the button, and Enter
+    chromium.keys(text, Keys.TAB, Keys.TAB, Keys.ENTER)  # over the second text to the button
     chromium.until(lambda: chromium.js("return document.querySelector('.reading textarea').value") == text)
     chromium.settle()
 
@@ -465,7 +466,7 @@ def test_a_head_is_switched_off_in_the_page(chromium: Browser, page: str, bundle
     open_page(chromium, page, "change")
     type_text(chromium, NEW)
     chromium.focus('.gate[data-place="encoder.1.2"]')
-    chromium.keys("\ue007")
+    chromium.keys(Keys.ENTER)
     chromium.until(lambda: "1 head off" in chromium.text(".changed"))
     after = PageAPI([Inspection(bundle, NEW)])("changed", {"off": "encoder.1.2"})["after"]
     for probability in after["probabilities"].values():  # type: ignore[index]

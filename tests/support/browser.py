@@ -19,6 +19,18 @@ FLAGS = (
 )
 
 
+class Keys:
+    """Keys as in `selenium.webdriver.Keys`, with their codes, since test files are imported without selenium too."""
+
+    TAB = "\ue004"
+    ENTER = "\ue007"
+    ESCAPE = "\ue00c"
+    HOME = "\ue011"
+    ARROW_LEFT = "\ue012"
+    ARROW_RIGHT = "\ue014"
+    ARROW_DOWN = "\ue015"
+
+
 class Browser:
     """A browser window with one open page."""
 
@@ -70,10 +82,19 @@ class Browser:
         """Give the focus to an element."""
         self.js("document.querySelector(arguments[0]).focus()", selector)
 
+    def fill(self, selector: str, value: str) -> None:
+        """Set the value of a field, without an event."""
+        self.js("document.querySelector(arguments[0]).value = arguments[1]", selector, value)
+
     def dark(self, on: bool) -> None:
         """Set the colour scheme that the system prefers."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if on else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def restore(self) -> None:
+        """Undo `dark`, and changes of the size of the window."""
+        self.dark(False)
+        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     def complaints(self) -> list[str]:
         """Return errors and warnings of the console since the last call."""

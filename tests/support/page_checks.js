@@ -40,6 +40,52 @@ function labelProblems() {
   return cut;
 }
 
+/** Relative luminance, as WCAG 2.2 defines it, of an sRGB colour [red, green, blue] with levels from 0 to 255. */
+function relativeLuminance(colour) {
+  const [r, g, b] = colour.map((level) => level / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
+/** Contrast ratio, from 1 to 21, of two such colours. */
+function contrastRatio(one, two) {
+  const [dark, light] = [one, two].map(relativeLuminance).sort((x, y) => x - y);
+  return (light + 0.05) / (dark + 0.05);
+}
+
+/** A computed colour, rgb(), rgba() or color(srgb), as [red, green, blue, alpha]; levels from 0 to 255, alpha from 0 to 1. */
+function rgbaOf(colour) {
+  if (!/^(rgba?\(|color\(srgb )/.test(colour)) throw new Error(`cannot read the colour ${colour}`);
+  const [r, g, b, a = 1] = colour.match(/[\d.]+(?:e-?\d+)?/g).map(Number);
+  const largest = colour.startsWith("color(") ? 1 : 255;
+  return [...[r, g, b].map((level) => (255 * level) / largest), a];
+}
+
+/** The opaque colour that a colour [red, green, blue, alpha] has over an opaque one. */
+function over([r, g, b, a], ground) {
+  return [r, g, b].map((level, i) => a * level + (1 - a) * ground[i]);
+}
+
+/** The colour behind the text of an element: the backgrounds of its ancestors over white, the outermost first. */
+function groundOf(element) {
+  const above = element.parentElement ? groundOf(element.parentElement) : [255, 255, 255];
+  return over(rgbaOf(getComputedStyle(element).backgroundColor), above);
+}
+
+/**
+ * Elements whose text has a contrast below 4.5 (WCAG AA), with the ratio. Transparency of text and backgrounds counts;
+ * `opacity` (of disabled controls, which WCAG exempts), background images, and what an SVG or a canvas draws behind text do not.
+ */
+function lowContrast() {
+  const low = [];
+  for (const e of document.querySelectorAll(".heedful *")) {
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.getClientRects().length) continue;
+    const style = getComputedStyle(e), ground = groundOf(e);
+    const ratio = contrastRatio(over(rgbaOf(e instanceof SVGElement ? style.fill : style.color), ground), ground);
+    if (ratio < 4.5) low.push(`${e.getAttribute("class") ?? ""} ${e.textContent.slice(0, 20)} ${ratio}`);
+  }
+  return low;
+}
+
 const kindOf = (element) => `${element.tagName} ${(element.getAttribute("class") ?? "").split(" ")[0]} ${element.type ?? ""}`;
 const usable = (where) => [...document.querySelectorAll(where)].filter((e) => e.checkVisibility() && !e.disabled && !e.closest(".save"));
 

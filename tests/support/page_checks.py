@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import Browser
+from tests.support.browser import Browser, Keys
 
-TAB, HOME, ARROW_RIGHT = "\ue004", "\ue011", "\ue014"  # keys of WebDriver
 AXE = "HEEDFUL_AXE"  # environment variable: path of axe.min.js, from `npm install axe-core`
 SCRIPT = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 FOCUSABLE = ".controls select, .controls input, .body button, .body select, .body input, .body canvas[tabindex], .tab"
@@ -28,6 +27,16 @@ def set_window(chrome: Browser, width: int, height: int = 900) -> None:
 def layout_problems(chrome: Browser) -> list[str]:
     """Return descriptions of elements on the open page that are too wide, cut off, empty or in error."""
     return list(chrome.js(SCRIPT + "return [...layoutProblems(), ...labelProblems()]"))
+
+
+def low_contrast(chrome: Browser) -> list[str]:
+    """Return the elements whose text has a contrast below 4.5 (WCAG AA), see `lowContrast` in page_checks.js."""
+    return list(chrome.js(SCRIPT + "return lowContrast()"))
+
+
+def relative_luminance(chrome: Browser, colours: list[list[int]]) -> list[float]:
+    """Return the relative luminance, from 0 to 1, of sRGB colours with levels from 0 to 255."""
+    return list(chrome.js(SCRIPT + "return arguments[0].map(relativeLuminance)", colours))
 
 
 def lost_focus(chrome: Browser) -> list[str]:
@@ -47,11 +56,11 @@ def unreached_controls(chrome: Browser) -> list[str]:
     chrome.js(SCRIPT + "watchFocus()")
     for number, members in enumerate(chrome.js(SCRIPT + "return rovingGroups()")):
         if chrome.js(SCRIPT + "return focusGroup(arguments[0])", number):
-            chrome.keys(HOME, *[ARROW_RIGHT] * (members - 1))
+            chrome.keys(Keys.HOME, *[Keys.ARROW_RIGHT] * (members - 1))
     chrome.js("document.activeElement.blur(); document.querySelector('h1').setAttribute('tabindex', -1)")
     chrome.focus("h1")
     tabbable = int(chrome.js("return [...document.querySelectorAll('*')].filter((e) => e.tabIndex >= 0).length"))
-    chrome.keys(*[TAB] * tabbable)
+    chrome.keys(*[Keys.TAB] * tabbable)
     return list(chrome.js(SCRIPT + "return unreached()"))
 
 
