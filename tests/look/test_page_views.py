@@ -56,6 +56,17 @@ def test_every_view_opens_without_errors_or_foreign_requests(chrome: Browser, se
     assert asked and all(url.startswith(server.url) for url in asked)
 
 
+def test_low_contrast_counts_transparency(chrome: Browser) -> None:
+    """Black on white is legible; the same as 30 % of its colour, or behind a translucent black background, is not."""
+    chrome.driver.get(
+        "data:text/html,<div class='heedful' style='background: white'><p class='legible'>a</p>"
+        "<p class='pale' style='color: rgba(0, 0, 0, 0.3)'>b</p>"
+        "<div style='background: rgba(0, 0, 0, 0.8)'><p class='covered'>c</p></div>"
+        "<p class='mixed' style='background: color-mix(in srgb, black 80%25, white)'>d</p></div>"
+    )
+    assert [problem.split()[0] for problem in low_contrast(chrome)] == ["pale", "covered", "mixed"]
+
+
 def test_the_page_opens_on_a_head_that_tells_something(chrome: Browser) -> None:
     api = PageAPI([Inspection(heedful.load("heedful-mini-en"), "The cat sat on the mat because it was tired.")])
     first = telling_heads(api.inspections[0])[0]
