@@ -50,6 +50,7 @@ from tests.support.model_folders import make_model_dir
 from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
 QUICK_FAMILIES = ("t5", "xlnet")  # families that are not only tested with --slow
+DECODER_ONLY = ("gpt2", "llama", "qwen3")
 
 
 def numbers(encoded: dict[str, Any]) -> np.ndarray:
@@ -76,7 +77,7 @@ def reference_attention(reference: Any, family: str, ids: list[int]) -> dict[str
         out = reference(**inputs, output_attentions=True)
     if family in ENCODER_DECODER:
         return {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
-    return {"decoder" if family == "gpt2" else "encoder": out.attentions}
+    return {"decoder" if family in DECODER_ONLY else "encoder": out.attentions}
 
 
 def check_attention_of_family(folder: Path, family: str) -> None:
@@ -90,7 +91,8 @@ def check_attention_of_family(folder: Path, family: str) -> None:
     for part, layers in expected.items():
         assert inspection.view(part).layers == len(layers)
         for layer, layer_weights in enumerate(layers):
-            check_head(api, part, layer, 2, layer_weights[0, 2].numpy())
+            last_head = layer_weights.shape[1] - 1
+            check_head(api, part, layer, last_head, layer_weights[0, last_head].numpy())
 
 
 def check_head(api: PageAPI, part: str, layer: int, head: int, expected: np.ndarray) -> None:
