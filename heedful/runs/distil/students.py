@@ -301,8 +301,9 @@ def student_of_size(teacher: ModelBundle, settings: SizeStudent, max_length: int
     family = settings.family or _default_family(teacher.config)
     if family not in FAMILIES or not FAMILIES[family].sizes:
         families_with_sizes = [name for name, known_family in FAMILIES.items() if known_family.sizes]
+        problem = "has no published sizes" if family in FAMILIES else "is no family"
         hint = did_you_mean(family, families_with_sizes)
-        raise HeedfulError(f'"{family}" is no family{hint}: {", ".join(families_with_sizes)}')
+        raise HeedfulError(f'"{family}" {problem}{hint}: {", ".join(families_with_sizes)}')
     student = create(config_of_size(family, shape, tokenizer), tokenizer.limited(max_length), seed=seed)
     student.source = f"a fresh model of size {settings.size}"
     return student.eval()
