@@ -159,7 +159,7 @@ def _write_layers(encoder: StackConfig) -> dict[str, object]:
     """Write the settings that `_read_period_or_layers` reads."""
     if encoder.global_layers is None:
         return {"global_attn_every_n_layers": encoder.global_every}
-    # 1 stands for any value: layer_types decides
+    # any value is possible: layer_types decides
     return {"global_attn_every_n_layers": 1, "layer_types": layer_types(encoder)}
 
 
