@@ -71,7 +71,7 @@ def test_a_run_with_new_word_embeddings_is_complete(tmp_path: Path) -> None:
     assert isinstance(model, ClassicConfig)
     assert model.reader.kind == "attention"
     assert model.embedding.width == 8
-    assert "Its architecture is Heedful's own" in (run / "model/README.md").read_text("utf-8")
+    assert "The model's architecture is Heedful's own" in (run / "model/README.md").read_text("utf-8")
     engine = heedful.Engine(loaded)
     for prediction in read_predictions(run, "test"):
         (answer,) = engine([prediction["input"]])
