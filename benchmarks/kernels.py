@@ -98,7 +98,7 @@ def parts(lengths: list[int]) -> list[tuple[str, float, Ways]]:
     """Return the parts of a layer for texts of these lengths.
 
     Each part has a name, the GFLOP of its matrix product (0.0 for parts that are no product), and the ways to compute
-    it, of which "PyTorch" is the reference.
+    it; "PyTorch" is the reference.
     """
     tokens = sum(lengths)
     return [

@@ -164,7 +164,7 @@ def merge(table: dict[str, Json], data: Mapping[str, Json], *classes: type) -> N
         table: Settings as plain data.
         data: New values. A new `kind` removes all old values of its table. A value for one of several mutually
             exclusive settings sets the others to None.
-        classes: Dataclasses of which the table may be one.
+        classes: Dataclasses, one of which the table must fit.
     """
     if "kind" in data and table.get("kind") != data["kind"]:
         table.clear()

@@ -124,7 +124,7 @@ static void block(const Block& b, const T* x, int64_t rows, int64_t sequences, c
     });
 }
 
-// returns the bytes of memory that heedful_block needs for so many rows; `descriptor` is a Block
+// returns the bytes of memory that heedful_block needs for `rows` rows; `descriptor` is a Block
 extern "C" int64_t heedful_block_space(const void* descriptor, int64_t rows, int half) {
     const Block& b = *(const Block*)descriptor;
     return half ? space_of<uint16_t>(b, rows) : space_of<float>(b, rows);

@@ -247,7 +247,7 @@ class QuestionExample(Example):
 class ChoiceExample(Example):
     """Multiple choice: a prompt with several candidates and exactly one correct candidate."""
 
-    about: ClassVar[str] = "a prompt with candidates of which one is right"
+    about: ClassVar[str] = "a prompt with candidates, one of them right"
     needed: ClassVar[tuple[str, ...]] = ("candidates", "answer")
     optional: ClassVar[tuple[str, ...]] = ("prompt", "question")
     prompt: str

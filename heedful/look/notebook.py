@@ -53,8 +53,8 @@ def make_page_api(
             'expected texts, pairs, or one {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}'
         )
     inspections = [Inspection(loaded, item, target=target) for item in items]
-    shown = inspections[:1] if word else inspections[:2]  # the page shows only the word in further texts
-    return PageAPI(shown, extra=inspections[1:], word=word)
+    compared = inspections[:1] if word else inspections[:2]  # the page shows only the word in further texts
+    return PageAPI(compared, extra=inspections[1:], word=word)
 
 
 def make_widget(api: PageAPI) -> AnyWidget:

@@ -68,7 +68,7 @@ def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Gener
             submodule.weight[submodule.padding_idx].zero_()
 
 
-Matrices = list[tuple[torch.Tensor, float]]  # the matrices of which a layer's weight consists, each with `factor`
+Matrices = list[tuple[torch.Tensor, float]]  # (matrix, factor) of each matrix that a layer's weight consists of
 
 
 def _matrices(module: nn.Module, scheme: Initialisation) -> dict[nn.Module, Matrices]:

@@ -252,9 +252,9 @@ class _FitLoop(Generic[Share]):
         result, step = self._evaluate(), self.trainer.step
         values = {"its metric": result.metric_value, **result.metrics}
         if bad := [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
-            shown = " and ".join(f"{values[name]} for {name}" for name in bad)
+            bad_values = " and ".join(f"{values[name]} for {name}" for name in bad)
             raise DivergedError(
-                f"step {step}: the evaluation gave {shown}, so the model is no result. {DIVERGENCE_ADVICE}"
+                f"step {step}: the evaluation gave {bad_values}, so the model is no result. {DIVERGENCE_ADVICE}"
             )
         old_rank = None
         if self.best_metric is not None:

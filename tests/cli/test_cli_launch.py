@@ -88,7 +88,7 @@ def test_a_signal_is_in_the_exit_code(
 def test_the_exit_code_is_that_of_the_first_process_that_failed(
     status: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a process that a signal ended, it is 128 + the number of the signal, as in a shell."""
+    """The exit code of a process that a signal ended is 128 + the number of the signal, as in a shell."""
 
     def run(args: Any) -> None:
         failures = {1: ProcessFailure(1, 1234, status, "none"), 0: ProcessFailure(0, 1233, -signal.SIGTERM, "none")}

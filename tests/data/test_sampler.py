@@ -94,7 +94,7 @@ def test_every_sample_is_equally_likely_at_every_position() -> None:
 
 
 def test_the_order_is_the_same_everywhere() -> None:
-    """It must not change between processes or releases, since a resumed run relies on it."""
+    """The order must not change between processes or releases, since a resumed run relies on it."""
     assert epoch_order(8, 1, 0).tolist() == [4, 7, 3, 1, 0, 5, 2, 6]
     assert derive_seed(1, 2, 3) == 6520558355739401531
     code = "from heedful.data.sampler import epoch_order; print(epoch_order(8, 1, 0).tolist())"

@@ -434,7 +434,7 @@ ODD: list[Any] = [None, -1, 0, 1, 3, 2**31, 1e308, float("nan"), "", "x", [], {}
 
 @pytest.mark.parametrize("family", TINY)
 def test_odd_values_of_every_key(family: str) -> None:
-    """Whatever value a key has, reading the configuration succeeds or raises HeedfulError, nothing else."""
+    """For any value of a key, reading the configuration succeeds or raises HeedfulError."""
     complete = _values(family, FAMILIES[family].bare)
     refused = 0
     for key in complete:

@@ -13,7 +13,7 @@ from tests.support.tiny_models import Float64Mode, save_tiny
 
 
 def permuted(lengths: tuple[int, ...], last: int = 3) -> tuple[Packed, list[dict[str, torch.Tensor]]]:
-    """Draw a random order of prediction for each sequence, of which the `last` positions are targets.
+    """Draw a random order of prediction for each sequence; its last `last` positions are targets.
 
     Return one pack, in which the rows of a sequence's targets follow those of its tokens, and the arguments of
     transformers' model for each sequence.

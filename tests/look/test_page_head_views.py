@@ -56,8 +56,8 @@ def test_head_view_filters_and_merges_tokens(chrome: Browser, server: LocalServe
     strong = np.stack([head_weights(page_api, 1, head) for head in (0, 2)]) >= 0.03
     chrome.open(f"{server.url}#view=head&layer=1&heads=0,2&filter=01")
     expected = strong[:, np.equal(text_of_token, 0)][:, :, np.equal(text_of_token, 1)].sum()
-    shown = chrome.until(lambda: re.search(r"([\d,]+) lines", chrome.text(STATUS_LINE)))
-    assert abs(int(shown[1].replace(",", "")) - expected) <= 1  # a weight may be rounded across the bound
+    line_count = chrome.until(lambda: re.search(r"([\d,]+) lines", chrome.text(STATUS_LINE)))
+    assert abs(int(line_count[1].replace(",", "")) - expected) <= 1  # a weight may be rounded across the bound
     chrome.open(f"{server.url}#view=head&layer=1&heads=2")
     chrome.focus('.tokens .token[data-place="3"]')
     chrome.keys(Keys.ARROW_DOWN, Keys.ENTER)
@@ -228,10 +228,10 @@ def test_bars_of_scores_have_the_colours_of_signs_and_weights_their_own(chrome: 
         chrome.dark(dark)
         chrome.open(f"{server.url}#view=steps&layer=0&head=2&row=3&step=4")
         assert chrome.text(".step-card h3") == "Scores"
-        shown = chrome.js(BARS)
-        warm, cold, weight = shown["colours"]
-        assert {number < 0 for _, number in shown["rows"]} == {True, False}
-        assert all(colour == (cold if number < 0 else warm) for colour, number in shown["rows"])
+        bars = chrome.js(BARS)
+        warm, cold, weight = bars["colours"]
+        assert {number < 0 for _, number in bars["rows"]} == {True, False}
+        assert all(colour == (cold if number < 0 else warm) for colour, number in bars["rows"])
         chrome.focus('.stage[aria-pressed="true"]')
         chrome.keys(Keys.ARROW_DOWN)
         assert chrome.text(".step-card h3") == "Softmax"

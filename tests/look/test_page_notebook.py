@@ -38,11 +38,11 @@ def test_widget_and_its_messages(page_api: PageAPI) -> None:
 def test_a_notebook_asks_its_kernel(chrome: Browser, tmp_path: Path, page_api: PageAPI) -> None:
     """The widget's module, with a model that passes questions and answers on, as anywidget's does."""
     place = {"side": "0", "part": "encoder", "layer": "0"}
-    asked = [("about", {}), *(("weights", place | {"head": str(head)}) for head in range(4))]
-    messages = [answer_message(page_api, {"number": 0, "name": name, "params": params}) for name, params in asked]
+    requests = [("about", {}), *(("weights", place | {"head": str(head)}) for head in range(4))]
+    messages = [answer_message(page_api, {"number": 0, "name": name, "params": params}) for name, params in requests]
     answers = {
         page.question_key(name, params): message["answer"]
-        for (name, params), message in zip(asked, messages, strict=True)
+        for (name, params), message in zip(requests, messages, strict=True)
     }
     host = """
     const kept = JSON.parse(document.getElementById("kept").textContent);

@@ -50,10 +50,8 @@ def test_every_view_opens_without_errors_or_foreign_requests(chrome: Browser, se
         chrome.settle()
         assert low_contrast(chrome) == [], (view, "dark")
     assert chrome.complaints() == []
-    asked = [
-        url for url in chrome.requests() if not url.startswith(("about:", "data:", "chrome:", "chrome-untrusted:"))
-    ]
-    assert asked and all(url.startswith(server.url) for url in asked)
+    urls = [url for url in chrome.requests() if not url.startswith(("about:", "data:", "chrome:", "chrome-untrusted:"))]
+    assert urls and all(url.startswith(server.url) for url in urls)
 
 
 def test_low_contrast_counts_transparency(chrome: Browser) -> None:
@@ -186,7 +184,7 @@ def test_keyboard_and_numbers(chrome: Browser, server: LocalServer, page_api: Pa
 
 
 def test_another_text_is_read(chrome: Browser, page_api: PageAPI) -> None:
-    """It takes the place of the first text of a pair; the second one stays."""
+    """A new text replaces the first text of a pair; the second one stays."""
     loaded = page_api.inspections[0].loaded
     api = PageAPI([Inspection(loaded, PAIR)])
     expected = Inspection(loaded, ("the dog", PAIR[1])).sides["source"]
@@ -337,8 +335,8 @@ def test_words_begin_with_those_of_the_text(chrome: Browser, tmp_path: Path) -> 
     with serve_in_background(api) as server:
         chrome.open(f"{server.url}#view=words")
         assert chrome.js("return document.querySelector('.another input').value") == "river"
-        shown = chrome.js("return [...document.querySelectorAll('.scatter circle')].length")
-        assert shown == len(api("scatter", {})["words"])  # type: ignore[arg-type]
+        num_circles = chrome.js("return [...document.querySelectorAll('.scatter circle')].length")
+        assert num_circles == len(api("scatter", {})["words"])  # type: ignore[arg-type]
         assert "kings" in chrome.text(".words-view > .panel:last-child .bars")
         field = 'input[aria-label="Words, with spaces between"]'
         submit = "document.querySelector(arguments[0]).form.requestSubmit()"
@@ -351,6 +349,6 @@ def test_words_begin_with_those_of_the_text(chrome: Browser, tmp_path: Path) -> 
         chrome.until(lambda: "give at least three" in chrome.text(".body"))
     (tmp_path / "page.html").write_text(page.render_html(api), encoding="utf-8")
     chrome.open(f"file://{tmp_path}/page.html#view=words")
-    assert chrome.js("return document.querySelectorAll('.scatter circle').length") == shown
+    assert chrome.js("return document.querySelectorAll('.scatter circle').length") == num_circles
     assert chrome.js("return document.querySelectorAll('.words-view form').length") == 0
     assert chrome.complaints() == []

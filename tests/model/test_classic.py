@@ -157,7 +157,7 @@ def test_sentences_end_after_runs_of_end_tokens_and_before_the_second_text_of_a_
 
 
 def test_the_penalty_is_the_squared_frobenius_norm_of_a_a_minus_1() -> None:
-    """It is computed by hand for the weights A of two hops over two rows. The task adds the penalty to its loss."""
+    """The penalty is computed by hand for the weights A of two hops over two rows. The task adds it to its loss."""
     loaded = with_head(
         make_classic_encoder(StructuredPooling(over=None, hops=2, inner=5, penalty=0.5)),
         "sequence_classification",

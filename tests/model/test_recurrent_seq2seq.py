@@ -200,7 +200,7 @@ def test_a_window_as_wide_as_the_text_is_global_attention() -> None:
 
 @pytest.mark.parametrize("how", ["highest", "drawn"])
 def test_hard_attention_learns_straight_through(how: Any) -> None:
-    """It learns to reverse six tokens; models without attention get half of the tokens right after as many steps."""
+    """The model learns to reverse six tokens; without attention, half of the tokens are right after as many steps."""
     torch.manual_seed(0)
     words = EmbeddingConfig(vocabulary=14, width=16, scale=4.0)
     nets = RecurrentSeq2Seq(width=32, look=HardAttention(score="general", how=how), feed=False)
@@ -250,7 +250,7 @@ def test_a_wide_beam_search_finds_the_best_of_all_texts(penalty: Any) -> None:
 
 
 def test_the_model_computes_in_float32_under_autocast() -> None:
-    """Its cells are those of PyTorch, and gradients flow."""
+    """The model's cells compute what PyTorch's do, and gradients flow."""
     loaded = make_bundle(RecurrentSeq2Seq(**LSTM)).float()
     body: Any = loaded.model
     assert isinstance(body.writing, nn.LSTM) and body.writing.input_size == 12

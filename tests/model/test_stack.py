@@ -312,7 +312,7 @@ def test_output_rows_of_a_decoder_beside_an_encoder() -> None:
 
 
 def test_the_last_block_computes_only_output_rows_after_attention() -> None:
-    """This holds with a padding sequence too, of which no row is an output row."""
+    """One case has a padding sequence, without output rows."""
     model = build(replace(BOTH, decoder=None)).eval()
     model.execution = ExecutionOptions(pad_to_bucket=True)
     row_counts: list[int] = []

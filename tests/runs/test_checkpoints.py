@@ -54,7 +54,7 @@ def labelled(tmp_path: Path) -> Path:
 def finetune_best_first(
     labelled: Path, run: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """Fine-tune for four epochs, of which the first one has the best metric, and return the results."""
+    """Fine-tune for four epochs, the first one with the best metric, and return the results."""
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "eval_result", DecreasingResults())
         return finetune_tiny("classify", labelled, run, FOUR_EPOCHS | settings).results

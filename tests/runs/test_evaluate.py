@@ -120,7 +120,8 @@ def test_a_generated_dev_split_can_be_generated_again(tmp_path: Path) -> None:
 def test_a_file_that_the_run_was_trained_on_is_reported(
     single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is recognised by its content, under any name. Files of dev and test, and a changed file, are not reported."""
+    """A training file is recognised by its content, under any name. Files of dev and test, and a changed file, are not
+    reported."""
     train_file = single / "data" / "train.csv"
     copied = tmp_path / "copied.csv"
     copied.write_bytes(train_file.read_bytes())
@@ -418,7 +419,7 @@ def test_the_evaluated_split_decides_whether_questions_may_be_unanswerable(tmp_p
 
 
 def test_a_model_trained_on_unanswerable_questions_is_evaluated_as_squad_2(tmp_path: Path) -> None:
-    """That is so even if all questions of the split have answers, as in the evaluation by the run."""
+    """The split is evaluated so even if all of its questions have answers, as by the run itself."""
     labelled = write_splits("impossible", tmp_path / "data")
     (labelled / "test.json").write_text(json.dumps(generated_data.squad_json(9, 3)))
     run_results = finetune_tiny("qa", labelled, tmp_path / "run", {"train.epochs": 1}).results

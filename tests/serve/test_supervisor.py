@@ -26,7 +26,7 @@ TEXT = "ada lives in paris"
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_a_killed_server_is_started_again(started: ServerProcess, engines: dict[str, Engine], kills: int) -> None:
-    """It starts at once, and a start takes little processor time; how long it takes depends on the load."""
+    """The new process starts at once and needs little processor time; the wall time depends on the load."""
     server = started
     expected = pytest.approx(word_probabilities(engines["tag"]([TEXT])[0]), abs=1e-5)
     outcomes: Counter[object] = Counter()

@@ -54,7 +54,7 @@ def apply_edits(entries: dict[str, Any], edits: list[Edit]) -> dict[str, Any]:
 
 
 class Disk:
-    """A simulated disk, of which a power cut keeps only what was synced: an fsync of a file or of a folder.
+    """A simulated disk. After a power cut, it has only what was synced, by an fsync of a file or of a folder.
 
     Of what was not synced, any part may be kept: of a folder any subset of its edits; of a file's new contents nothing,
     the first half, zeros of the full length, or all.

@@ -114,7 +114,7 @@ def test_the_loss_with_scores_is_the_squared_error_of_cosines() -> None:
 
 
 def test_the_loss_without_scores_has_negatives_from_the_group() -> None:
-    """It is the cross-entropy of a_i with the positives b_j of its group, by exp(20 cos(a_i, b_j))."""
+    """The loss is the cross-entropy of a_i with the positives b_j of its group, by exp(20 cos(a_i, b_j))."""
     a, b = (F.normalize(vectors, dim=-1).numpy() for vectors in reference_vectors())
     expected = 0.0
     for members in ((0, 1, 2), (3, 4, 5), (6,)):

@@ -43,7 +43,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def tokenizer_of(reference: Any) -> Tokenizer:
-    """Return a tokenizer of 99 words, of which one ends texts, the same as in the model's config."""
+    """Return a tokenizer of 99 words; one of them ends texts, as in the model's config."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{id}": id for id in range(99)}, unk_token="w3"))
     return Tokenizer(backend, {"eos_token": f"w{reference.config.eos_token_id}"})
 

@@ -361,7 +361,7 @@ def test_models_that_cannot_generate_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_text_suffix_of_a_model_is_saved_and_used(tmp_path: Path) -> None:
-    """It separates a text from its rewriting. A model that was not trained with one continues the text itself."""
+    """The suffix separates a text from its rewriting. A model that was trained without one continues the text."""
     _, loaded, _ = load_models("decoder")
     texts = ["red one"]
     with_suffix = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=4))(texts)

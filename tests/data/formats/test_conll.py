@@ -154,7 +154,7 @@ def test_a_header_line_is_skipped(
 @pytest.mark.parametrize(
     "text",
     [
-        "word\tpos\nThe\tneg\ndog\tpos\n",  # pos stands for positive
+        "word\tpos\nThe\tneg\ndog\tpos\n",  # "pos" means positive
         "Word\tNN\nThe\tDT\n\ndog\tNN\n",
         "The\tpos\nword\tneg\n",
         "token\ttag\n",  # a header and nothing else would be an empty file

@@ -69,7 +69,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("teacher_limit", [48, 40])  # with 40 tokens, the teacher reads other windows than the student
 @pytest.mark.parametrize("ranking", ["listwise", "margin_mse"])
 def test_the_loss_compares_the_scores_of_each_query(ranking: str, teacher_limit: int, tmp_path: Path) -> None:
-    """It is computed from windows, and is equal to the loss on the scores of engines."""
+    """The loss is computed from windows, and is equal to the loss on the scores of engines."""
     student, teacher = (make_reranker(tmp_path, seed, scale=30) for seed in (1, 2))
     for model, limit in ((student, 48), (teacher, teacher_limit)):
         assert model.tokenizer is not None

@@ -210,7 +210,7 @@ def test_confusion_says_what_it_counts() -> None:
 
 
 def test_many_labels_show_the_most_confused() -> None:
-    """Of 40 labels, 10 and 11 are confused, 12 and 13, and so on. Labels 0 to 9 are hardly confused."""
+    """40 labels: 10 is confused with 11, 12 with 13, and so on. Labels 0 to 9 are hardly confused."""
     counts = np.diag(np.full(40, 5))
     for first in range(10, 40, 2):
         second = first + 1
