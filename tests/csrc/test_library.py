@@ -182,7 +182,7 @@ def test_other_flags_compute_the_same(flags: tuple[str, ...], tmp_path: Path) ->
         environment |= {"LD_PRELOAD": f"{asan.strip()} {ubsan}", "ASAN_OPTIONS": "detect_leaks=0"}
         environment["UBSAN_OPTIONS"] = "halt_on_error=1"
     folder = Path(__file__).parents[1]
-    lazy_rows = folder / "train" / "test_lazy_embedding.py::test_the_kernel_writes_no_number_outside_of_the_chosen_rows"
+    lazy_rows = folder / "train" / "test_lazy_embedding.py::test_the_kernel_writes_only_the_rows_that_it_updates"
     tests = [str(folder / "nn" / "test_cpu_ops.py"), str(lazy_rows)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
