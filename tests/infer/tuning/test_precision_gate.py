@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ def test_a_refused_precision_is_an_error_with_its_measurement(
     assert """int4' (did you mean "int8"?): use one of auto, float32""" in capsys.readouterr().err
     with pytest.raises(HeedfulError, match="give one of them"):
         Engine(folder, precision="int8", dtype=module.torch.float32)
+
+
+def test_an_unsupported_precision_is_refused_before_others_are_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "measure_precisions", lambda *args, **options: pytest.fail("it was measured"))
+    with pytest.raises(HeedfulError, match="float16 is for GPUs: on cpu use float32, bfloat16 or auto"):
+        choose_precision(folder, "float16")
 
 
 def test_measurements_are_cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +298,23 @@ def test_the_generation_of_texts_is_timed(tmp_path: Path, monkeypatch: pytest.Mo
     measurements = measure_precisions(make_decoder(tmp_path), tolerance=Tolerance(scores=0.5))
     assert fastest_accepted(measurements) == "bfloat16" and 0 < measurements[1].scores < 0.5
     assert generated and all(len(best.tokens) <= 16 for best, *_ in generated)
+
+
+@pytest.mark.parametrize(("int8_seconds", "counts"), [(2.0, {"float32": 1}), (3.5, {"float32": 2})])
+def test_texts_are_generated_once_for_each_precision_to_count_tokens(
+    int8_seconds: float, counts: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 twice if a slow precision is measured on a part of the sample."""
+    counted: list[str] = []
+    count_tokens = module._count_tokens
+    monkeypatch.setattr(
+        module,
+        "_count_tokens",
+        lambda engine, chunks: counted.append(engine.plan.precision) or count_tokens(engine, chunks),
+    )
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=int8_seconds)
+    measure_precisions(make_decoder(tmp_path))
+    assert Counter(counted) == counts | {"bfloat16": 1, "int8": 1}
 
 
 def test_the_sample_of_a_model_that_generates_text_is_short(tmp_path: Path) -> None:
