@@ -11,7 +11,6 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -419,17 +418,25 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], max_token
         HeedfulError: If the model can read none of the inputs.
     """
     chunks: list[Chunk] = []
+    first_error: HeedfulError | None = None
     truncating_engine = copy.copy(engine)
     truncating_engine.max_length = engine.limit and engine.limit // 2  # leaves room for generated tokens
     for engine_input in inputs:
-        with suppress(HeedfulError):
+        try:
             try:
                 encoded_inputs = engine.tokenize([engine_input])
             except InputError:
                 encoded_inputs = truncating_engine.tokenize([engine_input])
-            chunks += (chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks)
+        except HeedfulError as error:
+            first_error = first_error or error
+            continue
+        chunks += (chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks)
     if not chunks:
-        raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: use float32")
+        reason = "" if first_error is None else f"; the first error is: {first_error}"
+        raise HeedfulError(
+            f"{engine.loaded.source} can read none of {len(inputs)} sample inputs, so that no precision can be "
+            f"compared with float32: use float32{reason}"
+        ) from first_error
     answer_head = chunks[0].answer_head
     own_chunks = [chunk for chunk in chunks if chunk.answer_head is answer_head]
     return _first_chunks(own_chunks, max_tokens if answer_head.generate is None else min(max_tokens, BRIEF_TOKENS))

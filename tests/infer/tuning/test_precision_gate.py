@@ -344,6 +344,14 @@ def test_texts_that_are_too_long_for_the_model_are_truncated(
     assert int(capsys.readouterr().out) > 1e7
 
 
+def test_a_sample_that_the_model_cannot_read_is_an_error_with_its_reason(folder: Path) -> None:
+    engine = Engine(folder)
+    message = r"can read none of 2 sample inputs, .*: use float32; the first error is: input 0 is "
+    with pytest.raises(HeedfulError, match=message):
+        calibration_chunks(engine, [3, {"question": "who?"}])
+    assert len(calibration_chunks(engine, [3, "the cat"])) == 1, "an input that cannot be read is skipped"
+
+
 def test_a_predictions_file_may_be_empty_but_not_damaged(tmp_path: Path) -> None:
     folder = make_model_dir(tmp_path / "model", "single")
     engine, file = Engine(folder), tmp_path / "predictions-dev.jsonl"
