@@ -86,7 +86,8 @@ def predict_files(
     for sentence in summary.stated:
         note(escape(sentence))
     if summary.errors:
-        note(escape(f'{summary.errors:,} rows failed; see the column "error": {summary.first_error}'))
+        mark = 'their words have the tag "_"' if batch_settings.format == "conll" else 'see the column "error"'
+        note(escape(f"{summary.errors:,} rows failed; {mark}: {summary.first_error}"))
     speed = f", {summary.new_rows / summary.seconds:,.0f} rows/s" if summary.new_rows else " (all existed already)"
     print_table(
         [

@@ -174,10 +174,16 @@ def _write_rotary(relation: Rotary) -> dict[str, object]:
             LOCAL: write_scaling(local_base, relation.local_scaling),
         }
     }
-    # one key for both: `_read_rotary` gives both the same value; in another model, that of the global layers is written
-    for scaling in (relation.local_scaling, relation.scaling):
-        if isinstance(scaling, DynamicNtk):
-            values["max_position_embeddings"] = scaling.trained
+    scalings = (relation.scaling, relation.local_scaling)
+    lengths = [scaling.trained for scaling in scalings if isinstance(scaling, DynamicNtk)]
+    if len(set(lengths)) > 1:
+        raise ModelError(
+            f"the global layers were trained with {lengths[0]} positions and the local layers with {lengths[1]} (their "
+            "dynamic scaling), but config.json of this family has one max_position_embeddings for both: give both the "
+            "same number, or save the model with the family heedful"
+        )
+    if lengths:
+        values["max_position_embeddings"] = lengths[0]
     return values
 
 

@@ -81,10 +81,10 @@ class StaticClassifier:
             folder = folder / "model"
         if not (folder / "config.json").is_file():
             return None
-        config = _read_object(folder, "config.json")
-        if not _is_static(config):
+        config, notes = _read_object(folder, "config.json"), _read_object(folder, NOTES)
+        if config is None or notes is None or not _is_static(config):
             return None
-        head, notes = config["head"], _read_object(folder, NOTES)
+        head = config["head"]
         labels, thresholds = head.get("labels"), notes.get("thresholds", {})
         if "stage_thresholds" in notes:  # the folder holds a cascade
             return None
@@ -146,13 +146,15 @@ class StaticClassifier:
         return answer | {"windows": 1}
 
 
-def _read_object(folder: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if the file is missing or damaged."""
+def _read_object(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file, {} if the file is missing, or None if it is damaged."""
     try:
         value = read_json(folder, name)
-    except (OSError, ModelError):
+    except FileNotFoundError:
         return {}
-    return value if isinstance(value, dict) else {}
+    except (OSError, ModelError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _is_static(config: Mapping[str, Any]) -> bool:

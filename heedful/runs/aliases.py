@@ -91,7 +91,7 @@ _SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
     (("fit.keep_last",), "save_total_limit"),
     (("fit.load_best_at_end",), "load_best_model_at_end"),
     (("data.dev_fraction", "eval_fraction"), "validation_fraction val_fraction validation_split dev_split"),
-    (MAX_LENGTH, "max_source_length model_max_length max_sequence_length max_len max_seq_length"),
+    (MAX_LENGTH, "model_max_length max_sequence_length max_len max_seq_length"),
     (("max_seq_length",), "block_size seq_length"),
     (("task.num_beams",), "generation_num_beams beam_size"),
     (("task.label_smoothing",), "label_smoothing_factor"),
@@ -141,7 +141,7 @@ _OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         ("max_length",),
-        "max_target_length",
+        "max_source_length max_target_length",
         'max_length limits texts and targets alike; longer ones are cut with long_inputs="truncate". To limit the '
         "texts that evaluations generate, set task.max_new_tokens",
     ),

@@ -22,8 +22,9 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from heedful._version import __version__
+from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
-from heedful.infer.scheduling.errors import InferenceFailedError
+from heedful.infer.scheduling.errors import InferenceFailedError, RequestRefusedError, failure_reason
 from heedful.model.config import Classes
 from heedful.page.assets import WEB
 from heedful.search.store import is_index
@@ -128,10 +129,19 @@ def _post(service: Service, path: str, body_type: type[Struct], handler: PostHan
         except (HTTPError, ClientDisconnectedError, asyncio.CancelledError):
             raise
         except Exception as error:
-            record.reason = error.reason if isinstance(error, InferenceFailedError) else type(error).__name__
+            record.reason = _reason(error)
             raise to_http_error(error) from None
 
     return Route(path, respond, methods=["POST"])
+
+
+def _reason(error: Exception) -> str:
+    """Return why a request failed, for its log entry."""
+    if isinstance(error, InferenceFailedError):
+        return error.reason
+    if isinstance(error, HeedfulError | RequestRefusedError):  # the client gets the message
+        return type(error).__name__
+    return failure_reason(error)
 
 
 async def _while_connected(receive: Receive, work: Awaitable[object]) -> object:
@@ -236,11 +246,14 @@ def _get(path: str, make_view: Callable[[Request], View], status: Callable[[View
     """
 
     async def respond(request: Request) -> Response:
-        _set_route(request, path)
+        record = _set_route(request, path)
         try:
             view = make_view(request)
             return _json_response(view, status(view))
+        except HTTPError:
+            raise
         except Exception as error:
+            record.reason = _reason(error)
             raise to_http_error(error) from None
 
     return Route(path, respond, methods=["GET"])

@@ -28,6 +28,7 @@ from heedful.infer.scheduling.errors import (
     QueueFullError,
     TooLongError,
     UnavailableError,
+    failure_reason,
 )
 from heedful.serve.settings import LOOPBACK, ServeSettings
 
@@ -193,7 +194,7 @@ class AccessMiddleware:
             record.status, record.reason = 499, "cancelled"
             raise
         except Exception as error:
-            record.reason = f"{type(error).__name__}"
+            record.reason = failure_reason(error)
             if not record.status:
                 await send_error(send_with_headers, to_http_error(error), scope["path"])
         finally:

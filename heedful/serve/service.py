@@ -155,7 +155,7 @@ class Service:
                     await self.reload(name)
                 LOG.info("%s", json.dumps({"event": "model_reloaded", "model": name}))
             except Exception as error:
-                reason = str(error) if isinstance(error, HeedfulError) else type(error).__name__
+                reason = str(error) if isinstance(error, HeedfulError) else f"{type(error).__name__}: {error}"
                 LOG.error("%s", json.dumps({"event": "model_reload_failed", "model": name, "reason": reason}))
 
         for name in self.model_queues:

@@ -66,6 +66,14 @@ def test_files_become_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
     assert code == 2 and "holds answers of another run: columns two.csv was" in err
 
 
+def test_what_conll_output_lacks_is_printed(run: Any, tmp_path: Path) -> None:
+    model = make_model_dir(tmp_path / "tag", "tag")
+    (tmp_path / "a.conll").write_text("Ada O\n\nb\0d O\n")
+    code, _, err = run(model, "--file", "a.conll", "--output", "b.conll")
+    assert code == 0 and '1 rows failed; their words have the tag "_": a.conll:3: 2: holds a NUL' in err
+    assert "ends the file: a.conll:3-end" in err and (tmp_path / "b.conll").read_text().count("\n") == 2
+
+
 def test_json_output_is_one_line(run: Any, folder: Path, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "in.csv")
     arguments = ("--format", "jsonl", "--output", "out", "--without-inputs", "--data.columns.text=label", "--json")

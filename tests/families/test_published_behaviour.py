@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.checkpoint import create, read_config
 from heedful.families import FAMILIES
-from heedful.model.config import Learned, Normal, Rotary, Yarn
+from heedful.model.config import DynamicNtk, Learned, Normal, Rotary, Yarn
 from heedful.packed import Packed
 from tests.support.tiny_models import (
     TINY,
@@ -389,6 +390,24 @@ def test_rope_scaling_of_modernbert_is_for_both_kinds_of_layers() -> None:
     expected = Yarn(factor=4.0, trained=10, fast=4.0, magnitude=0.1 * math.log(4.0) + 1)
     assert encoder.relation.scaling == expected
     assert encoder.relation.local_scaling == expected
+
+
+def test_global_and_local_layers_of_modernbert_have_one_trained_length() -> None:
+    """config.json has one key for it, so a model with two lengths is not saved with one of them."""
+    model = read_config(_values("modernbert", "ModernBertModel"), "config.json").model
+    encoder = model.encoder
+    assert encoder is not None
+
+    def write(scaling: DynamicNtk | None, local_scaling: DynamicNtk | None) -> dict[str, object]:
+        relation = Rotary(local_base=500.0, scaling=scaling, local_scaling=local_scaling)
+        return FAMILIES["modernbert"].write(replace(model, encoder=replace(encoder, relation=relation)))
+
+    long, short = DynamicNtk(factor=2.0, trained=20), DynamicNtk(factor=2.0, trained=10)
+    for scaling, local_scaling in ((long, None), (None, long), (long, long)):
+        assert write(scaling, local_scaling)["max_position_embeddings"] == 20
+    message = r"global layers were trained with 20 positions and the local layers with 10 .*: give both the same number"
+    with pytest.raises(heedful.HeedfulError, match=message):
+        write(long, short)
 
 
 def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:

@@ -130,6 +130,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "damaged weights": lambda folder: (folder / WEIGHTS).write_bytes(b"no tensors"),
     "no weights": lambda folder: (folder / WEIGHTS).unlink(),
     "invalid JSON": lambda folder: (folder / "config.json").write_text("{"),
+    "invalid JSON of the thresholds": lambda folder: (folder / "heedful.json").write_text("{"),
+    "a list instead of thresholds": lambda folder: (folder / "heedful.json").write_text("[]"),
 }
 
 

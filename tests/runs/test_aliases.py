@@ -40,7 +40,6 @@ ACCEPTED = [  # (library, its name of a setting, a value, full path in Heedful's
     ("transformers", "model_name_or_path", "m", "init.model"),
     ("transformers", "model_revision", "a", "init.revision"),
     ("transformers", "max_seq_length", 64, "max_length"),
-    ("transformers", "max_source_length", 64, "max_length"),
     ("tokenizers", "model_max_length", 64, "max_length"),
     ("fairseq", "clip_norm", 0.5, "train.optimizer.max_grad_norm"),
     ("sentence-transformers", "batch_size", 7, "train.batch_size"),
@@ -79,6 +78,7 @@ REFUSED = [  # (library, its name of a setting, Heedful's setting, flag, argumen
     ("transformers", "per_device_train_batch_size", "train.batch_size"),
     ("transformers", "per_device_eval_batch_size", "train.max_tokens_per_microbatch"),
     ("transformers", "data_seed", "train.seed"),
+    ("transformers", "max_source_length", "max_length"),
     ("transformers", "max_target_length", "max_length"),
     ("transformers", "generation_max_length", "task.max_new_tokens"),
     ("transformers", "gradient_accumulation_steps", "train.max_tokens_per_microbatch"),
@@ -182,8 +182,9 @@ def test_the_error_says_how_to_convert_the_value() -> None:
         Overrides(values={"per_device_train_batch_size": 8}).resolve(CLASSIFY)
     with pytest.raises(SettingError, match=r"sample order is seeded by train\.seed; data\.seed chooses the dev split"):
         Overrides(values={"data_seed": 3}).resolve(CLASSIFY)
-    with pytest.raises(SettingError, match="limits texts and targets alike"):
-        Overrides(values={"max_target_length": 64}).resolve(CLASSIFY)
+    for name in ("max_source_length", "max_target_length"):
+        with pytest.raises(SettingError, match="limits texts and targets alike"):
+            Overrides(values={name: 64}).resolve(CLASSIFY)
     with pytest.raises(SettingError, match="subtract the tokens of the prompt"):
         Overrides(values={"generation_max_length": 64}).resolve(CLASSIFY)
 

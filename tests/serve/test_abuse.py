@@ -22,6 +22,7 @@ from tests.support.http_client import (
     ServerProcess,
     ask,
     open_socket,
+    process_times,
     record,
     reply_status,
     seconds_until_closed,
@@ -153,9 +154,10 @@ HUGE_REQUESTS: dict[str, Callable[[], tuple[bytes, set[int]]]] = {
 
 
 def test_large_bodies_and_headers_cost_little(victim: ServerProcess) -> None:
-    """The median response takes less than 100 ms, and no request adds 16 MB to the memory of the server."""
+    """Half of the requests take less than 100 ms of the server's processor time, and none adds 16 MB to its memory."""
     added_mb: dict[str, float] = {}
     seconds: dict[str, float] = {}
+    processor_seconds: dict[str, float] = {}  # unlike `seconds`, hardly longer on a busy machine
     requests: dict[str, Callable[[], tuple[bytes, set[int]]]] = HUGE_REQUESTS | {
         name: (lambda request=request: request) for name, request in (BODIES | REQUEST_HEADS).items()
     }
@@ -163,10 +165,11 @@ def test_large_bodies_and_headers_cost_little(victim: ServerProcess) -> None:
         data, statuses = make_request()
         ask(victim.port, "/live")
         victim.reset_peak_memory()
-        before = victim.memory()
+        before, processor_before = victim.memory(), process_times(victim.server_pid)[1]
         start = time.monotonic()
         answer = first_bytes(victim.port, data)
         seconds[name] = time.monotonic() - start
+        processor_seconds[name] = process_times(victim.server_pid)[1] - processor_before
         added_mb[name] = victim.memory("VmHWM") - before
         assert reply_status(answer) in statuses | {0}, (name, answer[:200])
     record(
@@ -176,12 +179,18 @@ def test_large_bodies_and_headers_cost_little(victim: ServerProcess) -> None:
         largest_rise_MB=dict(sorted(added_mb.items(), key=lambda item: -item[1])[:6]),
     )
     assert max(added_mb.values()) < 16, added_mb
-    assert statistics.median(seconds.values()) < 0.1
+    assert statistics.median(processor_seconds.values()) < 0.1, processor_seconds
 
 
 def first_bytes(port: int, data: bytes) -> bytes:
-    """Send `data` and return the beginning of the response, which may come before all of `data` is sent."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    """Send `data` and return the beginning of the response, which may come before all of `data` is sent.
+
+    The result is empty if the server closed the connection.
+
+    Raises:
+        TimeoutError: If nothing came within 60 seconds, which is more than all timeouts of the server.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
 
         def send() -> None:
             with contextlib.suppress(OSError):
@@ -191,7 +200,7 @@ def first_bytes(port: int, data: bytes) -> bytes:
         thread.start()
         try:
             return connection.recv(1 << 16)
-        except OSError:
+        except ConnectionError:
             return b""
         finally:
             connection.close()
@@ -212,8 +221,24 @@ SLOW_TEXTS = {
 }
 
 
+def seconds_of_live(port: int, seconds: float) -> list[float]:
+    """Request /live for `seconds`, and return how long each response took."""
+    waits, deadline = [], time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        start = time.monotonic()
+        assert ask(port, "/live").status == 200
+        waits.append(time.monotonic() - start)
+        time.sleep(0.005)
+    return waits
+
+
 def test_slow_texts_do_not_block_the_event_loop(victim: ServerProcess) -> None:
-    """While texts that are slow to tokenise are sent, the 99th percentile of /live is below 200 ms."""
+    """While texts that are slow to tokenise are sent, the 99th percentile of /live is at most 200 ms above that before.
+
+    The event loop is held for about 20 ms. The times include the client's own work, and waiting on a busy machine, for
+    which five times the percentile before is allowed.
+    """
+    p99_before = statistics.quantiles(seconds_of_live(victim.port, 5), n=100)[-1]
     seconds: dict[str, list[float]] = {name: [] for name in SLOW_TEXTS}
     stop = threading.Event()
 
@@ -230,12 +255,7 @@ def test_slow_texts_do_not_block_the_event_loop(victim: ServerProcess) -> None:
     before = victim.memory()
     thread = threading.Thread(target=send)
     thread.start()
-    waits, deadline = [], time.monotonic() + 15
-    while time.monotonic() < deadline:
-        start = time.monotonic()
-        assert ask(victim.port, "/live").status == 200
-        waits.append(time.monotonic() - start)
-        time.sleep(0.005)
+    waits = seconds_of_live(victim.port, 15)
     stop.set()
     thread.join()
     record(
@@ -244,5 +264,4 @@ def test_slow_texts_do_not_block_the_event_loop(victim: ServerProcess) -> None:
         median_ms={name: 1e3 * statistics.median(times) for name, times in seconds.items()},
         memory_MB=[before, victim.memory("VmHWM")],
     )
-    # the event loop is held for about 20 ms; these times include the client's own work
-    assert statistics.quantiles(waits, n=100)[-1] < 0.2
+    assert statistics.quantiles(waits, n=100)[-1] < 0.2 + 5 * p99_before

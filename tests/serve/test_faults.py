@@ -257,6 +257,20 @@ def test_after_a_failed_reload_the_old_model_answers(tmp_path: Path, caplog: pyt
         assert model_queue.engine is engine and tag(running.port, "ada").status == 200
 
 
+def test_the_reason_of_a_failed_reload_is_logged(folders: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    engines = [Engine(folders["tag"])]
+
+    def load_once(folder: str) -> Engine:
+        if not engines:
+            raise OSError("the disk is gone")
+        return engines.pop()
+
+    with background({"tag": folders["tag"]}, loader=load_once) as running:
+        _in_loop(running, running.service.reload_all)
+        until(lambda: '"reason": "OSError: the disk is gone"' in caplog.text)
+        assert tag(running.port, "ada").status == 200
+
+
 def _in_loop(running: RunningServer, call: Callable[[], None]) -> None:
     """Call a function in the server's event loop, as SIGHUP does."""
     running.server.servers[0].get_loop().call_soon_threadsafe(call)
@@ -297,6 +311,25 @@ def test_a_panic_fails_only_its_own_request(start_server: Any) -> None:
     assert "panicked" not in replies[1].body.decode()
     metrics = ask(running.port, "/metrics").body.decode()
     assert 'heedful_requests_total{method="POST",route="/token-classification",status="500"} 1.0' in metrics
+
+
+def test_the_log_says_where_the_server_failed(
+    start_server: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not contain the message of the error, which may quote a text."""
+    running, _ = start_server()
+
+    def broken(*arguments: object) -> None:
+        raise KeyError("a text")
+
+    monkeypatch.setattr("heedful.serve.app.parse_body", broken)
+    monkeypatch.setattr("heedful.serve.app.info", broken)
+    monkeypatch.setattr(type(running.service.metrics), "text", broken)
+    replies = [tag(running.port, "ada"), ask(running.port, "/info"), ask(running.port, "/metrics")]
+    assert [reply.status for reply in replies] == [500] * 3
+    assert all(reply.json["error"] == "the server failed on this request; the error is in its log" for reply in replies)
+    until(lambda: caplog.text.count("KeyError in broken:") == 3)
+    assert "a text" not in caplog.text
 
 
 # -- under concurrency ----------------------------------------------------------------------------------------------

@@ -11,20 +11,20 @@ import threading
 import time
 from collections import Counter
 from http.client import HTTPException
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from heedful.infer.engine import Engine
 from heedful.serve.supervisor import listen
-from tests.support.http_client import ROOT, ServerProcess, ask, record
+from tests.support.http_client import ROOT, ServerProcess, ask, process_times, record
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 TEXT = "ada lives in paris"
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.timeout(600)  # it may have to start the server and load all models of `engines` on a busy machine
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_server_is_started_again(started: ServerProcess, engines: dict[str, Engine], kills: int) -> None:
     """The new process starts at once and needs little processor time; the wall time depends on the load."""
     server = started
@@ -84,13 +84,6 @@ def test_connections_send_without_delay() -> None:
 def word_probabilities(answer: Any) -> dict[str, float]:
     """Return the probability of the label of each word, by word and label."""
     return {f"{word['text']} {word['label']}": word["probability"] for word in answer["words"]}
-
-
-def process_times(pid: int) -> tuple[float, float]:
-    """Return when a process started, in seconds since the machine did, and the processor time that it has taken."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()  # from the third field of proc(5) on
-    ticks = os.sysconf("SC_CLK_TCK")
-    return int(fields[19]) / ticks, (int(fields[11]) + int(fields[12])) / ticks
 
 
 def ready_status(port: int) -> int:

@@ -165,6 +165,13 @@ class ServerProcess:
         return status
 
 
+def process_times(pid: int) -> tuple[float, float]:
+    """Return when a process started, in seconds since the machine did, and the processor time that it has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()  # from the third field of proc(5) on
+    ticks = os.sysconf("SC_CLK_TCK")
+    return int(fields[19]) / ticks, (int(fields[11]) + int(fields[12])) / ticks
+
+
 def open_socket(port: int) -> socket.socket:
     """Open a connection to the server."""
     return socket.create_connection(("127.0.0.1", port), timeout=20)

@@ -23,7 +23,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_encoded_each, tokenize_each
 from heedful.infer.batch.shared_output import SharedOutput, Tally, open_output
 from heedful.infer.batch.single_file import join_parts, parts_folder
-from heedful.infer.batch.text_writers import csv_header, write_conll, write_csv
+from heedful.infer.batch.text_writers import LostLines, csv_header, write_conll, write_csv
 from heedful.infer.batch.writers import AnswerRow, Format, answer_schema, write_jsonl, write_parquet
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.encoded_input import EncodedInput
@@ -161,7 +161,7 @@ def predict_files(
         size=record["bytes"],
         new_rows=run.rows,
         seconds=time.monotonic() - start,
-        stated=(*file_notes, *_row_notes(tallies)),
+        stated=(*file_notes, *_row_notes(tallies), *filter(None, [record.get("lost_lines", "")])),
     )
 
 
@@ -280,6 +280,7 @@ class _Run:
         # answers and errors in the current part, by repr() of the input
         self._part_answers: dict[str, Answer | str] = {}
         self._input_rows = 0  # rows of all files; 0 until they were read to the end
+        self._lost_lines = LostLines()
         self._start: tuple[float, float] | None = None  # (time.monotonic(), share read) at the first chunk
         has_fixed_columns = settings.format in ("parquet", "csv")
         self._schema = answer_schema(engine, input_files, inputs=settings.inputs) if has_fixed_columns else None
@@ -297,7 +298,7 @@ class _Run:
                     continue
             if changed := [str(file.path) for file in self._input_files if file_stamp(file.path) != file.stamp]:
                 raise HeedfulError(f"{', '.join(changed)}: changed while it was read: answer it again in a new folder")
-            return self._shared_output.finish(count, {"version": VERSION})
+            return self._shared_output.finish(count, {"version": VERSION, "lost_lines": self._lost_lines.note})
 
     def _write_unclaimed_parts(self) -> None:
         """Read the input once, and write every part that no other process has claimed or finished."""
@@ -458,8 +459,10 @@ class _Run:
         self._input_rows = number
 
     def _all_rows(self) -> Iterator[tuple[InputFile, InputRow]]:
+        self._lost_lines = LostLines()
         for input_file in self._input_files:
-            for row in input_file.rows():
+            rows = self._lost_lines.rows(input_file) if self._settings.format == "conll" else input_file.rows()
+            for row in rows:
                 yield input_file, row
 
     def _share_read(self, current: InputFile) -> float:

@@ -108,14 +108,15 @@ class SharedOutput:
 
         Args:
             count: Number of parts; all must be finished.
-            more: Further entries of the record's file.
+            more: Further entries of the record.
         """
         tallies = [tally for number in range(count) if (tally := self.finished(number)) is not None]
         assert len(tallies) == count
         sums = {name: sum(tally[name] for tally in tallies) for name in ("rows", "answered", "errors", "bytes")}
-        _write_json(self.out / SUCCESS, {"parts": count, **sums, **more, "each": tallies}, self._owner)
+        record: Tally = {"parts": count, **sums, **more, "each": tallies}
+        _write_json(self.out / SUCCESS, record, self._owner)
         self._remove_stale(".part-*.part")
-        return {"parts": count, **sums, "each": tallies}
+        return record
 
     def _remove_stale(self, pattern: str, seconds: float = 0.0) -> None:
         """Remove temporary files of dead processes.

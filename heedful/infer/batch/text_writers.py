@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from heedful.data import escape_cell
 from heedful.data.formats import conll
+from heedful.data.inputs.input_files import InputFile, InputRow
 from heedful.infer.batch.writers import LOCATION_TYPES, AnswerRow, jsonable
 from heedful.infer.finite import replace_nonfinite
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 BLANK = " \t\r\n\v\f"  # white space that is stripped from lines
 NO_TAG = "_"  # written for a word without a predicted tag
 COLUMN_NAME = "predicted"  # header of the new column, in files that have a header
+MAX_LISTED = 10  # ranges of lost lines that a note lists
 
 # ---------------------------------------------------------------------------------------------------- CSV
 
@@ -91,7 +93,8 @@ def write_conll(chunks: Iterable[Sequence[AnswerRow]]) -> Iterator[bytes]:
     """Yield the lines of the input, with the predicted tag appended to the line of each word.
 
     A word without an answer gets "_", and a line between documents gets "O". Lines of sentences that cannot be read are
-    written before the next sentence; at the end of a file they are dropped.
+    written before the next sentence; at the end of a file they are dropped, and so are those of sentences that are too
+    long. `LostLines` finds them.
     """
     for chunk in chunks:
         yield "".join(_with_tags(row) for row in chunk).encode(errors="backslashreplace")
@@ -116,3 +119,52 @@ def _with_tags(answer_row: AnswerRow) -> str:
         line, end = lines[number].rstrip("\r"), "\r" if lines[number].endswith("\r") else ""
         lines[number] = f"{line}\t{tag}{end}" if "\t" in line else f"{line.rstrip(' ')} {tag}{end}"
     return "\n".join(lines)
+
+
+class LostLines:
+    """Finds the lines of CoNLL files that belong to no usable row, and are therefore missing from the output."""
+
+    def __init__(self) -> None:
+        self.ranges: list[str] = []  # the first ranges of lines, such as "a.conll:4-9" and "a.conll:12-end"
+        self.count = 0  # number of all ranges
+
+    def rows(self, input_file: InputFile) -> Iterator[InputRow]:
+        """Yield the rows of a file, and note the lines between those of its usable rows and after the last one."""
+        next_line = 1  # the first line after those of all rows so far
+        row: InputRow | None = None
+        for row in input_file.rows():
+            if isinstance(row.cells, dict):
+                words, text = row.cells["words"], str(row.cells["lines"])
+                assert isinstance(words, list)
+                lines = text.removesuffix("\n").split("\n")
+                first_line = row.line - _first_word(lines, len(words))
+                if first_line > next_line:
+                    self._add(f"{input_file.name}:{next_line}-{first_line - 1}")
+                next_line = first_line + len(lines)
+            yield row
+        if row is not None and row.cells is None:
+            self._add(f"{input_file.name}:{next_line}-end")
+
+    @property
+    def note(self) -> str:
+        """A sentence for the user about lost lines, or "" without them."""
+        if not self.count:
+            return ""
+        more = f" and {self.count - MAX_LISTED:,} more" if self.count > MAX_LISTED else ""
+        return (
+            "these lines are missing from the output, because their sentence is too long, or cannot be read and ends "
+            f"the file: {', '.join(self.ranges)}{more}"
+        )
+
+    def _add(self, line_range: str) -> None:
+        self.count += 1
+        if self.count <= MAX_LISTED:
+            self.ranges.append(line_range)
+
+
+def _first_word(lines: Sequence[str], num_words: int) -> int:
+    """Return the index of the line with the first word of a sentence, which ends with the last line that has a word."""
+    end = len(lines)
+    while conll.split_columns(lines[end - 1].strip(BLANK))[0] in ("", conll.DOCUMENT_BORDER):
+        end -= 1
+    return end - num_words

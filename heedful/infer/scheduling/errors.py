@@ -52,10 +52,15 @@ def public_error(error: BaseException) -> Exception:
         if error.__cause__ is None or isinstance(error.__cause__, HeedfulError):
             return error
         error = error.__cause__
+    return InferenceFailedError(failure_reason(error))
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return the type of an error and where it was raised, without its message, which may quote the client's text."""
     frame, location = error.__traceback__, ""
-    while frame is not None:  # only the location is reported: the message may quote the client's text
+    while frame is not None:
         location, frame = f"{frame.tb_frame.f_code.co_name}:{frame.tb_lineno}", frame.tb_next
-    return InferenceFailedError(f"{type(error).__name__} in {location}")
+    return f"{type(error).__name__} in {location}"
 
 
 def with_public_errors(function: Callable[[], T]) -> T:

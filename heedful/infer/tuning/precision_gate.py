@@ -11,7 +11,6 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -124,13 +123,14 @@ def choose_precision(
         return "float32", ()
     if requested == (default := default_precision(device)):
         return default, ()
+    if requested != "auto":
+        model = config_of(name, revision=revision, head=head).model
+        if reason := unsupported_reason(requested, model, device):
+            raise HeedfulError(f"{name}: {reason}")
     measurements = measure_precisions(name, revision=revision, head=head, device=device)
     if requested == "auto":
         return fastest_accepted(measurements), measurements
     by_precision = {measurement.precision: measurement for measurement in measurements}
-    if requested not in by_precision:
-        model = load(name, revision=revision, head=head).config.model
-        raise HeedfulError(f"{name}: {unsupported_reason(requested, model, device)}")
     if refused := by_precision[requested].refused:
         lines = "\n  ".join(measurement.line() for measurement in measurements)
         raise HeedfulError(
@@ -309,9 +309,8 @@ def _measure_engines(
     # engines that are much slower than float32 are measured on the first chunks alone
     too_slow = {name for name in engines if brief_times[name] > SLOW_RATIO * brief_times["float32"]}
     fast_engines = {name: engine for name, engine in engines.items() if name not in too_slow}
-    scores = {
-        name: _sample_scores(engine, brief_chunks if name in too_slow else chunks) for name, engine in engines.items()
-    }
+    samples = {name: brief_chunks if name in too_slow else chunks for name in engines}
+    scores = {name: _sample_scores(engine, samples[name]) for name, engine in engines.items()}
     times = median_times(
         {name: partial(engine.score, chunks, TIMED_GENERATION) for name, engine in fast_engines.items()}, ROUNDS
     )
@@ -324,12 +323,16 @@ def _measure_engines(
             f"{engines['float32'].loaded.source}: in float32 its scores, or its metric ({reference_value}), are not "
             "finite, so that no precision can be compared with them: check its weights, or use float32"
         )
+    # counted once for each engine, since a model that generates text has to generate it for that
+    tokens = {name: _count_tokens(engine, samples[name]) for name, engine in engines.items()}
+    brief_reference_tokens = _count_tokens(engines["float32"], brief_chunks) if too_slow else 0
     measurements = []
-    for name, engine in engines.items():
+    for name in engines:
         change = _relative_change(scores["float32"], scores[name])
-        timed_chunks, seconds = (brief_chunks, brief_times) if name in too_slow else (chunks, times)
-        speed = _count_tokens(engine, timed_chunks) / seconds[name]
-        reference_speed = _count_tokens(engines["float32"], timed_chunks) / seconds["float32"]
+        if name in too_slow:
+            speed, reference_speed = tokens[name] / brief_times[name], brief_reference_tokens / brief_times["float32"]
+        else:
+            speed, reference_speed = tokens[name] / times[name], tokens["float32"] / times["float32"]
         value = values.get(name)
         refused = ""
         if name != "float32":
@@ -415,17 +418,25 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], max_token
         HeedfulError: If the model can read none of the inputs.
     """
     chunks: list[Chunk] = []
+    first_error: HeedfulError | None = None
     truncating_engine = copy.copy(engine)
     truncating_engine.max_length = engine.limit and engine.limit // 2  # leaves room for generated tokens
     for engine_input in inputs:
-        with suppress(HeedfulError):
+        try:
             try:
                 encoded_inputs = engine.tokenize([engine_input])
             except InputError:
                 encoded_inputs = truncating_engine.tokenize([engine_input])
-            chunks += (chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks)
+        except HeedfulError as error:
+            first_error = first_error or error
+            continue
+        chunks += (chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks)
     if not chunks:
-        raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: use float32")
+        reason = "" if first_error is None else f"; the first error is: {first_error}"
+        raise HeedfulError(
+            f"{engine.loaded.source} can read none of {len(inputs)} sample inputs, so that no precision can be "
+            f"compared with float32: use float32{reason}"
+        ) from first_error
     answer_head = chunks[0].answer_head
     own_chunks = [chunk for chunk in chunks if chunk.answer_head is answer_head]
     return _first_chunks(own_chunks, max_tokens if answer_head.generate is None else min(max_tokens, BRIEF_TOKENS))

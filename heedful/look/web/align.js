@@ -25,16 +25,16 @@ export async function alignmentView(context) {
   const places = placesOf(context.source, context.state.side, part);
   const layer = nearest([...places.keys()], context.state.layer);
   const place = { side: context.state.side, part: part.part, layer };
-  const shown = places.get(layer) ?? [];
-  const answers = await Promise.all(shown.map((head) => context.source.ask("weights", { ...place, head })));
+  const headNumbers = places.get(layer) ?? [];
+  const answers = await Promise.all(headNumbers.map((head) => context.source.ask("weights", { ...place, head })));
   const heads = answers.map((answer) => unpack(answer.weights).values);
   const [rows, keys] = [look.sides.generated ?? tokensOf(context, part.rows), tokensOf(context, part.keys)];
   const picture = make("div", { class: "beside" });
-  const every = shown.length === part.heads; // only then there is a mean of all heads
-  let head = every ? "mean" : String(shown[0]);
+  const every = headNumbers.length === part.heads; // only then there is a mean of all heads
+  let head = every ? "mean" : String(headNumbers[0]);
   const show = () => {
     const groups = context.state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
-    const whole = { shape: [rows.length, keys.length], values: head === "mean" ? mean(heads) : heads[shown.indexOf(Number(head))] };
+    const whole = { shape: [rows.length, keys.length], values: head === "mean" ? mean(heads) : heads[headNumbers.indexOf(Number(head))] };
     const drawn = groups ? merged(whole, groups.rows, groups.keys) : whole;
     const [down, across] = [namesOf(rows, groups?.rows), namesOf(keys, groups?.keys)];
     const which = part.heads === 1 ? "" : head === "mean" ? `, the mean of ${part.heads} heads` : `, head ${head}`;
@@ -49,7 +49,7 @@ export async function alignmentView(context) {
   show();
   const bar = make("div", { class: "bar-of" });
   if (part.heads > 1) {
-    const names = /** @type {[string, string][]} */ ([...(every ? [["mean", "mean of all"]] : []), ...shown.map((head) => [String(head), String(head)])]);
+    const names = /** @type {[string, string][]} */ ([...(every ? [["mean", "mean of all"]] : []), ...headNumbers.map((head) => [String(head), String(head)])]);
     bar.append(
       choice("Head", names, head, (to) => {
         head = to;

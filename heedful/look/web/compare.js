@@ -37,7 +37,7 @@ export async function compareView(context) {
   };
   const { live, keeps } = context.source;
   const heads = (/** @type {number} */ count) => {
-    const all = [...Array(count).keys()].filter((head) => keeps("compare", asked(context, { ...chosen, mine: String(head), head: String(head) })));
+    const all = [...Array(count).keys()].filter((head) => keeps("compare", comparisonParameters(context, { ...chosen, mine: String(head), head: String(head) })));
     return /** @type {[string, string][]} */ ([["mean", "mean of all"], ...all.map((head) => [String(head), String(head)])]);
   };
   const second = choice("Head of the second", heads(theirs.heads), "mean", (head) => {
@@ -71,7 +71,7 @@ export async function compareView(context) {
  * @param {Context} context
  * @param {{layer: number, head: string, mine: string}} chosen `mine`: head of the first; `head`, `layer`: those of the second
  */
-function asked(context, chosen) {
+function comparisonParameters(context, chosen) {
   return { part: context.part.part, layer: context.state.layer, other_layer: chosen.layer, head: chosen.mine, other_head: chosen.head };
 }
 
@@ -91,7 +91,7 @@ function sideLine(name, look) {
  * @param {{layer: number, head: string, mine: string}} chosen
  */
 async function sideBySide(context, chosen) {
-  const comparison = await context.source.ask("compare", asked(context, chosen));
+  const comparison = await context.source.ask("compare", comparisonParameters(context, chosen));
   const [one, other] = context.looks.map((look) => look.sides);
   const name = (/** @type {number[]} */ [a, b], /** @type {string} */ side) =>
     one[side][a].text === other[side][b].text ? one[side][a].text : `${one[side][a].text}/${other[side][b].text}`;

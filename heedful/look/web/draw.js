@@ -1,7 +1,7 @@
 // @ts-check
 // Heat maps: canvases with one pixel for each number, which CSS enlarges; colours come from the style sheet.
 
-import { make, percent, plain, shown, short, toggle } from "./parts.js";
+import { make, percent, plain, short, toggle, tokenElement } from "./parts.js";
 import { reach } from "./numbers.js";
 import { savable } from "./save.js";
 
@@ -202,7 +202,7 @@ export function heatmap(where, values, map) {
   const draw = (/** @type {number} */ zoom) => {
     const cell = fitting * zoom;
     const every = Math.ceil(FITS / cell);
-    const lay = (/** @type {string[]} */ all) => all.filter((_, place) => place % every === 0).map((name) => make("span", {}, shown(name)));
+    const lay = (/** @type {string[]} */ all) => all.filter((_, place) => place % every === 0).map((name) => make("span", {}, tokenElement(name)));
     names.replaceChildren(...lay(map.columns));
     side.replaceChildren(...lay(map.rows));
     names.style.gridTemplateColumns = `repeat(${Math.ceil(m / every)}, ${cell * every}px)`;

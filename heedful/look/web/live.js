@@ -28,14 +28,14 @@ const OF_WORDS = ["words", "suggested", "scatter", "analogy"]; // questions abou
 
 /**
  * A source that answers from the file if it can, and computes other answers with the model.
- * @param {Kept} kept answers that were saved
+ * @param {Kept} saved answers of the file
  * @param {Promise<Model>} opening
  * @param {Engine} engine
  * @returns {Source}
  */
-export function modelSource(kept, opening, engine) {
-  const file = keptSource(kept);
-  const about = kept.answers["about?"];
+export function modelSource(saved, opening, engine) {
+  const file = keptSource(saved);
+  const about = saved.answers["about?"];
   /** @type {Item[]} */
   const first = about.looks.map((/** @type {any} */ look) => look.item);
   let items = first;
@@ -136,8 +136,8 @@ export function modelSource(kept, opening, engine) {
   };
   return {
     ...remembering(answer),
-    leftOut: kept.left_out,
-    bytes: kept.bytes,
+    leftOut: saved.left_out,
+    bytes: saved.bytes,
     keeps: (name, params = {}) => isInFile(name, params) || (name in computed && !("label" in params || "place" in params)),
   };
 }
@@ -292,11 +292,11 @@ function answerTo({ ANSWERS }, model, items, side, choices, gates) {
  * @param {Engine} engine
  */
 export async function startFileWithModel(engine) {
-  const [root, kept] = ["look", "kept"].map((id) => document.getElementById(id));
-  if (!root || !kept) return;
+  const [root, answers] = ["look", "kept"].map((id) => document.getElementById(id));
+  if (!root || !answers) return;
   const opening = openModelOfFile(engine);
   opening.then(() => (root.dataset.model = "ready"), () => (root.dataset.model = "broken"));
-  await open(root, modelSource(JSON.parse(kept.textContent ?? ""), opening, engine), { remember: true });
+  await open(root, modelSource(JSON.parse(answers.textContent ?? ""), opening, engine), { remember: true });
   const footer = root.querySelector(".footer");
   try {
     const { facts } = await opening;

@@ -106,8 +106,8 @@ export async function open(root, source, { remember }) {
     const look = about.looks[state.side];
     const part = look.views.find((view) => view.part === state.part) ?? look.views[0];
     state.part = part.part;
-    const asked = state.view === "neuron" || state.view === "steps" ? "neuron" : state.view === "similarity" ? "similarity" : "weights";
-    const places = placesOf(source, state.side, part, asked);
+    const viewQuestion = state.view === "neuron" || state.view === "steps" ? "neuron" : state.view === "similarity" ? "similarity" : "weights";
+    const places = placesOf(source, state.side, part, viewQuestion);
     const layers = [...places.keys()];
     state.layer = nearest(layers, state.layer);
     const heads = places.get(state.layer) ?? [];

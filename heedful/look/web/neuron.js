@@ -2,7 +2,7 @@
 // Neuron view: one query against all keys, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
 // It opens on colours; a switch adds the numbers.
 
-import { arrows, make, note, percent, plain, short, shown, svg, toggle } from "./parts.js";
+import { arrows, make, note, percent, plain, short, svg, toggle, tokenElement } from "./parts.js";
 import { savable } from "./save.js";
 import { reach, rowOf, softmax, unpack } from "./numbers.js";
 import { colourBar, colours, HEAT, isRelative, paint, SIGNED } from "./draw.js";
@@ -172,7 +172,7 @@ function against(context, table, attention, keys, row) {
   const relative = isRelative(context.state.relative, m);
   const most = relative ? reach(weights) || 1 : 1;
   const columns = [
-    column("token", "q →", [cells((j) => shown(keys[j]))], "names"),
+    column("token", "q →", [cells((j) => tokenElement(keys[j]))], "names"),
     column("key k", field("query", query, limit, 1), [field("keys", k.values, limit, m)], "keys-of"),
     column("q × k", "products", [field("products", products, reach(products), m, PRODUCTS)]),
     column("q · k", "sum", coloured(signed(dots), (j) => short(dots[j])), "linked figures"),

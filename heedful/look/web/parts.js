@@ -62,7 +62,7 @@ export function plain(text, most = MAX_SHOWN) {
  * A token as an element that does not change the direction of the text around it.
  * @param {string} text
  */
-export function shown(text) {
+export function tokenElement(text) {
   return make("bdi", { dir: "ltr", title: plain(text, 200) }, plain(text));
 }
 

@@ -2,7 +2,7 @@
 // Line plots, scatter plots and bars, as SVG and HTML.
 
 import { headColour, isDashed } from "./tokens.js";
-import { make, percent, plain, shown, svg } from "./parts.js";
+import { make, percent, plain, svg, tokenElement } from "./parts.js";
 import { savable } from "./save.js";
 
 /**
@@ -114,7 +114,7 @@ export function bars(rows, { most = 1, signed = false } = {}) {
     const bar = make("i", { class: signed ? `bar ${row.value < 0 ? "less" : "more"}` : "bar" });
     bar.style.width = `${Math.min(100, (100 * Math.abs(row.value)) / most)}%`;
     element.append(
-      make("span", { class: `name${row.marked ? " marked" : ""}${row.long ? " long" : ""}` }, row.long ? make("bdi", {}, plain(row.text, 160)) : shown(row.text)),
+      make("span", { class: `name${row.marked ? " marked" : ""}${row.long ? " long" : ""}` }, row.long ? make("bdi", {}, plain(row.text, 160)) : tokenElement(row.text)),
       make("span", { class: "track" }, bar),
       make("span", { class: "number" }, row.told ?? percent(row.value)),
     );

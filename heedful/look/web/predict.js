@@ -1,7 +1,7 @@
 // @ts-check
 // Prediction: the answer of the head, its attribution to tokens, and beside it the attention to the same tokens.
 
-import { choice, make, note, percent, plain, sentence, short, shown } from "./parts.js";
+import { choice, make, note, percent, plain, sentence, short, tokenElement } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
 import { savable } from "./save.js";
 import { colourBar, colours, HEAT, isRelative, SIGNED, strength } from "./draw.js";
@@ -107,11 +107,11 @@ function others(context, panel, explanation) {
    * @param {number} now
    * @param {(to: number) => Record<string, string | number>} what
    */
-  const kept = (all, now, what) =>
+  const withAnswers = (all, now, what) =>
     all.filter(([to]) => to === now || context.source.keeps("prediction", { side: context.state.side, ...what(to) }));
-  const tokens = kept(places, place, (to) => ({ place: to }));
+  const tokens = withAnswers(places, place, (to) => ({ place: to }));
   if (tokens.length > 1) bar.append(choice("Token", named(tokens, true), String(place), (to) => ask({ place: to })));
-  const scores = kept(labels, label, (to) => ({ ...here, label: to }));
+  const scores = withAnswers(labels, label, (to) => ({ ...here, label: to }));
   if (scores.length > 1) {
     bar.append(choice("Score of", named(scores, false), String(label), (to) => ask({ ...here, label: to })));
   }
@@ -135,7 +135,7 @@ function tinted(context, names, values, signed) {
     const level = Math.max(0, Math.min(255, Math.round(255 * share)));
     const [r, g, b] = lut.slice(3 * level, 3 * level + 3);
     const label = signed ? short(values[place]) : percent(values[place]);
-    const token = make("span", { class: "tint", title: label, tabindex: 0, "aria-label": `${plain(name)}: ${label}` }, shown(name));
+    const token = make("span", { class: "tint", title: label, tabindex: 0, "aria-label": `${plain(name)}: ${label}` }, tokenElement(name));
     token.style.background = `rgb(${r} ${g} ${b})`;
     token.style.color = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2 > 0.18 ? "#000" : "#fff";
     line.append(token, " ");

@@ -299,14 +299,14 @@ function renderText(text, style, sheet) {
     if (clip && (box.right <= clip.left || box.left >= clip.right || box.bottom <= clip.top + 1 || box.top >= clip.bottom - 1)) continue;
     const room = clip ? (upright ? Math.min(box.bottom, clip.bottom) - Math.max(box.top, clip.top) : clip.right - box.left) : Infinity;
     const long = upright ? box.height : box.width;
-    const shown = long > room + 1 ? `${line.slice(0, Math.max(1, Math.floor((line.length * room) / long) - 1))}…` : line;
+    const fittedLine = long > room + 1 ? `${line.slice(0, Math.max(1, Math.floor((line.length * room) / long) - 1))}…` : line;
     const { x, y, width, height } = placedAt(sheet, box);
     if (upright) {
       const end = clip ? Math.min(box.bottom, clip.bottom) - sheet.origin.top : y + height;
-      const group = lettersAt(shown, 0, 0, look);
+      const group = lettersAt(fittedLine, 0, 0, look);
       group.setAttribute("transform", `translate(${rounded(x + width / 2 + 0.34 * look["font-size"])} ${rounded(end)}) rotate(-90)`);
       sheet.group.append(group);
-    } else sheet.group.append(lettersAt(shown, x, rounded(y + height / 2 + 0.35 * look["font-size"]), look));
+    } else sheet.group.append(lettersAt(fittedLine, x, rounded(y + height / 2 + 0.35 * look["font-size"]), look));
     extend(sheet, { right: Math.min(box.right, clip?.right ?? Infinity), bottom: Math.min(box.bottom, clip?.bottom ?? Infinity) });
   }
 }

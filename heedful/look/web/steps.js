@@ -182,10 +182,10 @@ function overKeys(context, step, numbers, name) {
   const keys = tokensOf(context, context.part.keys);
   const visible = [...numbers.entries()].filter(([, value]) => Number.isFinite(value));
   const cut = visible.length > ALL_SCORES;
-  const shown = cut ? visible.sort((a, b) => b[1] - a[1]).slice(0, MOST_SCORES) : visible;
+  const barEntries = cut ? visible.sort((a, b) => b[1] - a[1]).slice(0, MOST_SCORES) : visible;
   const products = step.vectors.find((/** @type {any} */ vector) => vector.name === "q · k")?.numbers;
-  const most = name === "w" ? 1 : Math.max(...shown.map(([, value]) => Math.abs(value)), 1e-9);
-  const rows = shown.map(([place, value]) => ({
+  const most = name === "w" ? 1 : Math.max(...barEntries.map(([, value]) => Math.abs(value)), 1e-9);
+  const rows = barEntries.map(([place, value]) => ({
     text: keys[place].text, value, told: name === "w" ? undefined : `${short(value)}   (q · k = ${short(products[place])})`,
   }));
   const hidden = numbers.length - visible.length;

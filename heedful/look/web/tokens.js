@@ -1,7 +1,7 @@
 // @ts-check
 // Types and helpers that views share: tokens, layers and heads, the state of the page.
 
-import { make, plain, shown } from "./parts.js";
+import { make, plain, tokenElement } from "./parts.js";
 
 /** @typedef {{text: string, id: number | null, segment: number | null, special: boolean, continues: boolean}} Token TokenRecord of inspection.py */
 /** @typedef {{part: string, layers: number, heads: number, rows: string, keys: string, names: string[]}} Part View of inspection.py */
@@ -88,7 +88,7 @@ export function tokenList(names, { label, chosen, pick, over }) {
           onfocus: () => over?.(place),
           onblur: () => over?.(null),
         },
-        shown(name),
+        tokenElement(name),
       ),
     );
   }
@@ -106,9 +106,9 @@ export function tokenList(names, { label, chosen, pick, over }) {
 export function placesOf(source, side, part, question = "weights") {
   const all = [...Array(part.heads).keys()];
   const layers = [...Array(part.layers).keys()];
-  const shown = layers.map((layer) => all.filter((head) => source.keeps(question, { side, part: part.part, layer, head })));
-  const none = shown.every((heads) => !heads.length);
-  return new Map(layers.filter((layer) => none || shown[layer].length).map((layer) => [layer, none ? all : shown[layer]]));
+  const headsOfLayers = layers.map((layer) => all.filter((head) => source.keeps(question, { side, part: part.part, layer, head })));
+  const none = headsOfLayers.every((heads) => !heads.length);
+  return new Map(layers.filter((layer) => none || headsOfLayers[layer].length).map((layer) => [layer, none ? all : headsOfLayers[layer]]));
 }
 
 /**

@@ -37,17 +37,17 @@ async function inPlane(context, suggested) {
   const { source, state } = context;
   const picture = make("div", {});
   let method = suggested.methods[0];
-  let asked = suggested.words;
+  let chosenWords = suggested.words;
   const draw = async () => {
-    const isUsual = asked === suggested.words && method === suggested.methods[0];
-    const plane = await source.ask("scatter", { side: state.side, ...(isUsual ? {} : { words: asked.join(" "), method }) });
-    const own = new Set(asked === suggested.words ? suggested.own : asked);
+    const isUsual = chosenWords === suggested.words && method === suggested.methods[0];
+    const plane = await source.ask("scatter", { side: state.side, ...(isUsual ? {} : { words: chosenWords.join(" "), method }) });
+    const own = new Set(chosenWords === suggested.words ? suggested.own : chosenWords);
     const { values } = unpack(plane.points);
     const points = plane.words.map((/** @type {string} */ text, /** @type {number} */ i) => ({ text, x: values[2 * i], y: values[2 * i + 1], filled: own.has(text) }));
     const axes = plane.variance?.map((/** @type {number} */ share, /** @type {number} */ i) => `principal component ${i + 1} (${percent(share)}${i ? "" : " of the variance"})`);
     picture.replaceChildren(
       scatter("Static vectors of words, in a plane", points, { axes, width: context.root.clientWidth - 90 }),
-      note(`${asked === suggested.words ? "Filled: words of the text. Open: their nearest neighbours in the vocabulary. " : ""}Similar vectors stand close together; words that stand close may still differ, since a plane keeps only a part of the distances.`),
+      note(`${chosenWords === suggested.words ? "Filled: words of the text. Open: their nearest neighbours in the vocabulary. " : ""}Similar vectors stand close together; words that stand close may still differ, since a plane keeps only a part of the distances.`),
     );
     if (plane.unknown.length) picture.append(note(`Without a vector in this model: ${plane.unknown.map((/** @type {string} */ word) => plain(word)).join(", ")}.`));
   };
@@ -56,7 +56,7 @@ async function inPlane(context, suggested) {
     panel.append(
       ask("Words, with spaces between", [suggested.words.join(" ")], async ([text]) => {
         const words = text.split(/\s+/u).filter(Boolean);
-        asked = words.join(" ") === suggested.words.join(" ") ? suggested.words : words;
+        chosenWords = words.join(" ") === suggested.words.join(" ") ? suggested.words : words;
         await draw();
       }, "long"),
     );

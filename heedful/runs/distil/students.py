@@ -43,7 +43,7 @@ from heedful.runs.distil.static import static_student
 from heedful.runs.finetune.build import evenly_spaced
 from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import ClassicInit
-from heedful.runs.pretrain.build import config_of_size, with_dropout
+from heedful.runs.pretrain.build import config_of_size, first_published_config, with_dropout
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
 from heedful.tasks.answering import require_tokenizer
 
@@ -276,10 +276,9 @@ def _in_family(family: str, config: BundleConfig) -> BundleConfig:
 
 def _lacks_stacks(family: str) -> tuple[bool, bool] | None:
     """Return (whether a family lacks an encoder, whether it lacks a decoder), or None if it has no published size."""
-    sizes = FAMILIES[family].sizes
-    if not sizes:
+    if not FAMILIES[family].sizes:
         return None
-    model = read_config(dict(next(iter(sizes.values()))) | {"model_type": family}, family).model
+    model = first_published_config(family)
     return model.encoder is None, model.decoder is None
 
 
@@ -290,7 +289,7 @@ def student_of_size(teacher: ModelBundle, settings: SizeStudent, max_length: int
     """Make a student with random weights and the teacher's vocabulary, without a head.
 
     Raises:
-        HeedfulError: If the settings name a family without published sizes.
+        HeedfulError: If the settings name an unknown family, or one without published sizes.
     """
     tokenizer = require_tokenizer(teacher)
     max_length = max_length or min(teacher.max_length or MAX_LENGTH, MAX_LENGTH)
@@ -299,11 +298,6 @@ def student_of_size(teacher: ModelBundle, settings: SizeStudent, max_length: int
         max_seq_length=max_length,
     )
     family = settings.family or _default_family(teacher.config)
-    if family not in FAMILIES or not FAMILIES[family].sizes:
-        families_with_sizes = [name for name, known_family in FAMILIES.items() if known_family.sizes]
-        problem = "has no published sizes" if family in FAMILIES else "is no family"
-        hint = did_you_mean(family, families_with_sizes)
-        raise HeedfulError(f'"{family}" {problem}{hint}: {", ".join(families_with_sizes)}')
     student = create(config_of_size(family, shape, tokenizer), tokenizer.limited(max_length), seed=seed)
     student.source = f"a fresh model of size {settings.size}"
     return student.eval()

@@ -111,8 +111,10 @@ def dry_run(
         seconds, tokens_per_second = estimate_seconds(trainer, encoded.tokens)
     has_dev = "dev" in plan.stats.non_empty_splits
     weight_bytes = 4 * loaded.count()
-    weights_in_memory = _copies_of_weights(settings, has_dev=has_dev)
-    weights_on_disk = _saved_weights(settings, has_dev=has_dev)
+    # the methods for few labels are not evaluated while they train, so they have no best weights
+    has_best = settings.fit.load_best_at_end and has_dev and settings.method not in ("linear", "contrastive")
+    weights_in_memory = _copies_of_weights(settings, has_best=has_best)
+    weights_on_disk = _saved_weights(settings, has_best=has_best)
     return Estimate(
         examples=encoded.examples,
         samples=len(encoded.samples),
@@ -129,20 +131,22 @@ def dry_run(
     )
 
 
-def _copies_of_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
+def _copies_of_weights(settings: FinetuneSettings, *, has_best: bool) -> int:
     """Return how many copies of the weights are in memory: the best weights, and a checkpoint that is written."""
-    has_best = settings.fit.load_best_at_end and has_dev
+    if settings.method == "linear":  # it has no checkpoints
+        return 0
     return has_best + (CHECKPOINT_VALUES + has_best) * settings.fit.async_checkpoint
 
 
-def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
+def _saved_weights(settings: FinetuneSettings, *, has_best: bool) -> int:
     """Return the peak disk space of models and checkpoints, in copies of the weights."""
-    has_best = settings.fit.load_best_at_end and has_dev
     models = settings.seeds * (1 + has_best)  # the model, and the last weights beside the best ones
     if settings.seeds > 1:
         models += 1  # the model of the run, which is a copy of one seed's model
     if not model_name(settings.init):
         models += settings.seeds  # the initial models
+    if settings.method == "linear":
+        return models
     seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds that have a training state
     checkpoints = seeds_with_state * settings.fit.keep_last + 1  # a new one is written before an old one is removed
     return models + (CHECKPOINT_VALUES + has_best) * checkpoints

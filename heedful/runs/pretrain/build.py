@@ -78,11 +78,12 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
         init_model: The model that training continues from. If None, the family of the settings is checked.
 
     Raises:
-        HeedfulError: If the objective's head, the lengths or the dropout do not fit the model.
+        HeedfulError: If the family has no published sizes, or the objective's head, the lengths or the dropout do not
+            fit the model.
     """
     if init_model is None:
         name = _family(settings)
-        config = BundleConfig(family=name, model=_family_config(name))
+        config = BundleConfig(family=name, model=first_published_config(name))
     else:
         config, name, longest = init_model.config, init_model.source, max(settings.lengths)
         if init_model.max_length is not None and longest > init_model.max_length:
@@ -99,19 +100,8 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
 
 
 def _family(settings: PretrainSettings) -> str:
-    """Return the family of a model with random weights.
-
-    Raises:
-        HeedfulError: If the settings name an unknown family, or one without published sizes.
-    """
-    family = settings.model.family or settings.spec.family or DEFAULT_FAMILIES[settings.spec.name]
-    families_with_sizes = [name for name, known_family in FAMILIES.items() if known_family.sizes]
-    if family in FAMILIES and family not in families_with_sizes:
-        raise HeedfulError(f'"{family}" has no published sizes; use one of {", ".join(families_with_sizes)}')
-    if family not in FAMILIES:
-        hint = did_you_mean(family, families_with_sizes)
-        raise HeedfulError(f'"{family}" is no family{hint}: {", ".join(families_with_sizes)}')
-    return family
+    """Return the family of a model with random weights."""
+    return settings.model.family or settings.spec.family or DEFAULT_FAMILIES[settings.spec.name]
 
 
 # -- the model ----------------------------------------------------------------------------------------------------
@@ -134,8 +124,17 @@ def build_model(components: Components) -> ModelBundle:
     return with_head(headless, head, seed=seed)
 
 
-def _family_config(family: str) -> ModelConfig:
-    """Return the config of a family's first published size."""
+def first_published_config(family: str) -> ModelConfig:
+    """Return the config of a family's first published size.
+
+    Raises:
+        HeedfulError: If the family is unknown, or has no published sizes.
+    """
+    if family not in FAMILIES or not FAMILIES[family].sizes:
+        families_with_sizes = [name for name, known_family in FAMILIES.items() if known_family.sizes]
+        hint = did_you_mean(family, families_with_sizes)
+        problem = "has no published sizes" if family in FAMILIES else f"is no family{hint}"
+        raise HeedfulError(f'"{family}" {problem}; use one of {", ".join(families_with_sizes)}')
     values = next(iter(FAMILIES[family].sizes.values()))
     return read_config(dict(values) | {"model_type": family}, family).model
 
@@ -148,7 +147,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         settings: Layers, hidden size, heads and lengths.
         tokenizer: The tokenizer of the model.
     """
-    published = _family_config(family)
+    published = first_published_config(family)
     shape = settings.model.shape
     resize_embedding = partial(_resize_embedding, family_width=published.width, settings=settings, tokenizer=tokenizer)
     model = replace(
@@ -258,7 +257,7 @@ def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
     These are the rates for fine-tuning. The dropout of pre-training is a setting of its own.
     """
     init_model = components.init_model
-    source = _family_config(loaded.config.family) if init_model is None else init_model.config.model
+    source = first_published_config(loaded.config.family) if init_model is None else init_model.config.model
     return _with_config(loaded, with_dropout(loaded.config.model, source))
 
 

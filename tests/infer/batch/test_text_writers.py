@@ -106,6 +106,25 @@ def test_conll_with_a_header_and_a_sentence_that_cannot_be_read(tagger: Engine, 
     assert all(len(lines[index].split()) == 3 for index in (1, 5))
 
 
+def test_lines_that_conll_output_lacks_are_listed(tagger: Engine, tmp_path: Path) -> None:
+    """Lines 3 to 5 begin a sentence of more than 20 characters. The sentence from line 10 on cannot be read."""
+    text = "Ada O\n\none O\ntwo O\nthree O\nfour O\n\nhere O\n\nb\0d O\nnow O\n"
+    (tmp_path / "a.conll").write_text(text)
+    (tmp_path / "b.conll").write_text("b\0d O\n\nhere O\n")
+    files, settings = [tmp_path / "a.conll", tmp_path / "b.conll"], BatchSettings(format="conll", rows=2)
+    data = DataSettings(max_row_bytes=200)
+    for _ in range(2):  # the second call finds all parts
+        summary = predict_files(tagger, files, tmp_path / "out", settings, data=data)
+        assert (summary.rows, summary.errors) == (6, 3)
+        assert summary.stated[-1].endswith("or cannot be read and ends the file: a.conll:3-5, a.conll:10-end")
+    parts = [path.read_text() for path in sorted((tmp_path / "out").glob("part-*"))]
+    lines = [line for line in "".join(parts).split("\n") if line]
+    assert [line.rpartition(" ")[0] for line in lines] == ["Ada O", "four O", "here O", "b\0d O", "here O"]
+    assert [line.endswith(" _") for line in lines] == [False, True, False, True, False]
+    whole = predict_files(tagger, tmp_path / "b.conll", tmp_path / "c.conll", settings)
+    assert not any("missing from the output" in sentence for sentence in whole.stated)
+
+
 def test_conll_output_needs_conll_input(tagger: Engine, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Ada lives here\n")
     with pytest.raises(HeedfulError, match=r"a\.txt: is no CoNLL file"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ def test_a_refused_precision_is_an_error_with_its_measurement(
     assert """int4' (did you mean "int8"?): use one of auto, float32""" in capsys.readouterr().err
     with pytest.raises(HeedfulError, match="give one of them"):
         Engine(folder, precision="int8", dtype=module.torch.float32)
+
+
+def test_an_unsupported_precision_is_refused_before_others_are_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "measure_precisions", lambda *args, **options: pytest.fail("it was measured"))
+    with pytest.raises(HeedfulError, match="float16 is for GPUs: on cpu use float32, bfloat16 or auto"):
+        choose_precision(folder, "float16")
 
 
 def test_measurements_are_cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +300,23 @@ def test_the_generation_of_texts_is_timed(tmp_path: Path, monkeypatch: pytest.Mo
     assert generated and all(len(best.tokens) <= 16 for best, *_ in generated)
 
 
+@pytest.mark.parametrize(("int8_seconds", "counts"), [(2.0, {"float32": 1}), (3.5, {"float32": 2})])
+def test_texts_are_generated_once_for_each_precision_to_count_tokens(
+    int8_seconds: float, counts: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 twice if a slow precision is measured on a part of the sample."""
+    counted: list[str] = []
+    count_tokens = module._count_tokens
+    monkeypatch.setattr(
+        module,
+        "_count_tokens",
+        lambda engine, chunks: counted.append(engine.plan.precision) or count_tokens(engine, chunks),
+    )
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=int8_seconds)
+    measure_precisions(make_decoder(tmp_path))
+    assert Counter(counted) == counts | {"bfloat16": 1, "int8": 1}
+
+
 def test_the_sample_of_a_model_that_generates_text_is_short(tmp_path: Path) -> None:
     engine = Engine(make_decoder(tmp_path))
     chunks = calibration_chunks(engine, ["a b c d"] * 1000)
@@ -316,6 +342,14 @@ def test_texts_that_are_too_long_for_the_model_are_truncated(
     options = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}
     exec(RESIDENT_CODE.format(path=sys.path, name=str(folder), **options), {})
     assert int(capsys.readouterr().out) > 1e7
+
+
+def test_a_sample_that_the_model_cannot_read_is_an_error_with_its_reason(folder: Path) -> None:
+    engine = Engine(folder)
+    message = r"can read none of 2 sample inputs, .*: use float32; the first error is: input 0 is "
+    with pytest.raises(HeedfulError, match=message):
+        calibration_chunks(engine, [3, {"question": "who?"}])
+    assert len(calibration_chunks(engine, [3, "the cat"])) == 1, "an input that cannot be read is skipped"
 
 
 def test_a_predictions_file_may_be_empty_but_not_damaged(tmp_path: Path) -> None:

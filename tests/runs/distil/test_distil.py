@@ -323,6 +323,8 @@ RELATION_SETTINGS = ("student.width=32", "student.heads=2", "loss.relations.head
         ("layers=1", ["student.teacher_layers=[7]"], r"teacher_layers names the layers \[7\], but .* has 2, from 0"),
         ("layers=1", ["student.family=electric"], '"electric" is no family'),
         ("layers=1", ["student.family=gpt2"], "computed in another way than gpt2 does"),
+        ("tiny", ["student.family=heedful-classic"], '"heedful-classic" has no published sizes; use one of bert, '),
+        ("tiny", ["student.family=brt"], r'"brt" is no family \(did you mean "bert"\?\); use one of bert, '),
         ("layers=1", ["loss.kd_weight=0"], "kd_weight is 0"),
         ("layers=1", ["teacher_cache.top_k=3"], "teacher_cache.top_k is for a masked"),
         ("layers=1", ["loss.relations.heads=7"], "cannot be split into 7 heads"),

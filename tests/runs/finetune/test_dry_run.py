@@ -12,6 +12,7 @@ import pytest
 from heedful.errors import HeedfulError
 from heedful.runs.finetune.dry_run import Estimate, _existing, dry_run
 from tests.support.generated_data import SIZES, assignments, classification_rows, finetune_tiny, write_csv, write_splits
+from tests.support.model_folders import make_model_dir
 
 
 def estimate_for(data: Path, settings: dict[str, Any] | None = None, **arguments: Any) -> Estimate:
@@ -67,6 +68,19 @@ def test_without_dev_there_is_no_space_for_best_weights(tmp_path: Path) -> None:
     estimate = estimate_for(data, {"data.dev_fraction": 0})
     copies = 2 + 3 * 3  # the initial and the final model, and three checkpoints of the weights and their two moments
     assert estimate.disk == 4 * copies * estimate.parameters
+
+
+def test_methods_for_few_labels_have_no_best_weights(tmp_path: Path) -> None:
+    data, encoder = write_splits("single", tmp_path / "data"), make_model_dir(tmp_path / "encoder", "bare")
+
+    def copies(*settings: str) -> float:
+        """Return the estimated disk space in copies of the weights."""
+        estimate = dry_run("classify", data, tmp_path / "run", model=encoder, assignments=settings)
+        return estimate.disk / (4 * estimate.parameters)
+
+    assert copies() == 2 + 3 * 4  # the best and the last model, and three checkpoints, each with the best weights
+    assert copies("method=contrastive") == 1 + 3 * 3
+    assert copies("method=linear") == 1
 
 
 def test_a_time_budget_is_the_estimated_time(tmp_path: Path) -> None:

@@ -612,6 +612,7 @@ def test_masked_tokens_and_next_segments_are_learned(tmp_path: Path) -> None:
 # -- resuming -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(600)  # three runs, which a busy machine with all types checked may not end in the usual limit
 @pytest.mark.parametrize(("kind", "versions"), [("mlm+nsp", None), ("mlm+nsp", 2), ("rtd", None)])
 def test_resuming_in_the_second_epoch_equals_an_uninterrupted_run(
     kind: str, versions: int | None, tmp_path: Path, text: Path, tokenizer_dir: Path
