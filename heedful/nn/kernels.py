@@ -474,7 +474,7 @@ def _why_dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArg
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute attention by PyTorch's flash attention over packed rows, `varlen_attn`.
+    """Compute attention by PyTorch's flash attention over packed rows, `varlen_attn`, if "flash" lacks its operator.
 
     Like ours, its causal mask and window put the last query at the position of the last key.
     """
@@ -525,7 +525,7 @@ def cannot_use_flash_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionA
 SMALL_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))  # compute capabilities with too little shared memory for some gradients
 
 
-def _cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why the kernel "varlen" cannot compute a call, or an empty string."""
     return cannot_use_flash_attention(q, k, v, args) or ("it has no dropout" if args.dropout else "")
 
@@ -571,7 +571,7 @@ def _why_bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
 # kernels in the order in which they are tried; on a CPU it follows benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="dense_cache", run=_dense_cache, cannot=_cannot_use_dense_cache, slow=_why_dense_cache_is_slow),
-    Kernel(name="varlen", run=_varlen, cannot=_cannot_use_varlen),
+    Kernel(name="varlen", run=_varlen, cannot=cannot_use_varlen),
     Kernel(
         name="native",
         run=attention,
