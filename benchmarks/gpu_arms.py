@@ -189,7 +189,7 @@ def models(case: Case, folder: str) -> str:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    sizes: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "vocab_size": case.vocabulary,
         "num_hidden_layers": case.layers,
         "hidden_size": case.width,
@@ -201,11 +201,11 @@ def models(case: Case, folder: str) -> str:
     model: Any
     if case.rotary:
         ids = {"pad": PAD, "bos": CLS, "cls": CLS, "eos": SEP, "sep": SEP}
-        names = {f"{name}_token_id": token_id for name, token_id in ids.items()}
-        model = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes, **names))
+        settings |= {f"{name}_token_id": token_id for name, token_id in ids.items()}
+        model = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**settings))
     else:
-        dropout = {"hidden_dropout_prob": case.dropout, "attention_probs_dropout_prob": case.dropout}
-        model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **dropout))
+        settings |= {"hidden_dropout_prob": case.dropout, "attention_probs_dropout_prob": case.dropout}
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**settings))
     model.save_pretrained(folder)
     return folder
 
