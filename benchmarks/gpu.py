@@ -46,18 +46,19 @@ There are {rounds} rounds, or at least {fewest} if the time was up. Compiled arm
 
 Training: masked language modelling with random weights of BERT's shapes, a vocabulary of {vocabulary:,} and random
 token ids. Unless the name of a table says otherwise, there is no dropout, and matrix products are in bfloat16
-(autocast). Weights and AdamW's moments (torch's fused kernel) are in float32, gradients are clipped to a norm of 1, and
-the loss of each step is read. Mixed lengths have a mean of 150 tokens and go up to 512 (`mean150` of lengths.py), as
-paragraphs and short articles do. All arms train on the same sequences and the same masked tokens. Batches are on the
-device before a turn, except for `its trainer`, whose masking, packing and copying are timed. transformers scores all
-positions, as its model does by default. `padded` pads to 512 tokens. `grouped` regroups the sequences of a round by
-length, and pads to a multiple of 8; where nothing is padded it gets no mask. `packed` puts several sequences into each
-row of 512 tokens, which a mask keeps apart; transformers' own path without padding needs flash-attn, which is not
-installed. Before timing, every arm makes {checks} updates on one step: `difference` is the largest difference between
-its losses and the first arm's, over the largest loss, and an arm beyond {bound} is not timed. Only real tokens count.
-The share of the matrix rate compares FLOP/s with those of a product of bfloat16 matrices; a step has
-3 (L (24 d² T + 4 d Σs²) + m (2 d² + 2 d V)) FLOP for T real tokens in sequences of s tokens, and m masked tokens. Peak
-memory is what an arm keeps between its turns and what a turn adds.
+(autocast); `rotary` is ModernBERT-base's shape. Weights and AdamW's moments (torch's fused kernel) are in float32,
+gradients are clipped to a norm of 1, and the loss of each step is read. Mixed lengths have a mean of 150 tokens and go
+up to 512 (`mean150` of lengths.py), as paragraphs and short articles do. All arms train on the same sequences and the
+same masked tokens. Batches are on the device before a turn, except for `its trainer`, whose masking, packing and
+copying are timed. transformers scores all positions, as its model does by default. `padded` pads to 512 tokens.
+`grouped` regroups the sequences of a round by length, and pads to a multiple of 8; where nothing is padded it gets no
+mask. `packed` puts several sequences into each row of 512 tokens, which a mask keeps apart; transformers' own path
+without padding needs flash-attn, which is not installed. Before timing, every arm makes {checks} updates on one step:
+`difference` is the largest difference between its losses and the first arm's, over the largest loss, and an arm beyond
+{bound} is not timed. Only real tokens count. The share of the matrix rate compares FLOP/s with those of a product of
+bfloat16 matrices; a step has 3 (L (24 d² T + 4 d Σs²) + m (2 d² + 2 d V)) FLOP for T real tokens in sequences of s
+tokens, and m masked tokens (`rotary`: 17 d² instead of 24 d²). Peak memory is what an arm keeps between its turns and
+what a turn adds.
 
 Serving: random bfloat16 weights of the shapes that are named. A single text goes from token ids on the host to the mean
 of its hidden states on the host. Mixed lengths go from texts to vectors, in all-MiniLM-L6-v2's shape, by an engine with
@@ -71,6 +72,7 @@ FASTER = (PADDED, *(name + COMPILED for name in (HEEDFUL, PACKED, GROUPED, TRAIN
 FULL = (PADDED, HEEDFUL)
 TWO = (GROUPED, HEEDFUL)
 BASE = "mixed lengths, base"  # the most important case of training
+GROUPS = ("training", "variants", "serving")  # of parts; variants: other models and settings than the usual ones
 Part = tuple[str, float, Callable[[], str]]  # name, seconds that it needs, and a function that returns its tables
 
 
@@ -218,7 +220,15 @@ def parts(results: Results, size: Size, device: Any, clock: Clock) -> list[Part]
         training(BASE + COMPILED, 20.0 + COMPILING, FASTER),
         training(f"{BASE}, dropout 0.1", 30.0, TWO),
         training(f"{BASE}, float32", 30.0, TWO),
+        training(f"{BASE}, rotary", 30.0, TWO),
     ]
+
+
+def group_of(part: str) -> str:
+    """Return the group of a part, by its name: one of GROUPS."""
+    if "length" not in part:
+        return "serving"
+    return "variants" if part.startswith(f"{BASE}, ") and not part.endswith(COMPILED) else "training"
 
 
 def measure_parts(
@@ -227,12 +237,11 @@ def measure_parts(
     """Measure the parts for which time is left, and write the record after each part.
 
     Args:
-        only: "training" or "serving" to measure these parts alone, or None to measure all.
+        only: One of GROUPS to measure its parts alone, or None to measure all.
         folder: The folder of the record, or None to write no record.
     """
     for name, seconds, run in parts(results, size, device, clock):
-        is_training = "length" in name
-        if only is not None and is_training != (only == "training"):
+        if only not in (None, group_of(name)):
             continue
         if clock.left < seconds:
             results.missing[name] = f"{max(0.0, clock.left):.0f} s were left, {seconds:.0f} are needed"
@@ -284,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="parts that need more time than is left are skipped")
     parser.add_argument("--rehearse", action="store_true", help="measure tiny shapes without a record; needs no GPU")
-    parser.add_argument("--only", choices=("training", "serving"), help="measure these parts alone")
+    parser.add_argument("--only", choices=GROUPS, help="measure these parts alone")
     parser.add_argument("--output", type=Path, help="another folder for the record")
     options = parser.parse_args()
     clock = Clock(options.minutes)

@@ -53,11 +53,12 @@ class Case:
     most: int = 512  # most tokens of a sequence
     dropout: float = 0.0  # probability, for hidden states and attention weights
     precision: str = "bfloat16"  # precision of matrix products under autocast, or "float32"
+    rotary: bool = False  # whether it is a ModernBERT: rotary positions, local attention, gated MLPs; else a BERT
 
     @property
     def inner(self) -> int:
         """The inner width of the MLP."""
-        return 4 * self.width
+        return 3 * self.width // 2 if self.rotary else 4 * self.width
 
     @property
     def heads(self) -> int:
@@ -70,9 +71,13 @@ class Case:
         return int(0.97 * SHARE * FULL * self.tokens)
 
     def flop(self, squares: float, tokens: float) -> float:
-        """Return the floating-point operations of a step: 3 (L (24 d^2 T + 4 d sum of s^2) + m (2 d^2 + 2 d V))."""
+        """Return the floating-point operations of a step: 3 (L (24 d^2 T + 4 d sum of s^2) + m (2 d^2 + 2 d V)).
+
+        A rotary model has 17 d^2 instead of 24 d^2; its local layers are counted as if they attended to s tokens.
+        """
         d = self.width
-        layers = self.layers * (24 * d * d * tokens + 4 * d * squares)
+        matrices = 3 if self.rotary else 2  # of the MLP
+        layers = self.layers * ((8 * d * d + 2 * matrices * d * self.inner) * tokens + 4 * d * squares)
         head = self.masked * (2 * d * d + 2 * d * self.vocabulary)
         return 3 * (layers + head)  # backward takes twice as much as forward
 
@@ -184,18 +189,24 @@ def models(case: Case, folder: str) -> str:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    config = transformers.BertConfig(
-        vocab_size=case.vocabulary,
-        num_hidden_layers=case.layers,
-        hidden_size=case.width,
-        num_attention_heads=case.heads,
-        intermediate_size=case.inner,
-        max_position_embeddings=max(512, case.most),
-        hidden_dropout_prob=case.dropout,
-        attention_probs_dropout_prob=case.dropout,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": case.vocabulary,
+        "num_hidden_layers": case.layers,
+        "hidden_size": case.width,
+        "num_attention_heads": case.heads,
+        "intermediate_size": case.inner,
+        "max_position_embeddings": max(512, case.most),
+    }
     torch.manual_seed(SEED)
-    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    model: Any
+    if case.rotary:
+        ids = {"pad": PAD, "bos": CLS, "cls": CLS, "eos": SEP, "sep": SEP}
+        settings |= {f"{name}_token_id": token_id for name, token_id in ids.items()}
+        model = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**settings))
+    else:
+        settings |= {"hidden_dropout_prob": case.dropout, "attention_probs_dropout_prob": case.dropout}
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**settings))
+    model.save_pretrained(folder)
     return folder
 
 

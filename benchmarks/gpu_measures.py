@@ -59,6 +59,7 @@ class Size:
             "one length, base": _case("base", 12, 768, 150, 16_800, 8),
             "mixed lengths, base, dropout 0.1": replace(_case("base", 12, 768, "mean150", 16_800, 8), dropout=0.1),
             "mixed lengths, base, float32": replace(_case("base", 12, 768, "mean150", 16_800, 4), precision="float32"),
+            "mixed lengths, base, rotary": replace(_case("base", 22, 768, "mean150", 16_800, 4), rotary=True),
         }
     )
     tokens: Sequence[int] = (32, 64, 128)  # lengths of single texts, in tokens

@@ -5,9 +5,9 @@ python FOLDER/run_gpu.py --part tests                                           
 
 The folder has the committed code, an archive of the packages that Heedful, its tests and its benchmarks import, for
 that version of Python, and run_gpu.py, which unpacks them and runs one part. `kernels`, `compiled` and `tests` run
-parts of tests/gpu; `training` and `serving` run parts of benchmarks/gpu.py. A part ends after eight minutes, or
-`--seconds`, and writes its output and a record to FOLDER/results. After `--has`, name only packages whose version on
-the GPU machine is not older than here: the tests need the versions that are installed here.
+parts of tests/gpu; `training`, `variants` and `serving` run parts of benchmarks/gpu.py. A part ends after eight
+minutes, or `--seconds`, and writes its output and a record to FOLDER/results. After `--has`, name only packages whose
+version on the GPU machine is not older than here: the tests need the versions that are installed here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 scripts/gpu_bundle.py makes a folder with this file, the code and the packages.
 
-python run_gpu.py --part kernels|compiled|tests|training|serving [--seconds 480] [--rehearse]
+python run_gpu.py --part kernels|compiled|tests|training|variants|serving [--seconds 480] [--rehearse]
 
 The machine needs Python and PyTorch. Packages are unpacked once, to `site`; output and records are in `results`.
 """
@@ -26,6 +26,7 @@ PARTS = {
     "compiled": [*PYTEST, "-k", COMPILED],  # takes minutes to compile
     "tests": [*PYTEST, "-k", f"not ({KERNELS} or {COMPILED})"],
     "training": ["benchmarks/gpu.py", "--only", "training"],
+    "variants": ["benchmarks/gpu.py", "--only", "variants"],
     "serving": ["benchmarks/gpu.py", "--only", "serving"],
 }
 

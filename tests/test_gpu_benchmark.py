@@ -115,6 +115,15 @@ def test_goals_are_reported_as_reached_or_missed(benchmarks: Any) -> None:
     ]
 
 
+def test_every_part_is_in_one_group(benchmarks: Any) -> None:
+    gpu, measures = benchmarks("gpu"), benchmarks("gpu_measures")
+    parts = gpu.parts(gpu.Results(), measures.rehearsal(), torch.device("cpu"), measures.Clock(1))
+    groups = {group: [name for name, *_ in parts if gpu.group_of(name) == group] for group in gpu.GROUPS}
+    assert sum(map(len, groups.values())) == len(parts)
+    assert groups["variants"] == [f"mixed lengths, base, {kind}" for kind in ("dropout 0.1", "float32", "rotary")]
+    assert groups["serving"] == ["one text, all-MiniLM-L6-v2", "one text, BERT-base", "mixed texts", "decoding"]
+
+
 @pytest.mark.slow
 def test_without_a_gpu_it_says_how_to_rehearse() -> None:
     if torch.cuda.is_available():

@@ -46,7 +46,7 @@ from heedful.model.decode import Decoding
 from heedful.model.heads import ClassesHead, pooled_row
 from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, PromptedText, Window
 from heedful.tasks.generation import (
     GenerationConfig,
@@ -571,7 +571,7 @@ class BundleEngine:
         scored_rows = [
             start + position for start, chunk in zip(batch.bounds, chunks, strict=False) for position in chunk.positions
         ]
-        rows = self._hidden_states(batch, torch.tensor(scored_rows, device=batch.tokens.device))
+        rows = self._hidden_states(batch, send(scored_rows, batch.tokens.device))
         counts = [len(chunk.positions) for chunk in chunks]
         if answer_head.summarize is None or top_k is None:
             scores = to_cpu(head(rows, batch))

@@ -18,7 +18,10 @@ from heedful.tasks.generation import GenerationConfig
 
 
 class Engine(BundleEngine):
-    """A model that answers inputs with plain data. An answer does not depend on the other inputs of its batch."""
+    """A model that answers inputs with plain data.
+
+    An answer does not depend on the other inputs of its batch; on a GPU, its scores may differ by rounding.
+    """
 
     def __init__(
         self,

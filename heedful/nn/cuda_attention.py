@@ -1,8 +1,8 @@
-"""Attention kernels on CUDA: flash attention with dropout, fused attention in blocks, and flex_attention.
+"""Attention kernels on CUDA: flash attention over packed rows, fused attention in blocks, and flex_attention.
 
 Every kernel computes softmax(scale q k + bias) v of each sequence (Vaswani et al. 2017, section 3.2.1) from q [query
-rows, H, D], k and v [key rows, H, D]; `varlen` of `heedful.nn.kernels` computes calls without bias and dropout. Plans,
-masks and arguments are tested on a CPU; tests/gpu compares the kernels with the reference on a GPU.
+rows, H, D], k and v [key rows, H, D]. Plans, masks and arguments are tested on a CPU; tests/gpu compares the kernels
+with the reference on a GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from heedful.nn.kernels import (
     adds_values,
     bmm,
     cannot_use_flash_attention,
+    cannot_use_varlen,
     device_bounds,
     fused,
     make_plan,
@@ -60,11 +61,14 @@ def _unless_on_cuda(q: Tensor) -> str:
     return "" if q.device.type == "cuda" else "it runs on CUDA only"
 
 
-# -- packed rows, with dropout ------------------------------------------------------------------------------------
+# -- packed rows --------------------------------------------------------------------------------------------------
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute flash attention with dropout over packed rows, by the private operator that `varlen_attn` calls."""
+    """Compute flash attention over packed rows, by the private operator that `varlen_attn` calls.
+
+    Unlike `varlen_attn`, which is a Python function with its own autograd function, it has dropout.
+    """
     layout, window = args.layout, -1 if args.window is None else args.window
     q_bounds, k_bounds = device_bounds(layout, q.device)
     longest_q, longest_k = (
@@ -139,11 +143,6 @@ def cannot_use_flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
     return cannot_use_flash_attention(q, k, v, args) or _missing_arguments()
 
 
-def _why_flash_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    """Return why another kernel than "flash" is preferred for a call, or an empty string."""
-    return "" if args.dropout else "without dropout, varlen calls the same operator by its public name"
-
-
 # -- blocks -------------------------------------------------------------------------------------------------------
 
 
@@ -164,7 +163,9 @@ def _cannot_use_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) ->
 
 def _why_grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why another kernel than "grouped" is preferred for a call, or an empty string."""
-    return "" if cannot_use_flash(q, k, v, args) else "packed rows without a bias need no blocks"
+    if cannot_use_flash(q, k, v, args) and cannot_use_varlen(q, k, v, args):
+        return ""
+    return "packed rows without a bias need no blocks"
 
 
 # -- CUDA graphs: sequence boundaries on the device -------------------------------------------------------------
@@ -333,7 +334,7 @@ def _why_flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> s
 
 
 CUDA: tuple[Kernel, ...] = (
-    Kernel(name="flash", run=_flash, cannot=cannot_use_flash, slow=_why_flash_is_slow),
+    Kernel(name="flash", run=_flash, cannot=cannot_use_flash),
     Kernel(name="grouped", run=_grouped, cannot=_cannot_use_grouped, slow=_why_grouped_is_slow),
     Kernel(name="flex", run=_flex, cannot=_cannot_use_flex, slow=_why_flex_is_slow),
 )

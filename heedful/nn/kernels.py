@@ -130,8 +130,10 @@ def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Lin
     blocks, q_rows, k_rows, sees_key = [], [], [], []
     key_counts = np.array([m for _, m in args.layout.sizes()])
     multiple = CUDA_WIDTH_MULTIPLE if q.device.type == "cuda" else 1
+    same_rows = args.layout.queries == args.layout.keys and len(q) == len(k)  # self-attention: computed once for both
     for lines in arrange(args.layout):
-        queries, keys = (_make_placement(spans, lines, multiple) for spans in (args.layout.queries, args.layout.keys))
+        queries = _make_placement(args.layout.queries, lines, multiple)
+        keys = queries if same_rows else _make_placement(args.layout.keys, lines, multiple)
         blocks.append(_make_block(args, lines, queries, keys, q))
         q_rows.append(queries.rows.ravel())
         k_rows.append(keys.rows.ravel())
@@ -140,10 +142,12 @@ def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Lin
     result_slot = np.full(len(q), len(row_of_slot))  # a query that sees no key takes the zeros after the last slot
     has_result = (row_of_slot >= 0) & np.concatenate([*sees_key, np.empty(0, bool)])
     result_slot[row_of_slot[has_result]] = np.flatnonzero(has_result)
+    query_index = pack_index(row_of_slot, len(q), q.device)
+    key_row_of_slot = np.concatenate([*k_rows, np.empty(0, np.int64)])
     return Plan(
         blocks=blocks,
-        queries=pack_index(row_of_slot, len(q), q.device),
-        keys=pack_index(np.concatenate([*k_rows, np.empty(0, np.int64)]), len(k), q.device),
+        queries=query_index,
+        keys=query_index if same_rows else pack_index(key_row_of_slot, len(k), q.device),
         result=unpack_index(result_slot, row_of_slot, has_result, q.device),
     )
 
@@ -210,10 +214,11 @@ def _make_block(
     is_full = bool(first_sequence.size and (first_sequence >= 0).all()) and all(
         (placement.sequence == first_sequence).all() for placement in (queries, keys)
     )
-    (q_sequence, q_position), (k_sequence, k_position) = (
+    on_device = [
         torch.from_numpy(np.stack([placement.sequence, placement.position])).to(q.device, non_blocking=True)
-        for placement in (queries, keys)
-    )
+        for placement in ((queries,) if keys is queries else (queries, keys))
+    ]
+    (q_sequence, q_position), (k_sequence, k_position) = on_device[0], on_device[-1]
     distances = k_position[:, None, :] - q_position[:, :, None]
     mask = None
     if hides_pairs or not is_full:
@@ -474,7 +479,7 @@ def _why_dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArg
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute attention by PyTorch's flash attention over packed rows, `varlen_attn`.
+    """Compute attention by PyTorch's flash attention over packed rows, `varlen_attn`, if "flash" lacks its operator.
 
     Like ours, its causal mask and window put the last query at the position of the last key.
     """
@@ -525,7 +530,7 @@ def cannot_use_flash_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionA
 SMALL_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))  # compute capabilities with too little shared memory for some gradients
 
 
-def _cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+def cannot_use_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why the kernel "varlen" cannot compute a call, or an empty string."""
     return cannot_use_flash_attention(q, k, v, args) or ("it has no dropout" if args.dropout else "")
 
@@ -571,7 +576,7 @@ def _why_bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
 # kernels in the order in which they are tried; on a CPU it follows benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="dense_cache", run=_dense_cache, cannot=_cannot_use_dense_cache, slow=_why_dense_cache_is_slow),
-    Kernel(name="varlen", run=_varlen, cannot=_cannot_use_varlen),
+    Kernel(name="varlen", run=_varlen, cannot=cannot_use_varlen),
     Kernel(
         name="native",
         run=attention,

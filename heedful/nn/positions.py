@@ -362,9 +362,11 @@ class TransformerXlPosition(RelativePosition):
         self.same_type = nn.Parameter(torch.zeros(2, heads, head_width))
 
     def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> tuple[Packed, Tensor]:
-        if batch.types.device.type == "cpu" and len(batch.types) and int(batch.types.max()) >= SEGMENTS:
+        extremes = batch.id_extremes()  # on a GPU, a segment type beyond the limit would end the process
+        low, high = (0, 0) if extremes is None else extremes[1]
+        if not 0 <= low <= high < SEGMENTS:
             raise DataError(
-                f"the batch has segment type {int(batch.types.max())}; this model knows 0 to {SEGMENTS - 1}"
+                f"the batch has segment type {low if low < 0 else high}; this model knows 0 to {SEGMENTS - 1}"
             )
         reach = max(batch.max_length - 1, 0)
         steps = torch.arange(reach, -reach - 1, -1, device=like.device)  # query position minus key position

@@ -65,9 +65,9 @@ class Sharded:
             reduce_bf16: Whether to sum gradients in bfloat16.
         """
         self.ranks, self.degree, self.num_replicas = ranks, degree, ranks.size // degree
-        device = next(loaded.parameters()).device.type
-        self.mesh, self._cpu_mesh = _meshes(ranks, degree, device, "cpu")
-        self._gathers_rounded = precision in (torch.bfloat16, torch.float16) and device in ROUNDED_DEVICES
+        self._device = next(loaded.parameters()).device
+        self.mesh, self._cpu_mesh = _meshes(ranks, degree, self._device.type, "cpu")
+        self._gathers_rounded = precision in (torch.bfloat16, torch.float16) and self._device.type in ROUNDED_DEVICES
         reduce_dtype = torch.bfloat16 if reduce_bf16 else None
         policy = block_policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         if self._gathers_rounded:
@@ -157,6 +157,7 @@ class Sharded:
         self._has_full_params = True
         try:
             with self._exact_blocks() if self._gathers_rounded else nullcontext():
+                self.ranks.wait_for_gpu(self._device)  # the caller reads numbers that depend on the gathered weights
                 yield
         finally:
             self._has_full_params = False

@@ -188,7 +188,7 @@ def test_kernels_of_families(
     print(f"{family}, {precision}, dropout {dropout}: {', '.join(sorted(names))}")
     assert names and "reference" not in names
     if family in WITHOUT_BIAS and precision != "float32":
-        assert names == {"flash" if dropout else "varlen"}
+        assert names == {"flash"}
 
 
 # -- waits --------------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from heedful.errors import DataError
 from heedful.nn.attend import attend
 from heedful.nn.layout import DenseBias, Layout, RelativeBias
 from heedful.nn.positions import (
+    SEGMENTS,
     BucketedPosition,
     DisentangledPosition,
     RotaryPosition,
@@ -169,3 +171,13 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
                 if batch.visibility is not None:
                     row = row.masked_fill(~batch.visibility[number][i - start], -torch.inf)
                 assert (output[i, h] - row.softmax(0) @ v[start:stop, h]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("bad", [SEGMENTS, -1])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_unknown_segment_types_are_refused_before_a_gpu_gets_them(bad: int, device: str) -> None:
+    """The meta device, which has no values to read, represents a GPU."""
+    relation = TransformerXlPosition(width=8, heads=HEADS, head_width=WIDTH, reach=None, dropout=0.0)
+    batch = Packed.of([[5, 6]], [[0, bad]]).to(device)
+    with pytest.raises(DataError, match=f"the batch has segment type {bad}; this model knows 0 to 7"):
+        relation.prepare(batch, torch.zeros(1, device=device), cache_bias=True)

@@ -143,12 +143,22 @@ def poll_suspended_rank(job: Job, trainer: Trainer) -> dict[str, Any]:
     return {}
 
 
+def gather_weights(job: Job, trainer: Trainer) -> dict[str, Any]:
+    """Gather all weights after a step, and return the devices that were waited for before they can be read."""
+    devices: list[str] = []
+    trainer.train_step()
+    Ranks.wait_for_gpu = lambda self, device: devices.append(str(device))  # type: ignore[method-assign]
+    with trainer.full_params():
+        return {"devices": list(devices)}
+
+
 JOB_KINDS = {
     "fit": run_fit,
     "updates": run_updates,
     "memory": measure_memory,
     "collectives": run_collectives,
     "poll": poll_suspended_rank,
+    "gather": gather_weights,
 }
 
 

@@ -82,6 +82,14 @@ def test_blocks_are_gathered_in_bfloat16(server: ForkServer, tmp_path: Path, tas
     assert in_blocks and not [name for name, value in in_blocks.items() if value.equal(value.bfloat16().float())]
 
 
+def test_gathered_weights_are_waited_for_before_they_are_read(server: ForkServer, tmp_path: Path) -> None:
+    """To read numbers of a GPU that waits for a lost rank would take forever."""
+    train = {"max_steps": 1, "data_parallel_shard_degree": "all"}
+    job = Job(output_dir=str(tmp_path / "out"), kind="gather", task="packed", dropout=0.0, train=train)
+    assert server.run(job, 2) == [0, 0], [(tmp_path / "out" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert [read_outcome(job, rank)["devices"] for rank in range(2)] == [["cpu"], ["cpu"]]
+
+
 # -- sharded checkpoints ---------------------------------------------------------------------------------------------
 
 
