@@ -511,7 +511,7 @@ def test_check_reports_problems(run: Run, tmp_path: Path) -> None:
     data.write_text("text,label\ngood film,pos\nbad film,neg\ngood film,neg\n,neg\n")
     result = run("check", str(data))
     assert result.code == 0
-    assert 'label "neg"             3\n' in result.out
+    assert 'label "neg"         3 (75.0 %)\n' in result.out
     assert "1 with an empty text: train.csv:5" in result.out
     assert "with different targets" in result.out
     assert result.out.endswith("\n3 problems: 1 contradiction, 1 repeat, 1 empty\n")
