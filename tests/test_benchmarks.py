@@ -548,12 +548,16 @@ def test_flipped_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatc
     labels, flipped = script.flipped_labels(["a", "b"] * 50, 0.06, 1)
     assert {n for n, label in enumerate(labels) if label != "ab"[n % 2]} == flipped and len(flipped) == 6
     assert script.precision([3, 1, 2, 0], {3, 2}) == 0.5
-    script.main(["--seeds", "1", "2", "--output", str(tmp_path)])
+    script.main(["--seeds", "1", "2", "--output", str(tmp_path), "--parts", str(tmp_path / "parts")])
     (record,) = tmp_path.glob("label-errors-*.json")
-    figures = json.loads(record.read_text())["tables"]["AG News"]
+    figures = json.loads(record.read_text())["tables"]["AG News, shipped, linear"]
     assert figures["rows"]["mean"] == 40 and figures["flipped"]["mean"] == 2
     assert figures["precision"]["high"] == 1.0 and figures["precision by loss"]["high"] == 1.0
-    assert "| SST-2 | 40 | 2 |" in record.with_suffix(".md").read_text()
+    assert "| SST-2, shipped, linear | 2 | 40 | 2 |" in record.with_suffix(".md").read_text()
+    monkeypatch.setattr(script, "find_label_errors", lambda *arguments, **options: pytest.fail("measured again"))
+    record.unlink()
+    script.main(["--seeds", "1", "2", "--output", str(tmp_path), "--parts", str(tmp_path / "parts")])
+    assert json.loads(record.read_text())["tables"]["AG News, shipped, linear"] == figures
 
 
 def test_selected_and_random_texts_are_compared(
@@ -572,7 +576,7 @@ def test_selected_and_random_texts_are_compared(
     monkeypatch.setattr(script, "ROUNDS", 1)
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "active.json"
-    script.main(["--tasks", "SST-2", "--draws", "1", "--output", str(path)])
+    script.main(["--tasks", "SST-2", "--draws", "1", "--output", str(path), "--parts", str(tmp_path / "parts")])
     record = json.loads(path.read_text())
     ((first, last), (same, other)) = (run["accuracies"] for run in record["runs"])
     assert first == same and record["summary"][0]["last difference"]["mean"] == pytest.approx(100 * (last - other))
@@ -589,10 +593,40 @@ def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, mo
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "few.json"
     options = ["--tasks", "SST-2", "--arms", "linear", "words", "--shots", "8", "--draws", "1", "2"]
-    script.main([*options, "--output", str(path)])
+    options += ["--output", str(path), "--parts", str(tmp_path / "parts")]
+    script.main(options)
     record = json.loads(path.read_text())
     assert [(row["arm"], row["draws"]) for row in record["summary"]] == [("linear", 2), ("words", 2)]
     assert all(row["mean"] > 90 and row["std"] is not None for row in record["summary"])
+    assert record["regret"] == []
+    (tmp_path / "parts" / "SST-2-8-a-label-draw-2-shipped-words.json").unlink()
+    monkeypatch.setattr(script, "by_heedful", lambda *arguments: pytest.fail("measured again"))
+    script.main(options)
+    assert json.loads(path.read_text())["summary"][0] == record["summary"][0]
+
+
+def test_the_regret_of_the_chosen_method(benchmarks: Any) -> None:
+    script = benchmarks("few_labels")
+    accuracies = {"contrastive": (0.8, 0.9), "linear": (0.7, 0.7), "finetune": (0.9, 0.6), "auto": (0.9, 0.75)}
+    chosen = {"auto": ("finetune", "linear")}
+    runs = [
+        {
+            "task": "SST-2",
+            "shots": 8,
+            "draw": draw,
+            "start": "shipped",
+            "arm": arm,
+            "accuracy": accuracy,
+            "seconds": 1.0,
+        }
+        | {"method": chosen.get(arm, (arm, arm))[draw]}
+        for arm, values in accuracies.items()
+        for draw, accuracy in enumerate(values)
+    ]
+    (regret,) = script.regrets(script.summary(runs), runs)
+    assert (regret["best method"], regret["regret"]) == ("contrastive", 2.5)
+    assert regret["chosen"] == {"finetune": 1, "linear": 1}
+    assert script.regrets(script.summary(runs[:-1]), runs[:-1]) == [], "a draw of auto is missing"
 
 
 def test_calibration_and_sets_are_measured(benchmarks: Any) -> None:

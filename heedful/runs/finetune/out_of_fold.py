@@ -33,7 +33,7 @@ def finetuned_fold_predictor(
     Args:
         examples: All examples.
         classes: All labels, in the order of the columns of the predictions.
-        model: The pretrained model. Settings are the defaults for so many examples.
+        model: The pretrained model, which is fine-tuned with the default settings for all examples.
         seed: Seed of the training.
         device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
         log: Receives a message after each training.
