@@ -3,8 +3,8 @@
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/active_learning.py --starts shipped minilm --output FILE
 
 Both arms of a draw start with the same 20 random texts, and label 20 more from the same pool in each of five rounds.
-After each round a model is trained from scratch on all labels, and scored on the same unseen rows. Each curve is kept in
-a file, so that a run that was stopped continues after it.
+After each round a model is trained from scratch on all labels, and scored on the same unseen rows. Each curve is kept
+in a file, so that a run that was stopped continues after it.
 """
 
 from __future__ import annotations

@@ -629,6 +629,45 @@ def test_the_regret_of_the_chosen_method(benchmarks: Any) -> None:
     assert script.regrets(script.summary(runs[:-1]), runs[:-1]) == [], "a draw of auto is missing"
 
 
+def test_frozen_layers_are_compared_by_the_time_to_the_same_accuracy(benchmarks: Any) -> None:
+    script = benchmarks("freezing")
+    interval = {"low": 0.87, "high": 0.91}
+    every = {"seed": 1, "seconds": 70.0, "evaluations": [[20.0, 0.88], [40.0, 0.9], [60.0, 0.89]]}
+    frozen = {"seconds": 40.0, "evaluations": [[10.0, 0.87], [16.0, 0.9], [30.0, 0.901]], "interval": interval}
+    reached = script.compare(every, frozen)
+    assert (reached["target"], reached["seconds"], reached["frozen seconds"]) == (0.9, 40.0, 16.0)
+    assert reached["ratio"] == 2.5
+    missed = script.compare(every, frozen | {"evaluations": [[10.0, 0.87], [16.0, 0.89]]})
+    assert missed["ratio"] is None and missed["gap"] == pytest.approx(0.01)
+    first, second = script.table([reached, missed]).splitlines()[2:]
+    assert first == "| 1 | 90.00 | 90.10 (87.00 to 91.00) | 40 | 16 | 2.50 | 70 / 40 |"
+    assert second == "| 1 | 90.00 | 89.00 (87.00 to 91.00) | 40 | not reached | gap 1.00 | 70 / 40 |"
+
+
+def test_finished_results_are_not_measured_again(benchmarks: Any, tmp_path: Path) -> None:
+    parts = benchmarks("parts")
+    folder = tmp_path / "parts"
+    assert parts.Parts(folder).result("SST-2, layers=3, draw 1", lambda: {"accuracy": 0.5, "arms": (1, 2)}) == {
+        "accuracy": 0.5,
+        "arms": [1, 2],
+    }
+    (path,) = folder.iterdir()
+    assert path.name == "SST-2-layers=3-draw-1.json"
+    part = json.loads(path.read_text())
+    path.write_text(json.dumps(part | {"commit": "earlier"}))
+    again = parts.Parts(folder)
+    assert again.result("SST-2, layers=3, draw 1", lambda: pytest.fail("measured again"))["accuracy"] == 0.5
+    again.result("another", lambda: 1)
+    assert again.commits == {"earlier", part["commit"]}
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        again.result("third", interrupted)
+    assert len(list(folder.iterdir())) == 2, "a result that was interrupted leaves nothing"
+
+
 def test_calibration_and_sets_are_measured(benchmarks: Any) -> None:
     script = benchmarks("calibration")
     stream = np.random.default_rng(0)
