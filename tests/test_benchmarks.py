@@ -668,6 +668,51 @@ def test_finished_results_are_not_measured_again(benchmarks: Any, tmp_path: Path
     assert len(list(folder.iterdir())) == 2, "a result that was interrupted leaves nothing"
 
 
+def test_rows_are_held_out_with_their_phrases(benchmarks: Any) -> None:
+    data = benchmarks("finetune_data")
+    sentences = [f"the {noun} in scene {n} is well acted" for n, noun in enumerate(["hero", "dog", "sea", "cow"] * 10)]
+    beginnings = [" ".join(sentence.split()[:5]) for sentence in sentences]
+    texts = [*sentences, *beginnings, "well acted", "the"]
+    rows = [LabelledExample(text=text, label="x") for text in texts]
+    train, held_out = data.hold_out(rows, 30)
+    assert len(held_out) == 20, "a quarter, in whole groups"
+    assert sorted(map(texts.index, (row.text for row in train + held_out))) == list(range(82))
+    assert (train, held_out) == data.hold_out(rows, 30)
+    for row in held_out:
+        assert not [other for other in train if f" {row.text} " in f" {other.text} "]
+        sentence_and_phrase = [other for other in held_out if row.text.split()[:5] == other.text.split()[:5]]
+        assert len(sentence_and_phrase) == 2
+    assert len(data.hold_out(rows, 5)[1]) == 6
+
+
+def test_the_record_of_cascades(benchmarks: Any) -> None:
+    cascade, harness = benchmarks("cascade"), benchmarks("harness")
+    teacher, right = np.ones(400), np.ones(400)
+    teacher[:40], right[:44] = 0.0, 0.0
+    delta = cascade.difference(right, teacher)
+    assert delta["difference"] == pytest.approx(-0.01) and delta["low"] < -0.01 < delta["high"] <= 0
+    result = {"shares": [0.75, 0.25], "precision": "int8", "accuracy": 0.89, "teacher": 0.9} | delta
+    (row,) = cascade.quality_table({"IMDB, static, seed 0": result}).splitlines()[2:]
+    assert row.startswith("| IMDB, static, seed 0 | 75.0 % / 25.0 % | int8 | 89.00 | 90.00 | -1.00 (-")
+    arms = [
+        harness.Arm(name=name, command=(), is_heedful=not name.startswith("OpenVINO"), bound=None, like=name)
+        for name in ("static", "OpenVINO int8, latency: the teacher", "OpenVINO int8, throughput: the teacher",
+                     "OpenVINO int8, latency: layers=2")
+    ]  # fmt: skip
+    facts = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
+    seconds = [(1.0, 1.0), (4.0, 3.0), (3.0, 5.0), (2.0, 2.0)]
+    turns = {
+        arm.name: [facts | {"seconds": second} for second in several]
+        for arm, several in zip(arms, seconds, strict=True)
+    }
+    near = {arm.name: (0.0, 1.0) for arm in arms}
+    measured = harness.Measured(arms=arms, first={arm.name: facts for arm in arms}, turns=turns, near=near, others=0.0)
+    ratios = cascade.ratios_to_openvino(harness.summarise("IMDB", measured), "static")
+    assert (ratios["the teacher"]["median"], ratios["layers=2"]["median"]) == (3.0, 2.0)
+    text = cascade.speed_text("IMDB", {"text": "T", "ratios": {"static": ratios}, "first answer": [0.3, 0.2, 0.25]})
+    assert "| static | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text and "0.25 s" in text
+
+
 def test_calibration_and_sets_are_measured(benchmarks: Any) -> None:
     script = benchmarks("calibration")
     stream = np.random.default_rng(0)

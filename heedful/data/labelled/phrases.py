@@ -38,7 +38,7 @@ def join_phrases(texts: Sequence[str], groups: NDArray[np.int64]) -> NDArray[np.
     >>> join_phrases(texts, np.arange(5)).tolist()
     [0, 0, 0, 1, 2]
     """
-    words = [tuple(_WORD.findall(text.casefold())) for text in texts]
+    words = [phrase_words(text) for text in texts]
     parents = list(range(len(texts)))  # a forest of texts, with a tree for each group
 
     def root(text: int) -> int:
@@ -57,7 +57,7 @@ def join_phrases(texts: Sequence[str], groups: NDArray[np.int64]) -> NDArray[np.
         join((text, first_by_group.setdefault(group, text)))
         if words[text]:
             join((text, first_by_words.setdefault(words[text], text)))
-    containing = _containing_texts(first_by_words)
+    containing = containing_texts(first_by_words)
     for phrase in sorted(containing, key=lambda text: -len(words[text])):  # a sentence before its phrases
         roots = {root(text) for text in containing[phrase]}
         is_specific = len(roots) == 1 or (len(roots) <= MAX_JOINED and len(words[phrase]) >= LONG_PHRASE)
@@ -66,7 +66,12 @@ def join_phrases(texts: Sequence[str], groups: NDArray[np.int64]) -> NDArray[np.
     return np.unique([root(text) for text in range(len(texts))], return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _containing_texts(text_by_words: dict[Words, int]) -> dict[int, set[int]]:
+def phrase_words(text: str) -> Words:
+    """Return the words of a text in lower case, without punctuation."""
+    return tuple(_WORD.findall(text.casefold()))
+
+
+def containing_texts(text_by_words: dict[Words, int]) -> dict[int, set[int]]:
     """Return the longer texts that contain each text, up to MAX_CONTAINING + 1 of them; texts in no other are left out.
 
     The time grows with the words of all texts, times the number of lengths of texts with the same first words.
