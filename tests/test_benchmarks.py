@@ -713,6 +713,20 @@ def test_the_record_of_cascades(benchmarks: Any) -> None:
     assert "| static | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text and "0.25 s" in text
 
 
+@pytest.mark.slow
+def test_the_arms_of_zero_shot_classification_agree(benchmarks: Any, tmp_path: Path) -> None:
+    script = benchmarks("zero_shot")
+    folder = script.make_cross_encoder(str(tmp_path))
+    texts = ["The team won the final.", "Shares fell as oil prices rose, and companies cut jobs.", "Rain."]
+    jobs = script.jobs_of(folder, 3)
+    first, _ = script.pipeline_arm(jobs["pipeline float32, one pair at a time"], texts)
+    own, _ = script.heedful_arm(jobs["heedful float32"], texts)
+    probabilities = first(texts)
+    assert probabilities.shape == (3, 10) and probabilities.std() > 1e-3, "the random head tells labels apart"
+    np.testing.assert_allclose(own(texts), probabilities, atol=1e-4)
+    assert len(script.token_ids(folder, texts)) == 30
+
+
 def test_calibration_and_sets_are_measured(benchmarks: Any) -> None:
     script = benchmarks("calibration")
     stream = np.random.default_rng(0)
