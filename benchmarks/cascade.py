@@ -89,7 +89,8 @@ def distilled(task: str, name: str, seed: int, run: Run, *more: str, cascade: bo
     data_path = held_out_data(task, run)
     teacher, folder = fine_tuned(task, data_path, seed, run), student_folder(task, name, seed, run)
     settings = [setting for setting in common(task, EPOCHS[task], run) if "dev_fraction" not in setting]
-    settings += [f"train.seed={seed}", "seeds=1", "verdict.baseline=none", *(TRAIN_ONLY if run.rehearsed else more)]
+    settings += [f"train.seed={seed}", "seeds=1", "verdict.baseline=none", "verdict.split=dev"]
+    settings += TRAIN_ONLY if run.rehearsed else more
     student, *stages = name.split(", ")
     if stages:
         if not folder.exists():

@@ -72,6 +72,7 @@ class Run:
     rehearsed: bool  # whether to train a few steps on a few examples
     judge: bool = False  # whether to measure finished students again
     train_only: bool = False  # whether to train only, and to measure later
+    precisions: Sequence[Precision] = PRECISIONS  # of token pruning
     parts: Parts | None = None  # finished measurements; None in a rehearsal
 
     def result(self, name: str, measure: Callable[[], Any]) -> Any:
@@ -217,7 +218,7 @@ def pruned(run: Run) -> Iterator[tuple[str, Any]]:
         for seed in range(run.seeds)
     }
     for (task, seed), folder in models.items() if not run.train_only else ():
-        for precision in PRECISIONS[:1] if run.rehearsed else PRECISIONS:
+        for precision in PRECISIONS[:1] if run.rehearsed else run.precisions:
             name, output = f"{task}, seed {seed}, {precision}", run.folder / f"{task}-pruned-{seed}-{precision}"
             yield name, run.result(name, partial(pruning, folder, data_paths[task], output, precision))
 
@@ -424,6 +425,7 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="a few steps, and how long all would take; no record")
     parser.add_argument("--judge", action="store_true", help="measure again what is finished")
     parser.add_argument("--train", action="store_true", help="pruned: only train, beside other work; measure later")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="pruned: of the models")
     add_parts_option(parser, "pruned")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -440,6 +442,7 @@ def main() -> None:
             rehearsed=options.rehearse,
             judge=options.judge,
             train_only=options.train,
+            precisions=options.precisions,
             parts=parts,
         )
         for name, result in measured(options.task, run, options.students):
