@@ -1,10 +1,11 @@
 """Measure the calibration of fine-tuned classifiers on AG News and IMDB, and the coverage of their prediction sets.
 
-HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/calibration.py --tasks "AG News" --output FILE
+HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/calibration.py --starts shipped minilm --output FILE
 
 A model is fine-tuned by the command's defaults. The expected calibration error (ECE) is measured on the official test,
 with the temperature that was fitted on dev and without it. For prediction sets the test is split into random halves,
-SPLITS times: one half calibrates, and the sets of the other half are measured.
+SPLITS times: one half calibrates, and the sets of the other half are measured. Each result is kept in a file, so that a
+run that was stopped continues after it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from engines import minilm
 from finetune_data import load
 from numpy.typing import NDArray
+from parts import Parts, add_parts_option
 from report import check_destination, facts
 
+from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import LabelledExample
 from heedful.runs.finetune.run import finetune
 from heedful.tasks.metrics import Calibration
@@ -31,11 +36,12 @@ from heedful.tasks.metrics.conformal import calibration_probabilities, least_pro
 TASKS = ("AG News", "IMDB")
 COVERAGES = (0.8, 0.9, 0.95, 0.99)  # shares of examples whose set has the gold label
 SPLITS = 10  # random halves
+STARTS: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
 
 Probabilities = NDArray[np.float64]  # [examples, labels]
 
 
-def predicted(name: str, seed: int, rows: int | None) -> tuple[list[str], Probabilities, list[str], float]:
+def predicted(name: str, start: str, seed: int, rows: int | None) -> tuple[list[str], Probabilities, list[str], float]:
     """Fine-tune a model; return its labels, its probabilities on test, test's gold labels, and the temperature."""
     data = load(name)
     splits = {"train": data.train, "test": data.held}
@@ -50,7 +56,8 @@ def predicted(name: str, seed: int, rows: int | None) -> tuple[list[str], Probab
         }
     with tempfile.TemporaryDirectory() as folder:
         overrides = {"train.seed": seed, "eval_baseline": False}
-        results = finetune("classify", plain, Path(folder) / "run", overrides=overrides).results
+        run = Path(folder) / "run"
+        results = finetune("classify", plain, run, model=STARTS[start](), overrides=overrides).results
         lines = [json.loads(line) for line in (Path(folder) / "run/predictions-test.jsonl").read_text().splitlines()]
     labels = list(results["labels"])
     table = np.array([[line["answer"]["probabilities"][label] for label in labels] for line in lines])
@@ -96,31 +103,42 @@ def measured_sets(labels: Sequence[str], table: Probabilities, gold: Sequence[st
     return rows
 
 
+def measured(task: str, start: str, seed: int, rows: int | None) -> dict[str, Any]:
+    """Fine-tune a model, and return its accuracy, its calibration and its prediction sets."""
+    labels, table, gold, temperature = predicted(task, start, seed, rows)
+    accuracy = float(np.mean([labels[i] == label for i, label in zip(table.argmax(1), gold, strict=True)]))
+    return {
+        "examples": len(gold),
+        "accuracy": round(100 * accuracy, 2),
+        "temperature": round(temperature, 3),
+        "ece without temperature": round(calibration_error(labels, without_temperature(table, temperature), gold), 2),
+        "ece": round(calibration_error(labels, table, gold), 2),
+        "sets": measured_sets(labels, table, gold),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one task after another; write the record again after each."""
+    """Measure each task with each seed and model; write the record again after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--starts", nargs="+", choices=tuple(STARTS), default=["shipped"])
     parser.add_argument("--rows", type=int, help="of each split, instead of all")
     parser.add_argument("--output", type=Path, required=True)
+    add_parts_option(parser, "calibration")
     options = parser.parse_args(arguments)
     check_destination(options.output)
-    record: dict[str, Any] = {"facts": facts(), "seed": options.seed, "tasks": {}}
-    for task in options.tasks:
-        labels, table, gold, temperature = predicted(task, options.seed, options.rows)
-        accuracy = float(np.mean([labels[i] == label for i, label in zip(table.argmax(1), gold, strict=True)]))
-        record["tasks"][task] = {
-            "examples": len(gold),
-            "accuracy": round(100 * accuracy, 2),
-            "temperature": round(temperature, 3),
-            "ece without temperature": round(
-                calibration_error(labels, without_temperature(table, temperature), gold), 2
-            ),
-            "ece": round(calibration_error(labels, table, gold), 2),
-            "sets": measured_sets(labels, table, gold),
-        }
-        print(json.dumps(record["tasks"][task]), flush=True)
-        options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    parts = Parts(options.parts)
+    record: dict[str, Any] = {"facts": facts(), "runs": []}
+    for seed in options.seeds:
+        for task in options.tasks:
+            for start in options.starts:
+                name = f"{task}, {start}, seed {seed}" + (f", {options.rows} rows" if options.rows else "")
+                result = parts.result(name, partial(measured, task, start, seed, options.rows))
+                record["runs"].append({"task": task, "start": start, "seed": seed} | result)
+                record["commits"] = sorted(parts.commits)
+                print(json.dumps(record["runs"][-1]), flush=True)
+                options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ which makes the teacher itself faster, with long texts and with shorter ones.
 
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs          # also CoNLL-2003, STS-B
 HEEDFUL_DATA=folder python benchmarks/distil.py unlabelled --folder runs     # the curve, with the teacher of SST-2
+HEEDFUL_DATA=folder python benchmarks/distil.py pruned --folder runs --train # models for token pruning, to train first
 HEEDFUL_DATA=folder python benchmarks/distil.py pruned --folder runs         # token pruning, without a student
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --rehearse             # a few steps, and how long all would take
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs --judge  # finished students are measured again
@@ -22,14 +23,16 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from engines import minilm
-from finetune_data import PLANS, load
+from finetune_data import PLANS, hold_out, load
+from parts import Parts, add_parts_option
 from report import RESULTS, check_destination, grid
 from report import write as write_record
 
@@ -52,7 +55,7 @@ LABELLED = 1000  # labelled texts of the curve
 CURVE = 2000  # training steps of the curve
 AMOUNTS = (0, 1000, 4000, 16_000, 64_000)  # texts without labels
 PRUNED = ("IMDB", "AG News")  # tasks of token pruning: reviews of some hundred tokens, and news of some fifty
-CHOSEN_BY = 2500  # texts of train that choose a pruning, and are not trained on
+HELD_OUT = {"IMDB": 2500, "AG News": 2500, "SST-2": 6000}  # texts of train that choose, at most a quarter of it
 MAX_LOSS = 0.3  # points of accuracy that a pruning may lose on these texts
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 ANSWERED = 1000  # maximum texts that are predicted at once when speed is measured
@@ -68,10 +71,17 @@ class Run:
     seeds: int  # number of seeds
     rehearsed: bool  # whether to train a few steps on a few examples
     judge: bool = False  # whether to measure finished students again
+    train_only: bool = False  # whether to train only, and to measure later
+    precisions: Sequence[Precision] = PRECISIONS  # of token pruning
+    parts: Parts | None = None  # finished measurements; None in a rehearsal
+
+    def result(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Return a measurement from the finished ones, or measure."""
+        return measure() if self.parts is None else self.parts.result(name, measure)
 
     def few(self, examples: Sequence[Any]) -> Sequence[Any]:
-        """Return all examples, or the few of a rehearsal."""
-        return examples[:QUICK] if self.rehearsed else examples
+        """Return all examples, or the few of a rehearsal, evenly spread over them."""
+        return examples[:: max(1, len(examples) // QUICK)][:QUICK] if self.rehearsed else examples
 
 
 def write(folder: Path, name: str, examples: Sequence[Any]) -> None:
@@ -201,32 +211,47 @@ def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
 
 def pruned(run: Run) -> Iterator[tuple[str, Any]]:
     """Choose a token pruning for fine-tuned models; yield "TASK, seed N, PRECISION" and the report, or its refusal."""
-    for task in PRUNED:
-        loaded, data_path = load(task), run.folder / f"{task}-pruned-data"
-        every = len(loaded.train) // CHOSEN_BY
-        splits = {
-            "train": [example for index, example in enumerate(loaded.train) if index % every],
-            "dev": loaded.train[::every],
-            "test": loaded.held,
-        }
-        for name, examples in splits.items():
-            write(data_path, f"{name}.csv", run.few(examples))
-        for seed in range(run.seeds):
-            folder = run.folder / f"{task}-whole-{seed}"
-            settings = [setting for setting in common(task, PLANS[task].epochs, run) if "dev_fraction" not in setting]
-            settings += [f"train.optimizer.lr={PLANS[task].rate}", f"train.seed={seed}"]
-            if finetune("classify", data_path, folder, model=minilm(), assignments=settings).status != "completed":
-                raise SystemExit(130)
-            for precision in PRECISIONS[:1] if run.rehearsed else PRECISIONS:
-                result: dict[str, Any]
-                output = run.folder / f"{task}-pruned-{seed}-{precision}"
-                try:
-                    result = prune(
-                        folder, data_path, output, max_loss=MAX_LOSS, precision=precision, overwrite=True, log=print
-                    )
-                except HeedfulError as error:
-                    result = {"refused": str(error)}
-                yield f"{task}, seed {seed}, {precision}", result
+    data_paths = {task: held_out_data(task, run) for task in PRUNED}
+    models = {
+        (task, seed): fine_tuned(task, data_path, seed, run)
+        for task, data_path in data_paths.items()
+        for seed in range(run.seeds)
+    }
+    for (task, seed), folder in models.items() if not run.train_only else ():
+        for precision in PRECISIONS[:1] if run.rehearsed else run.precisions:
+            name, output = f"{task}, seed {seed}, {precision}", run.folder / f"{task}-pruned-{seed}-{precision}"
+            yield name, run.result(name, partial(pruning, folder, data_paths[task], output, precision))
+
+
+def held_out_data(task: str, run: Run) -> Path:
+    """Write the splits of a task, with dev held out of train and the official test, and return their folder."""
+    folder = run.folder / f"{task}-held-out-data"
+    if not (folder / "test.csv").exists():
+        loaded = load(task)
+        train, dev = hold_out(loaded.train, HELD_OUT[task])
+        for name, examples in {"train": train, "dev": dev, "test": loaded.held}.items():
+            write(folder, f"{name}.csv", run.few(examples))
+    return folder
+
+
+def fine_tuned(task: str, data_path: Path, seed: int, run: Run) -> Path:
+    """Fine-tune MiniLM on train, without a choice by dev, and return the folder of the run."""
+    folder = run.folder / f"{task}-whole-{seed}"
+    settings = [setting for setting in common(task, PLANS[task].epochs, run) if "dev_fraction" not in setting]
+    settings += [f"train.optimizer.lr={PLANS[task].rate}", f"train.seed={seed}"]
+    if (folder / "results.json").exists():
+        return folder
+    if finetune("classify", data_path, folder, model=minilm(), assignments=settings).status != "completed":
+        raise SystemExit(130)
+    return folder
+
+
+def pruning(folder: Path, data_path: Path, output: Path, precision: Precision) -> dict[str, Any]:
+    """Choose a pruning of a model, and return its report, or its refusal."""
+    try:
+        return prune(folder, data_path, output, max_loss=MAX_LOSS, precision=precision, overwrite=True, log=print)
+    except HeedfulError as error:
+        return {"refused": str(error)}
 
 
 def reviews(count: int) -> list[str]:
@@ -366,9 +391,9 @@ def about(task: str, seeds: int) -> str:
     if task == "pruned":
         return (
             f"Token pruning of all-MiniLM-L6-v2, fine-tuned on {' and '.join(PRUNED)} with {seeds} seeds and not "
-            f"trained for it: the fastest pruning that loses at most {MAX_LOSS:g} points on {CHOSEN_BY:,} texts held "
-            "out of train, measured on the official test texts. Speed from text to answer, with the pruning and with "
-            "all tokens in turn, in one process with two threads: medians."
+            f"trained for it: the fastest pruning that loses at most {MAX_LOSS:g} points on texts held out of train "
+            f"({HELD_OUT['IMDB']:,} of IMDB's, a quarter of AG News'), measured on the official test texts. Speed from "
+            "text to answer, with the pruning and with all tokens in turn, in one process with two threads: medians."
         )
     plan = PLANS[task]
     return (
@@ -399,6 +424,9 @@ def main() -> None:
     )
     parser.add_argument("--rehearse", action="store_true", help="a few steps, and how long all would take; no record")
     parser.add_argument("--judge", action="store_true", help="measure again what is finished")
+    parser.add_argument("--train", action="store_true", help="pruned: only train, beside other work; measure later")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="pruned: of the models")
+    add_parts_option(parser, "pruned")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     check_destination(options.output)
@@ -407,7 +435,16 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.rehearse or options.folder is None else options.folder
-        run = Run(folder=folder, seeds=seeds, rehearsed=options.rehearse, judge=options.judge)
+        parts = None if options.rehearse else Parts(options.parts)
+        run = Run(
+            folder=folder,
+            seeds=seeds,
+            rehearsed=options.rehearse,
+            judge=options.judge,
+            train_only=options.train,
+            precisions=options.precisions,
+            parts=parts,
+        )
         for name, result in measured(options.task, run, options.students):
             results[name] = result
             if not options.rehearse:

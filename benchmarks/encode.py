@@ -65,17 +65,17 @@ def prepare(job: Job) -> Prepared:
     return prepared(lambda: encode(texts), token_ids_of(texts), settings)
 
 
-def tokenizer() -> tokenizers.Tokenizer:
-    """Return the model's tokenizer, which cuts long texts and adds no padding."""
+def tokenizer(longest: int = LONGEST) -> tokenizers.Tokenizer:
+    """Return the model's tokenizer, which cuts texts to `longest` tokens and adds no padding."""
     backend = tokenizers.Tokenizer.from_file(f"{minilm()}/tokenizer.json")
     backend.no_padding()
-    backend.enable_truncation(LONGEST)
+    backend.enable_truncation(longest)
     return backend
 
 
-def token_ids_of(texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids that the model reads of each text."""
-    backend = tokenizer()
+def token_ids_of(texts: Sequence[str], longest: int = LONGEST) -> list[list[int]]:
+    """Return the token ids that the model reads of each text, at most `longest`."""
+    backend = tokenizer(longest)
     return [encoding.ids for encoding in backend.encode_batch_fast(list(texts))]
 
 
@@ -101,9 +101,11 @@ def transformers_encode(job: Job, texts: Sequence[str]) -> tuple[Encode, str]:
     return encoder(size), f"{size} texts a batch"
 
 
-def tokenized_encode(engine: Callable[[Job], tuple[Any, str]], job: Job, texts: Sequence[str]) -> tuple[Encode, str]:
+def tokenized_encode(
+    engine: Callable[[Job], tuple[Any, str]], job: Job, texts: Sequence[str], longest: int = LONGEST
+) -> tuple[Encode, str]:
     """Return an engine of padded batches behind `tokenizers` with its fastest batch size, and its settings as text."""
-    backend = tokenizer()
+    backend = tokenizer(longest)
 
     def encoder(size: int) -> tuple[Encode, str]:
         run, settings = engine(replace(job, size=size))

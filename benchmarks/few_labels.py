@@ -1,10 +1,11 @@
 """Measure methods for few labels on SST-2 and AG News, beside a bag of words and SetFit's recipe.
 
-HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/few_labels.py --shots 8 16 64 --draws 1 2 3 4 5 --output FILE
+HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/few_labels.py --starts shipped minilm --output FILE
 
-Each draw has the same number of training rows for each label. All arms of a draw train on the same rows and are scored
-on the same ROWS rows that none of them saw. The defaults of the methods were fixed on other data: the sample `intents`
-and texts of IMDB.
+Each draw has the same number of training rows for each label. All arms of a draw train on the same rows, without a dev
+split, and are scored on the same ROWS rows that none of them saw. The defaults of the methods, and the rule by which
+"auto" chooses one, were fixed on other data: the sample `intents` and texts of IMDB. Each result is kept in a file, so
+that a run that was stopped continues after it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import numpy as np
 import torch
 from engines import minilm
 from finetune_data import load
+from parts import Parts, add_parts_option
 from report import check_destination, facts
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -32,7 +36,8 @@ from heedful.data import LabelledExample
 from heedful.runs.finetune.run import finetune
 
 TASKS = ("SST-2", "AG News")
-METHODS = ("contrastive", "linear", "finetune", "auto")
+SINGLE = ("contrastive", "linear", "finetune")  # methods between which "auto" chooses
+METHODS = (*SINGLE, "auto")
 ARMS = (*METHODS, "words", "setfit")
 ROWS = 2000  # scored rows, at most
 PAIRS = 20  # pairs of each text with texts of its label, and as many with texts of other labels (num_iterations)
@@ -64,10 +69,8 @@ def by_heedful(method: str, model: str, train: Rows, held: Rows, draw: int) -> d
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"method": method, "train.seed": draw, "eval_baseline": False}
+        settings = {"method": method, "train.seed": draw, "eval_baseline": False, "data.dev_fraction": 0.0}
         data = {"train": plain(train), "test": plain(held)}
-        if method == "finetune":
-            settings["data.dev_fraction"] = 0.0
         results = finetune("classify", data, Path(folder) / "run", model=model, overrides=settings).results
     comparison = results.get("method_comparison", {"methods": {}, "method": method})
     compared_seconds = sum(compared["seconds"] for compared in comparison["methods"].values())
@@ -156,7 +159,7 @@ def scored(predicted: Sequence[str], held: Rows, start: float) -> dict[str, Any]
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return mean and standard deviation of each arm's accuracy over the draws, in percent, and its median time."""
+    """Return mean and standard deviation of each arm's accuracy over the draws, in percent, and its median times."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["task"], str(run["shots"]), run["start"], run["arm"]), []).append(run)
@@ -173,9 +176,34 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "mean": round(statistics.fmean(accuracies), 2),
                 "std": round(statistics.stdev(accuracies), 2) if len(group) > 1 else None,
                 "median seconds": round(statistics.median(run["seconds"] for run in group), 1),
+                "median training seconds": round(
+                    statistics.median(run.get("training seconds", run["seconds"]) for run in group), 1
+                ),
             }
         )
     return rows
+
+
+def regrets(rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how many points the mean of "auto" is below that of the best single method, for each group of draws.
+
+    Args:
+        rows: The summary of the runs. Groups that lack "auto", or a draw of a method, are left out.
+        runs: The runs, with the method that "auto" chose in each draw.
+    """
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["shots"], row["start"]), {})[row["arm"]] = row
+    found_regrets = []
+    for (task, shots, start), arms in groups.items():
+        if not {*METHODS} <= {*arms} or len({arms[method]["draws"] for method in METHODS}) > 1:
+            continue
+        best = max(SINGLE, key=lambda method: arms[method]["mean"])
+        key = {"task": task, "shots": shots, "start": start}
+        choices = [run["method"] for run in runs if run["arm"] == "auto" and key.items() <= run.items()]
+        regret = round(arms[best]["mean"] - arms["auto"]["mean"], 2)
+        found_regrets.append(key | {"best method": best, "regret": regret, "chosen": dict(Counter(choices))})
+    return found_regrets
 
 
 def measure(arm: str, model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
@@ -188,7 +216,7 @@ def measure(arm: str, model: str, train: Rows, held: Rows, draw: int) -> dict[st
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each arm on each draw; add each result to the record."""
+    """Measure each arm on each draw; write the record again after each result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
@@ -196,11 +224,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shots", type=int, nargs="+", default=[8, 16, 64])
     parser.add_argument("--draws", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--output", type=Path, required=True)
+    add_parts_option(parser, "few-labels")
     options = parser.parse_args(arguments)
     check_destination(options.output)
+    parts = Parts(options.parts)
     record: dict[str, Any] = {"facts": facts(), "runs": []}
-    if options.output.exists():
-        record = json.loads(options.output.read_text(encoding="utf-8"))
     models: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
     for draw in options.draws:
         for task in options.tasks:
@@ -208,11 +236,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 train, held = draw_rows(task, shots, draw)
                 for start in options.starts:
                     for arm in options.arms:
-                        result = measure(arm, models[start](), train, held, draw)
+                        result = parts.result(
+                            f"{task}, {shots} a label, draw {draw}, {start}, {arm}",
+                            partial(measure, arm, models[start](), train, held, draw),
+                        )
                         run = {"task": task, "shots": shots, "draw": draw, "start": start, "arm": arm} | result
                         print(json.dumps(run), flush=True)
                         record["runs"].append(run)
+                        record["commits"] = sorted(parts.commits)
                         record["summary"] = summary(record["runs"])
+                        record["regret"] = regrets(record["summary"], record["runs"])
                         options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import numpy as np
+
 from heedful.data import DataSettings, LabelledExample, QuestionExample, ScoredExample, TaggedExample, read
+from heedful.data.labelled.phrases import MAX_CONTAINING, containing_texts, join_phrases, phrase_words
 
 GLUE = ("SST-2", "MRPC", "STS-B", "RTE", "CoLA")
 Item = TypeVar("Item")
@@ -75,6 +78,43 @@ def sample(examples: Sequence[Item], count: int | None) -> list[Item]:
         return list(examples)
     indices = random.Random(f"sample {count}").sample(range(len(examples)), count)
     return [examples[index] for index in sorted(indices)]
+
+
+def hold_out(examples: Sequence[Example], count: int) -> tuple[list[LabelledExample], list[LabelledExample]]:
+    """Split rows off the training rows of a classification task, always the same ones.
+
+    A sentence and its phrases are on the same side. No row that is split off lies in the text of another row that is
+    not: such common expressions stay with the training rows.
+
+    Args:
+        examples: The training rows.
+        count: How many rows to split off, but at most a quarter of all.
+
+    Returns:
+        The other rows, and the rows that were split off, both in their order.
+    """
+    rows = [row for row in examples if isinstance(row, LabelledExample)]
+    groups = join_phrases([row.text for row in rows], np.arange(len(rows))).tolist()
+    first_by_words: dict[tuple[str, ...], int] = {}
+    for index, row in enumerate(rows):
+        first_by_words.setdefault(phrase_words(row.text), index)
+    common = {
+        phrase
+        for phrase, containing in containing_texts(first_by_words).items()
+        if len(containing) > MAX_CONTAINING or any(groups[index] != groups[phrase] for index in containing)
+    }
+    members: dict[int, list[int]] = {}  # rows of each group that may be split off
+    for index, row in enumerate(rows):
+        if first_by_words[phrase_words(row.text)] not in common:
+            members.setdefault(groups[index], []).append(index)
+    order = list(members)
+    random.Random("hold out").shuffle(order)
+    chosen: set[int] = set()
+    for group in order:
+        if len(chosen) >= min(count, len(rows) // 4):
+            break
+        chosen.update(members[group])
+    return [row for i, row in enumerate(rows) if i not in chosen], [row for i, row in enumerate(rows) if i in chosen]
 
 
 def _glue(folder: Path) -> Task:

@@ -548,12 +548,16 @@ def test_flipped_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatc
     labels, flipped = script.flipped_labels(["a", "b"] * 50, 0.06, 1)
     assert {n for n, label in enumerate(labels) if label != "ab"[n % 2]} == flipped and len(flipped) == 6
     assert script.precision([3, 1, 2, 0], {3, 2}) == 0.5
-    script.main(["--seeds", "1", "2", "--output", str(tmp_path)])
+    script.main(["--seeds", "1", "2", "--output", str(tmp_path), "--parts", str(tmp_path / "parts")])
     (record,) = tmp_path.glob("label-errors-*.json")
-    figures = json.loads(record.read_text())["tables"]["AG News"]
+    figures = json.loads(record.read_text())["tables"]["AG News, shipped, linear"]
     assert figures["rows"]["mean"] == 40 and figures["flipped"]["mean"] == 2
     assert figures["precision"]["high"] == 1.0 and figures["precision by loss"]["high"] == 1.0
-    assert "| SST-2 | 40 | 2 |" in record.with_suffix(".md").read_text()
+    assert "| SST-2, shipped, linear | 2 | 40 | 2 |" in record.with_suffix(".md").read_text()
+    monkeypatch.setattr(script, "find_label_errors", lambda *arguments, **options: pytest.fail("measured again"))
+    record.unlink()
+    script.main(["--seeds", "1", "2", "--output", str(tmp_path), "--parts", str(tmp_path / "parts")])
+    assert json.loads(record.read_text())["tables"]["AG News, shipped, linear"] == figures
 
 
 def test_selected_and_random_texts_are_compared(
@@ -572,7 +576,7 @@ def test_selected_and_random_texts_are_compared(
     monkeypatch.setattr(script, "ROUNDS", 1)
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "active.json"
-    script.main(["--tasks", "SST-2", "--draws", "1", "--output", str(path)])
+    script.main(["--tasks", "SST-2", "--draws", "1", "--output", str(path), "--parts", str(tmp_path / "parts")])
     record = json.loads(path.read_text())
     ((first, last), (same, other)) = (run["accuracies"] for run in record["runs"])
     assert first == same and record["summary"][0]["last difference"]["mean"] == pytest.approx(100 * (last - other))
@@ -589,10 +593,138 @@ def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, mo
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "few.json"
     options = ["--tasks", "SST-2", "--arms", "linear", "words", "--shots", "8", "--draws", "1", "2"]
-    script.main([*options, "--output", str(path)])
+    options += ["--output", str(path), "--parts", str(tmp_path / "parts")]
+    script.main(options)
     record = json.loads(path.read_text())
     assert [(row["arm"], row["draws"]) for row in record["summary"]] == [("linear", 2), ("words", 2)]
     assert all(row["mean"] > 90 and row["std"] is not None for row in record["summary"])
+    assert record["regret"] == []
+    (tmp_path / "parts" / "SST-2-8-a-label-draw-2-shipped-words.json").unlink()
+    monkeypatch.setattr(script, "by_heedful", lambda *arguments: pytest.fail("measured again"))
+    script.main(options)
+    assert json.loads(path.read_text())["summary"][0] == record["summary"][0]
+
+
+def test_the_regret_of_the_chosen_method(benchmarks: Any) -> None:
+    script = benchmarks("few_labels")
+    accuracies = {"contrastive": (0.8, 0.9), "linear": (0.7, 0.7), "finetune": (0.9, 0.6), "auto": (0.9, 0.75)}
+    chosen = {"auto": ("finetune", "linear")}
+    runs = [
+        {
+            "task": "SST-2",
+            "shots": 8,
+            "draw": draw,
+            "start": "shipped",
+            "arm": arm,
+            "accuracy": accuracy,
+            "seconds": 1.0,
+        }
+        | {"method": chosen.get(arm, (arm, arm))[draw]}
+        for arm, values in accuracies.items()
+        for draw, accuracy in enumerate(values)
+    ]
+    (regret,) = script.regrets(script.summary(runs), runs)
+    assert (regret["best method"], regret["regret"]) == ("contrastive", 2.5)
+    assert regret["chosen"] == {"finetune": 1, "linear": 1}
+    assert script.regrets(script.summary(runs[:-1]), runs[:-1]) == [], "a draw of auto is missing"
+
+
+def test_frozen_layers_are_compared_by_the_time_to_the_same_accuracy(benchmarks: Any) -> None:
+    script = benchmarks("freezing")
+    interval = {"low": 0.87, "high": 0.91}
+    every = {"seed": 1, "seconds": 70.0, "evaluations": [[20.0, 0.88], [40.0, 0.9], [60.0, 0.89]]}
+    frozen = {"seconds": 40.0, "evaluations": [[10.0, 0.87], [16.0, 0.9], [30.0, 0.901]], "interval": interval}
+    reached = script.compare(every, frozen)
+    assert (reached["target"], reached["seconds"], reached["frozen seconds"]) == (0.9, 40.0, 16.0)
+    assert reached["ratio"] == 2.5
+    missed = script.compare(every, frozen | {"evaluations": [[10.0, 0.87], [16.0, 0.89]]})
+    assert missed["ratio"] is None and missed["gap"] == pytest.approx(0.01)
+    first, second = script.table([reached, missed]).splitlines()[2:]
+    assert first == "| 1 | 90.00 | 90.10 (87.00 to 91.00) | 40 | 16 | 2.50 | 70 / 40 |"
+    assert second == "| 1 | 90.00 | 89.00 (87.00 to 91.00) | 40 | not reached | gap 1.00 | 70 / 40 |"
+
+
+def test_finished_results_are_not_measured_again(benchmarks: Any, tmp_path: Path) -> None:
+    parts = benchmarks("parts")
+    folder = tmp_path / "parts"
+    assert parts.Parts(folder).result("SST-2, layers=3, draw 1", lambda: {"accuracy": 0.5, "arms": (1, 2)}) == {
+        "accuracy": 0.5,
+        "arms": [1, 2],
+    }
+    (path,) = folder.iterdir()
+    assert path.name == "SST-2-layers=3-draw-1.json"
+    part = json.loads(path.read_text())
+    path.write_text(json.dumps(part | {"commit": "earlier"}))
+    again = parts.Parts(folder)
+    assert again.result("SST-2, layers=3, draw 1", lambda: pytest.fail("measured again"))["accuracy"] == 0.5
+    again.result("another", lambda: 1)
+    assert again.commits == {"earlier", part["commit"]}
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        again.result("third", interrupted)
+    assert len(list(folder.iterdir())) == 2, "a result that was interrupted leaves nothing"
+
+
+def test_rows_are_held_out_with_their_phrases(benchmarks: Any) -> None:
+    data = benchmarks("finetune_data")
+    sentences = [f"the {noun} in scene {n} is well acted" for n, noun in enumerate(["hero", "dog", "sea", "cow"] * 10)]
+    beginnings = [" ".join(sentence.split()[:5]) for sentence in sentences]
+    texts = [*sentences, *beginnings, "well acted", "the"]
+    rows = [LabelledExample(text=text, label="x") for text in texts]
+    train, held_out = data.hold_out(rows, 30)
+    assert len(held_out) == 20, "a quarter, in whole groups"
+    assert sorted(map(texts.index, (row.text for row in train + held_out))) == list(range(82))
+    assert (train, held_out) == data.hold_out(rows, 30)
+    for row in held_out:
+        assert not [other for other in train if f" {row.text} " in f" {other.text} "]
+        sentence_and_phrase = [other for other in held_out if row.text.split()[:5] == other.text.split()[:5]]
+        assert len(sentence_and_phrase) == 2
+    assert len(data.hold_out(rows, 5)[1]) == 6
+
+
+def test_the_record_of_cascades(benchmarks: Any) -> None:
+    cascade, harness = benchmarks("cascade"), benchmarks("harness")
+    teacher, right = np.ones(400), np.ones(400)
+    teacher[:40], right[:44] = 0.0, 0.0
+    delta = cascade.difference(right, teacher)
+    assert delta["difference"] == pytest.approx(-0.01) and delta["low"] < -0.01 < delta["high"] <= 0
+    result = {"shares": [0.75, 0.25], "precision": "int8", "accuracy": 0.89, "teacher": 0.9} | delta
+    (row,) = cascade.quality_table({"IMDB, static, seed 0": result}).splitlines()[2:]
+    assert row.startswith("| IMDB, static, seed 0 | 75.0 % / 25.0 % | int8 | 89.00 | 90.00 | -1.00 (-")
+    arms = [
+        harness.Arm(name=name, command=(), is_heedful=not name.startswith("OpenVINO"), bound=None, like=name)
+        for name in ("static", "OpenVINO int8, latency: the teacher", "OpenVINO int8, throughput: the teacher",
+                     "OpenVINO int8, latency: layers=2")
+    ]  # fmt: skip
+    facts = {"tokens": 100, "sequences": 10, "inputs": "same", "settings": "", "checksum": ""}
+    seconds = [(1.0, 1.0), (4.0, 3.0), (3.0, 5.0), (2.0, 2.0)]
+    turns = {
+        arm.name: [facts | {"seconds": second} for second in several]
+        for arm, several in zip(arms, seconds, strict=True)
+    }
+    near = {arm.name: (0.0, 1.0) for arm in arms}
+    measured = harness.Measured(arms=arms, first={arm.name: facts for arm in arms}, turns=turns, near=near, others=0.0)
+    ratios = cascade.ratios_to_openvino(harness.summarise("IMDB", measured), "static")
+    assert (ratios["the teacher"]["median"], ratios["layers=2"]["median"]) == (3.0, 2.0)
+    text = cascade.speed_text("IMDB", {"text": "T", "ratios": {"static": ratios}, "first answer": [0.3, 0.2, 0.25]})
+    assert "| static | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text and "0.25 s" in text
+
+
+@pytest.mark.slow
+def test_the_arms_of_zero_shot_classification_agree(benchmarks: Any, tmp_path: Path) -> None:
+    script = benchmarks("zero_shot")
+    folder = script.make_cross_encoder(str(tmp_path))
+    texts = ["The team won the final.", "Shares fell as oil prices rose, and companies cut jobs.", "Rain."]
+    jobs = script.jobs_of(folder, 3)
+    first, _ = script.pipeline_arm(jobs["pipeline float32, one pair at a time"], texts)
+    own, _ = script.heedful_arm(jobs["heedful float32"], texts)
+    probabilities = first(texts)
+    assert probabilities.shape == (3, 10) and probabilities.std() > 1e-3, "the random head tells labels apart"
+    np.testing.assert_allclose(own(texts), probabilities, atol=1e-4)
+    assert len(script.token_ids(folder, texts)) == 30
 
 
 def test_calibration_and_sets_are_measured(benchmarks: Any) -> None:

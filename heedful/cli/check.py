@@ -44,6 +44,14 @@ def check(
     model: Annotated[
         str | None, typer.Option(help="With --label-errors: the sentence embedding model (heedful-mini-en).")
     ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="linear|finetune",
+            help="With --label-errors: a linear model over frozen vectors (default), or fine-tune a model for each of "
+            "five folds.",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="With --label-errors: cpu, cuda or cuda:1; by default a GPU where there is one.")
     ] = None,
@@ -72,7 +80,9 @@ def check(
     path = out or Path("label-errors.csv")
     if label_errors and path.exists():
         raise HeedfulError(f"{path} exists already and may hold your corrections: give another file with --output")
-    for option, value in {"--output": out, "--model": model, "--device": device}.items():
+    if method not in (None, "linear", "finetune"):
+        raise HeedfulError(f"--method is {method!r}: use linear or finetune")
+    for option, value in {"--output": out, "--model": model, "--method": method, "--device": device}.items():
         if value is not None and not label_errors:
             raise HeedfulError(f"{option} needs --label-errors: add it, or leave {option} out")
     assignments = context_assignments(context)
@@ -90,7 +100,13 @@ def check(
         from heedful.bundled import BUNDLED_ENCODER
         from heedful.runs.label_errors import label_errors_of
 
-        likely_errors = label_errors_of(dataset, model=model or BUNDLED_ENCODER, device=device)
+        likely_errors = label_errors_of(
+            dataset,
+            model=model or BUNDLED_ENCODER,
+            method="finetune" if method == "finetune" else "linear",
+            device=device,
+            log=note,
+        )
         likely_errors.to_csv(path)
         result |= {"label_errors": [error.to_dict() for error in likely_errors.errors]}
         if not as_json:

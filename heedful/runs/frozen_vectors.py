@@ -6,9 +6,9 @@ Fine-tuning with few labels and the search for label errors use them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +25,9 @@ INVERSE_REGULARISATION = 0.1  # C of scikit-learn's LogisticRegression, for feat
 MAX_ITERATIONS = 1000  # maximum iterations of the optimizer of a logistic regression
 
 Texts = Sequence[tuple[str, ...]]  # one or two texts per example
+# returns the probability of each class, [held-out examples, classes], by a model that is trained on other examples;
+# arguments: indices of the training examples, indices of the held-out examples
+PredictFold = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
 
 
 def sentence_features(
@@ -87,10 +90,12 @@ def out_of_fold_probabilities(
     seed: int = 0,
     model: str | Path | Engine = BUNDLED_ENCODER,
     device: str | None = None,
+    predict_fold: PredictFold | None = None,
 ) -> Float[NDArray[np.float64], "examples classes"]:
     """Predict the probability of each class for each example, with models fitted without the example's fold.
 
-    A probability is the mean over two logistic regressions, one over frozen sentence vectors and one over words.
+    A probability is the mean over two models: `predict_fold`, or by default a logistic regression over frozen sentence
+    vectors, and a logistic regression over words.
 
     Args:
         texts: One or two texts of each example.
@@ -98,8 +103,9 @@ def out_of_fold_probabilities(
         groups: Group id of each example. The examples of a group are in the same fold.
         folds: How many folds.
         seed: Seed of the folds.
-        model: A sentence embedding model.
+        model: A sentence embedding model. It is not used with `predict_fold`.
         device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
+        predict_fold: The first of the two models.
 
     Raises:
         DataError: If there are fewer groups than folds, only one class, or fewer than two folds.
@@ -113,23 +119,46 @@ def out_of_fold_probabilities(
     if folds < 2:
         raise DataError(f"folds is {folds}; expected 2 or more")
     if (distinct := len(np.unique(groups))) < folds:
-        raise DataError(f"the data has {distinct} different texts; expected {folds} or more, one for each fold")
+        raise DataError(
+            f"the data has {distinct} texts that are no near duplicates or phrases of each other; expected {folds} or "
+            "more, one for each fold"
+        )
     probability_sums = np.zeros((len(texts), classes))  # over the two models
-    vectors = sentence_features(texts, model, device=device)
-    words = word_features(texts)
+    if predict_fold is None:
+        vectors = sentence_features(texts, model, device=device)
+        predict_fold = _linear_fold_predictor(vectors, targets, classes, linear_classifier())
+    by_words = LogisticRegression(max_iter=MAX_ITERATIONS)
+    predict_by_words = _linear_fold_predictor(word_features(texts), targets, classes, by_words)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about classes with fewer examples than folds and about convergence
-        splits = StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(vectors, targets, groups)
-        for train, held_out in splits:
-            seen_classes = np.unique(targets[train])
-            if len(seen_classes) < 2:  # no model can be fitted: the only class has probability 1 in both
-                probability_sums[np.ix_(held_out, seen_classes)] += 2
-                continue
-            for features, estimator in (
-                (vectors, linear_classifier()),
-                (words, LogisticRegression(max_iter=MAX_ITERATIONS)),
-            ):
-                estimator.fit(features[train], targets[train])  # type: ignore[index]
-                probabilities = estimator.predict_proba(features[held_out])  # type: ignore[index]
-                probability_sums[np.ix_(held_out, estimator.classes_)] += probabilities
+        warnings.simplefilter("ignore")  # warnings about classes with fewer examples than folds
+        splits = list(StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(targets, targets, groups))
+    for train, held_out in splits:
+        seen_classes = np.unique(targets[train])
+        if len(seen_classes) < 2:  # no model can be fitted: the only class has probability 1 in both
+            probability_sums[np.ix_(held_out, seen_classes)] += 2
+        else:
+            probability_sums[held_out] += predict_fold(train, held_out) + predict_by_words(train, held_out)
     return probability_sums / 2
+
+
+def _linear_fold_predictor(
+    features: Any, targets: NDArray[np.int64], classes: int, estimator: LogisticRegression
+) -> PredictFold:
+    """Return a function that fits a logistic regression to some examples, and predicts the classes of others.
+
+    Args:
+        features: Features of all examples, a dense or sparse matrix [examples, features].
+        targets: Class id of each example.
+        classes: How many classes there are. Those that no training example has get the probability 0.
+        estimator: The logistic regression, which is fitted again for each fold.
+    """
+
+    def predict(train: NDArray[np.int64], held_out: NDArray[np.int64]) -> NDArray[np.float64]:
+        probabilities = np.zeros((len(held_out), classes))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about convergence
+            estimator.fit(features[train], targets[train])
+        probabilities[:, estimator.classes_] = estimator.predict_proba(features[held_out])
+        return probabilities
+
+    return predict

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -19,12 +20,15 @@ from heedful.data.bad_rows import BadRowPolicy
 from heedful.data.corpus.dedup import minhash_signatures, near_duplicate_groups
 from heedful.data.examples import Example, LabelledExample
 from heedful.data.labelled.corrections import write_review_file
-from heedful.errors import DataError
+from heedful.data.labelled.phrases import join_phrases
+from heedful.errors import DataError, HeedfulError
 from heedful.infer.engine import Engine
-from heedful.runs.frozen_vectors import out_of_fold_probabilities
+from heedful.runs.finetune.out_of_fold import finetuned_fold_predictor
+from heedful.runs.frozen_vectors import PredictFold, out_of_fold_probabilities
 
 NEAR_DUPLICATE = 0.8  # minimum Jaccard similarity of near duplicates, between their sets of 5-shingles of words
 Reason = Literal["near-duplicate", "confident-learning"]
+LabelErrorMethod = Literal["linear", "finetune"]  # a linear model over frozen sentence vectors; a fine-tuned model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,16 +86,19 @@ def find_label_errors(
     data: object,
     *,
     model: str | Path | Engine = BUNDLED_ENCODER,
+    method: LabelErrorMethod = "linear",
     folds: int = 5,
     seed: int = 0,
     device: str | None = None,
+    log: Callable[[str], None] | None = None,
     settings: DataSettings | None = None,
     on_bad_row: BadRowPolicy | None = None,
 ) -> LabelErrors:
     """Find examples whose label is likely wrong.
 
-    Two linear models, one over frozen sentence vectors and one over TF-IDF of words, predict the label of each example
-    by cross-validation. Near duplicates are in the same fold. An example is listed for one of two reasons:
+    Two models, one over sentence vectors and one over TF-IDF of words, predict the label of each example by
+    cross-validation. Near duplicates are in the same fold, and so are a sentence and its phrases. An example is listed
+    for one of two reasons:
 
     - The models predict another label, and the example's label is among the least probable ones. As many examples are
       listed as confident learning estimates to be wrong (Northcutt et al. 2021, section 3).
@@ -101,28 +108,34 @@ def find_label_errors(
 
     Args:
         data: A file, a folder, or any other data that `finetune` accepts, with one label per example.
-        model: A sentence embedding model.
+        model: A sentence embedding model. With the method "finetune", any pretrained model.
+        method: "linear": a logistic regression over frozen sentence vectors, in seconds. "finetune": the model is
+            fine-tuned for each fold, which takes minutes.
         folds: Number of folds of the cross-validation.
-        seed: Random seed of the assignment of examples to folds.
+        seed: Random seed of the assignment of examples to folds, and of fine-tuning.
         device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
+        log: Receives a message after each fine-tuning. If None, messages are dropped.
         settings: How the data is read. If None, the defaults, without a dev split made from train.
         on_bad_row: Policy for rows that cannot be read. If None, such a row is an error.
 
     Raises:
         DataError: If the examples do not have exactly one label each, or if there are too few examples.
+        HeedfulError: If the method is unknown, or is "finetune" and the model an engine.
     """
     settings = settings or DataSettings(dev_fraction=0.0)
     source = dataset_for_task(LabelledExample, data, settings, on_bad_row or Raise())
-    return label_errors_of(source, model=model, folds=folds, seed=seed, device=device)
+    return label_errors_of(source, model=model, method=method, folds=folds, seed=seed, device=device, log=log)
 
 
 def label_errors_of(
     source: Dataset[Example],
     *,
     model: str | Path | Engine = BUNDLED_ENCODER,
+    method: LabelErrorMethod = "linear",
     folds: int = 5,
     seed: int = 0,
     device: str | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> LabelErrors:
     """Find label errors in a dataset that is open already. See `find_label_errors` for the method and the arguments."""
     examples, splits = _read_examples(source)
@@ -131,8 +144,16 @@ def label_errors_of(
     targets = np.array([class_of_label[example.label] for example in examples], np.int64)
     texts = [example.texts for example in examples]
     groups = near_duplicate_groups(minhash_signatures(map("\n".join, texts)), NEAR_DUPLICATE)
+    predict_fold = None if method == "linear" else _fine_tuning(method, examples, labels, model, seed, device, log)
     probabilities = out_of_fold_probabilities(
-        texts, targets, groups, folds=folds, seed=seed, model=model, device=device
+        texts,
+        targets,
+        join_phrases(["\n".join(parts) for parts in texts], groups),
+        folds=folds,
+        seed=seed,
+        model=model,
+        device=device,
+        predict_fold=predict_fold,
     )
     group_targets = _group_targets(probabilities, targets, groups)
     differs_from_group = group_targets != targets
@@ -161,6 +182,22 @@ def label_errors_of(
         )
     accuracy = float((probabilities.argmax(axis=1) == targets).mean())
     return LabelErrors(errors=tuple(errors), examples=len(examples), accuracy=accuracy)
+
+
+def _fine_tuning(
+    method: str, examples: Sequence[LabelledExample], labels: Sequence[str], model: str | Path | Engine, seed: int,
+    device: str | None, log: Callable[[str], None] | None,
+) -> PredictFold:  # fmt: skip
+    """Check the method and the model, and return a function that fine-tunes the model on some of the examples."""
+    if method != "finetune":
+        raise HeedfulError(f'method is "{method}"; expected linear or finetune')
+    if isinstance(model, Engine):
+        raise HeedfulError("the method finetune needs the name or the folder of a model, and an engine was given")
+    if len(labels) < 2:
+        raise DataError(f"the data has {len(labels)} label{'s' * (len(labels) != 1)}; expected 2 or more")
+    return finetuned_fold_predictor(
+        examples, labels, model=model, seed=seed, device=device, log=log or (lambda message: None)
+    )
 
 
 def _read_examples(source: Dataset[Example]) -> tuple[list[LabelledExample], list[str]]:

@@ -72,6 +72,19 @@ def headline_split(results: JsonObject) -> tuple[str, JsonObject] | None:
     return (names[0], splits[names[0]]["numbers"]) if names else None
 
 
+def coverage_numbers(results: JsonObject) -> tuple[str, JsonObject] | None:
+    """Return the metrics whose table of accuracy over coverage is shown, and the name of their examples.
+
+    They are those of the headline split. If no split was evaluated, they are those of the run's method on the held-out
+    folds of train. Without either, or without such a table, None is returned.
+    """
+    headline, comparison = headline_split(results), results.get("method_comparison")
+    if headline is None and comparison:
+        method = comparison["methods"].get(results["settings"]["method"])
+        headline = (comparison["measured_on"], method["numbers"]) if method else None
+    return headline if headline and headline[1].get("coverage") else None
+
+
 def read_predictions(folder: Path, split: str) -> Iterator[JsonObject]:
     """Return an iterator over predictions-SPLIT.jsonl, one object per example, the worst mistakes first.
 

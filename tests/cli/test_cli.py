@@ -511,7 +511,7 @@ def test_check_reports_problems(run: Run, tmp_path: Path) -> None:
     data.write_text("text,label\ngood film,pos\nbad film,neg\ngood film,neg\n,neg\n")
     result = run("check", str(data))
     assert result.code == 0
-    assert 'label "neg"             3\n' in result.out
+    assert 'label "neg"         3 (75.0 %)\n' in result.out
     assert "1 with an empty text: train.csv:5" in result.out
     assert "with different targets" in result.out
     assert result.out.endswith("\n3 problems: 1 contradiction, 1 repeat, 1 empty\n")
@@ -554,8 +554,9 @@ def test_check_writes_likely_label_errors(run: Run, tmp_path: Path) -> None:
     assert report["label_errors"][0]["suggested_label"] == "animal"
     out.write_text(out.read_text(encoding="utf-8-sig").replace("the cat is gone,tool", "the cat is gone,animal"))
     assert "1 labels corrected by errors.csv" in run("check", str(data), "--data.corrections", str(out)).out
-    for option in ("--output", "--model", "--device"):
-        assert f"{option} needs --label-errors" in run("check", str(data), option, "cpu").err
+    for option, value in {"--output": "a.csv", "--model": "m", "--method": "linear", "--device": "cpu"}.items():
+        assert f"{option} needs --label-errors" in run("check", str(data), option, value).err
+    assert_error(run("check", str(data), "--label-errors", "--method", "cleanlab"), "use linear or finetune")
 
 
 def test_check_names_the_file_without_label_errors(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import heedful
 from heedful.data import DataSettings, LabelledExample, read
-from heedful.errors import DataError
+from heedful.errors import DataError, HeedfulError
+from heedful.infer.engine import Engine
 from heedful.runs.label_errors import confident_errors, find_label_errors
 
 ANIMALS, TOOLS = ["cat", "dog", "horse", "cow", "sheep"], ["hammer", "saw", "drill", "wrench", "screwdriver"]
@@ -68,6 +70,44 @@ def test_the_corrected_file_is_read_back(label_errors: heedful.LabelErrors, tmp_
     assert [example.label for example in source.examples("train")] == correct_labels
 
 
+def test_fine_tuned_models_take_the_place_of_the_linear_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence and its phrase are on the same side of every fold."""
+    texts, correct_labels = toy()
+    texts.append("screwdriver is by the road")  # the last sentence without its first word
+    correct_labels.append("tool")
+    labels = ["tool" if index == FLIPPED[0] else label for index, label in enumerate(correct_labels)]
+    folds: list[list[int]] = []
+
+    def predictor(examples: list[LabelledExample], classes: list[str], **options: Any) -> Any:
+        assert [example.text for example in examples] == texts
+        assert (options["model"], options["seed"]) == ("an encoder", 5)
+
+        def predict(train: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+            folds.append(held_out.tolist())
+            assert (59 in train) == (60 in train)
+            return np.array(
+                [[0.98 * (label == correct_labels[index]) + 0.01 for label in classes] for index in held_out]
+            )
+
+        return predict
+
+    monkeypatch.setattr("heedful.runs.label_errors.finetuned_fold_predictor", predictor)
+    label_errors = find_label_errors((texts, labels), method="finetune", model="an encoder", folds=3, seed=5)
+    assert sorted(index for fold in folds for index in fold) == list(range(61))
+    first = label_errors.errors[0]
+    assert (first.text, first.suggested_label) == (texts[FLIPPED[0]], "animal")
+    assert first.suggested_probability > 0.5
+
+
+def test_unusable_methods_are_refused() -> None:
+    with pytest.raises(HeedfulError, match="expected linear or finetune"):
+        find_label_errors(toy(), method="cleanlab")  # type: ignore[arg-type]
+    with pytest.raises(HeedfulError, match="an engine was given"):
+        find_label_errors(toy(), method="finetune", model=Engine("heedful-mini-en"))
+    with pytest.raises(DataError, match="expected 2 or more"):
+        find_label_errors((["a b", "c d", "e f"], ["x", "x", "x"]), method="finetune")
+
+
 def test_pairs_have_both_texts_in_the_file(tmp_path: Path) -> None:
     texts, labels = toy()
     pairs = [(text, f"is the {text.split()[1]} alive?") for text in texts]
@@ -91,5 +131,5 @@ def test_data_without_one_label_each_is_refused() -> None:
         find_label_errors((["a b", "c d", "e f"], ["x", "x", "x"]))
     with pytest.raises(DataError, match="one label"):
         find_label_errors((["a b", "c d"], [["x", "y"], ["x"]]))
-    with pytest.raises(DataError, match="2 different texts; expected 5 or more"):
+    with pytest.raises(DataError, match="2 texts that are no near duplicates or phrases"):
         find_label_errors((["one text", "one text", "other text"], ["x", "y", "x"]))

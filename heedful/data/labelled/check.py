@@ -60,6 +60,7 @@ class SplitReport:
 
     examples: int  # count of examples
     labels: Mapping[str, int]  # counts by label, in the dataset's order; for tags by entity type
+    label_shares: Mapping[str, float]  # counts divided by the count of examples; for tags, by their total
     repeated: int  # examples with exactly the texts of an earlier example
     alike: int  # examples with the texts of an earlier example, ignoring case and punctuation
     contradicting: int  # texts with different targets, ignoring case and punctuation
@@ -302,9 +303,11 @@ def _split_report(tally: _Tally, kind: type[Example], label_order: Sequence[str]
         duplicates = np.setdiff1d(np.arange(count), first_indices)[:MAX_PLACES]
         places["alike"] = [tally.place(int(index)) for index in duplicates]
     names = [*label_order, *sorted(set(tally.labels) - set(label_order))]
+    total = tally.labels.total() if kind is TaggedExample else count
     return SplitReport(
         examples=count,
         labels={name: tally.labels[name] for name in names},
+        label_shares={name: tally.labels[name] / max(1, total) for name in names},
         repeated=count - len(np.unique(_as_array(tally.exact))),
         alike=count - len(first_indices),
         contradicting=num_contradicting,
@@ -388,13 +391,19 @@ def _table_lines(splits: Mapping[str, SplitReport], unit: str) -> Iterator[str]:
         rows.append([f"{unit}: {percentile}", *cells])
     labels = list(dict.fromkeys(label for split in splits.values() for label in split.labels))
     for label in labels[:MAX_LABELS]:
-        rows.append([f"label {shown(label)}", *(f"{split.labels.get(label, 0):,}" for split in splits.values())])
+        rows.append([f"label {shown(label)}", *(_label_cell(split, label) for split in splits.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for title, *cells in rows:
         aligned_cells = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
         yield "  ".join([title.ljust(widths[0]), *aligned_cells])
     if len(labels) > MAX_LABELS:
         yield f"and {len(labels) - MAX_LABELS:,} more labels"
+
+
+def _label_cell(split: SplitReport, label: str) -> str:
+    """Return the count of a label in a split with its share, such as "12 (30.0 %)", or "0"."""
+    count = split.labels.get(label, 0)
+    return f"{count:,} ({100 * split.label_shares[label]:.1f} %)" if count else "0"
 
 
 def _leak_text(leak: Leak) -> str:

@@ -32,6 +32,7 @@ from heedful.runs.card.verdict import verdict_section
 from heedful.runs.results import (
     JsonObject,
     as_float,
+    coverage_numbers,
     headline_split,
     read_predictions,
     read_results,
@@ -223,11 +224,14 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _methods(results: JsonObject) -> Iterator[list[str]]:
-    """Yield the table of training methods that were compared on held-out examples."""
+    """Yield the table of training methods that were compared on held-out examples, and the reason for the choice."""
     header, rows = method_table(results)
     if rows:
         yield [f"### {HEADING}"]
         yield markdown_table(header, rows)
+    if comparison := results.get("method_comparison"):
+        reason = comparison["why"]
+        yield [f"{escape_markdown(reason[:1].upper() + reason[1:], 400)}."]
 
 
 def _baseline(results: JsonObject) -> Iterator[list[str]]:
@@ -391,10 +395,10 @@ def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
 
 def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     """Yield plot and table of the accuracy of the answers above each confidence threshold, and of their share."""
-    headline = headline_split(results)
-    if not headline or not headline[1].get("coverage"):
+    covered = coverage_numbers(results)
+    if covered is None:
         return
-    split, numbers = headline
+    split, numbers = covered
     rows = [
         [
             f"{point['min_confidence']:.4g}",
@@ -519,7 +523,7 @@ def _rare_classes(results: JsonObject) -> Iterator[str]:
 
 
 def _data(results: JsonObject) -> Iterator[list[str]]:
-    """Yield the sizes of the splits, sentences about how files were read, and the files with their hashes."""
+    """Yield sizes of the splits, shares of the labels, sentences on how files were read, and the files with hashes."""
     data = results.get("data")
     if not data:
         return
@@ -528,12 +532,27 @@ def _data(results: JsonObject) -> Iterator[list[str]]:
         yield markdown_table(
             ["split", "examples"], [[escape_markdown(name), f"{split['examples']:,}"] for name, split in splits.items()]
         )
+    yield from _label_shares(results)
     if stated := data.get("stated"):
         yield [f"- {escape_markdown(sentence, 400)}" for sentence in stated]
     if files := data.get("files"):
         rows = [[escape_markdown(name, 120), f"`{re.sub('[^0-9a-f]', '', digest)}`"] for name, digest in files.items()]
         table = markdown_table(["file", "SHA-256"], rows)
         yield details(table, f"{len(rows)} files") if len(rows) > MAX_UNFOLDED_ROWS else table
+
+
+def _label_shares(results: JsonObject) -> Iterator[list[str]]:
+    """Yield a table of how many training examples have each label, which is folded if it is long."""
+    counts = results.get("label_counts")
+    if not counts:
+        return
+    total = results["data"]["splits"]["train"]["examples"]
+    rows = [
+        [escape_markdown(label, 60), f"{count:,}", f"{100 * count / max(1, total):.1f} %"]
+        for label, count in counts.items()
+    ]
+    table = markdown_table(["label", "examples of train", "share"], rows)
+    yield details(table, f"{len(rows)} labels") if len(rows) > MAX_UNFOLDED_ROWS else table
 
 
 def _speed(results: JsonObject) -> Iterator[list[str]]:

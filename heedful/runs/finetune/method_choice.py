@@ -219,11 +219,12 @@ def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
     ids, examples, answers = (list(column) for column in zip(*answered, strict=True))
     metrics = task.update_metrics(task.new_metrics(), examples, answers, ids)
     result = eval_result(task, [metrics])
+    coverage = task.compute_metrics(metrics).get("coverage")  # None with several labels
     return {
         "metric": task.metric,
         "metric_value": result.metric_value,
         "tie_breaker": result.tie_breaker,
-        "numbers": result.metrics,
+        "numbers": result.metrics | ({"coverage": coverage} if coverage else {}),
         "intervals": metrics.intervals(),
     }
 

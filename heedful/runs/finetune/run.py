@@ -19,6 +19,7 @@ from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.checkpoint.new_head import rescaled
 from heedful.data import dataset_for_task
 from heedful.data.bad_rows import OnBadRow
+from heedful.data.examples import LabelledExample, MultiLabelExample
 from heedful.device import resolve_device, resolve_dtype
 from heedful.objectives import Objective, Sample
 from heedful.objectives.contrastive import ContrastiveClasses
@@ -492,6 +493,12 @@ class FinetuneTraining:
         metrics = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=predictions)
         return {"numbers": task.report(metrics), "intervals": metrics.intervals()}
 
+    def _label_counts(self) -> dict[str, int] | None:
+        """Return how many training examples have each label, or None if the task is no classification of texts."""
+        if self.source.kind not in (LabelledExample, MultiLabelExample):
+            return None
+        return {label: self.stats.labels[label] for label in self.source.labels}
+
     def _write_results(self, base: str, finished: list[tuple[Path, JsonObject]]) -> None:
         """Write the results of all seeds, and the model of the seed that is best on dev (the first seed without dev).
 
@@ -527,6 +534,7 @@ class FinetuneTraining:
             load(run.folder / RUN_MODEL),
             self.learner.settings(),
             notes=[*self.plan.notes, *best["notes"]],
+            label_counts=self._label_counts(),
             label_scaling=best["label_scaling"] or None,
             temperature=best["temperature"],
             baseline=best.get("baseline"),

@@ -29,7 +29,16 @@ from heedful.runs.plots.style import (
     set_title,
     style_axes,
 )
-from heedful.runs.results import JOURNAL, RESULTS, JsonObject, as_float, headline_split, read_predictions, read_results
+from heedful.runs.results import (
+    JOURNAL,
+    RESULTS,
+    JsonObject,
+    as_float,
+    coverage_numbers,
+    headline_split,
+    read_predictions,
+    read_results,
+)
 from heedful.tasks.metrics import Result
 from heedful.tasks.specs import SPECS
 from heedful.train.journal import read_journal
@@ -74,6 +83,8 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
         yield "curves", figure
     headline = headline_split(results)
     if headline is None:
+        if covered := coverage_numbers(results):
+            yield "coverage", plot_coverage(covered[1], covered[0])
         return
     split, numbers = headline
     spec = SPECS.get(results["task"])

@@ -6,7 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from heedful.data import ChoiceExample, DataReport, DataSettings, Seq2SeqExample, Skip, check, read
+from heedful.data import (
+    ChoiceExample,
+    DataReport,
+    DataSettings,
+    MultiLabelExample,
+    Seq2SeqExample,
+    Skip,
+    TaggedExample,
+    check,
+    read,
+)
 
 TRAIN = [
     ("a fine day", "pos"),
@@ -72,14 +82,14 @@ def test_lines(tmp_path: Path) -> None:
         "! odd text: train: 1 with byte order marks inside: train.jsonl:9",
         "! odd text: train: 1 with Windows-1252 read as Latin-1 (U+0080 to U+009F): train.jsonl:10",
         "",
-        "                    train  dev",
-        "examples              111    4",
-        "words: half up to       3    2",
-        "words: 90 % up to       3    3",
-        "words: 99 % up to       5    3",
-        "words: the longest    500    3",
-        'label "neg"             3    3',
-        'label "pos"           108    1',
+        "                           train         dev",
+        "examples                     111           4",
+        "words: half up to              3           2",
+        "words: 90 % up to              3           3",
+        "words: 99 % up to              5           3",
+        "words: the longest           500           3",
+        'label "neg"            3 (2.7 %)  3 (75.0 %)',
+        'label "pos"         108 (97.3 %)  1 (25.0 %)',
         "",
         "each example is a text, or two, with one label",
         "train: train.jsonl",
@@ -154,3 +164,13 @@ def test_labels_that_look_like_ids_are_reported(tmp_path: Path) -> None:
     repeated = [(f"the dog {index}", f"label {index % 30}") for index in range(60)]
     assert not check_files(tmp_path, train=one_shot, dev=repeated).doubt, "labels that occur again are not ids"
     assert not check_files(tmp_path, train=TRAIN, dev=DEV).doubt
+
+
+def test_shares_of_labels_are_those_of_examples_and_for_tags_of_all_entities() -> None:
+    settings = DataSettings(dev_fraction=0.0)
+    texts = [{"text": "one", "labels": ["a", "b"]}, {"text": "two", "labels": ["a"]}, {"text": "three", "labels": []}]
+    several = check(read({"train": texts}, MultiLabelExample, settings)).splits["train"]
+    assert several.label_shares == {"a": 2 / 3, "b": 1 / 3}
+    sentence = {"words": ["Ada", "saw", "Rome", "and", "Eve"], "tags": ["B-PER", "O", "B-PLACE", "O", "B-PER"]}
+    tagged = check(read({"train": [sentence]}, TaggedExample, settings)).splits["train"]
+    assert tagged.label_shares == {"PER": 2 / 3, "PLACE": 1 / 3}

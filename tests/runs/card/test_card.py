@@ -505,6 +505,14 @@ def test_speed_data_and_settings(tmp_path: Path) -> None:
     assert '"```\\n</details>"' in page.text, "a setting that looks like the end of the folded text"
 
 
+def test_the_shares_of_the_labels_in_train(tmp_path: Path) -> None:
+    results, _ = classifier_results(label_counts={"bad": 800, "good | fine": 2400})
+    text = card_of(tmp_path, results)
+    assert "| bad | 800 | 25.0 % |\n| good \\| fine | 2,400 | 75.0 % |\n" in text
+    many = {f"label {number}": 1 for number in range(40)}
+    assert "<summary>40 labels</summary>" in card_of(tmp_path / "many", results | {"label_counts": many})
+
+
 def test_sections_without_entries_in_the_results_are_left_out(tmp_path: Path) -> None:
     results, _ = classifier_results()
     for name in ("latency", "throughput", "machine", "data", "versions", "settings", "seeds", "notes", "model", "base"):

@@ -135,6 +135,10 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     assert results["memory"] > 10**8
     assert results["data"]["splits"] == {split: {"examples": count} for split, count in generated_data.SIZES.items()}
     assert results["data"]["bad_rows"] == {}
+    assert ("label_counts" in results) == ("| examples of train | share |" in card) == (task == "classify")
+    if task_kind == "classify":
+        assert list(results["label_counts"]) == results["labels"]
+        assert sum(results["label_counts"].values()) == generated_data.SIZES["train"]
     assert len(results["data"]["files"]) == 3
     check_scores(results, kind)
     for split, split_results in results["splits"].items():

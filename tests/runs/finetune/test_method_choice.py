@@ -20,7 +20,7 @@ from heedful.errors import DataError, RunError, SettingError
 from heedful.runs.finetune.method_choice import METHODS, assign_folds
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
-from heedful.runs.results import RunResult, read_predictions, read_results
+from heedful.runs.results import RunResult, coverage_numbers, read_predictions, read_results
 from heedful.tasks.specs import SPECS
 from heedful.train.fit import Reporter
 from tests.support.generated_data import classification_rows
@@ -76,7 +76,7 @@ def test_methods_are_compared_and_the_best_one_trains_on_all_rows(tmp_path: Path
     assert "dev" not in results["splits"]
     card = (run / "model/README.md").read_text()
     assert "Methods on held-out examples" in card
-    assert "contrastive" in card
+    assert f"Method {best}, chosen for 24 examples" in card
     assert "Methods on held-out examples" in (run / "report.html").read_text()
 
 
@@ -130,11 +130,24 @@ def test_a_named_method_is_not_compared(tmp_path: Path, encoder: str, method: st
 
 
 def test_folds_evaluate_the_method_of_the_run_out_of_fold(tmp_path: Path, encoder: str) -> None:
-    comparison = results_of_run(tmp_path / "linear", encoder, method="linear", folds=3)["method_comparison"]
+    run = tmp_path / "linear"
+    comparison = results_of_run(run, encoder, method="linear", folds=3)["method_comparison"]
     assert list(comparison["methods"]) == ["linear"]
     assert comparison["measured_on"] == "3 folds of train"
+    assert "Accuracy on test of the answers" in (run / "model/README.md").read_text(), "the test split goes first"
     comparison = results_of_run(tmp_path / "finetune", encoder, folds=2, epochs=1)["method_comparison"]
     assert list(comparison["methods"]) == ["finetune"]
+
+
+def test_without_dev_and_test_the_folds_show_accuracy_over_coverage(tmp_path: Path, encoder: str) -> None:
+    run = tmp_path / "run"
+    data = {"train": classification_rows(24)}
+    results = finetune("classify", data, run, model=encoder, overrides={"method": "linear", "folds": 4}).results
+    numbers = results["method_comparison"]["methods"]["linear"]["numbers"]
+    assert coverage_numbers(results) == ("4 folds of train", numbers)
+    card = (run / "model/README.md").read_text()
+    assert "Accuracy on 4 folds of train of the answers above a confidence threshold" in card
+    assert f"| 100.0 % | 24 | {numbers['accuracy']:.3f} |" in card
 
 
 def test_nothing_is_compared_if_there_is_no_time(tmp_path: Path, encoder: str) -> None:
@@ -142,6 +155,7 @@ def test_nothing_is_compared_if_there_is_no_time(tmp_path: Path, encoder: str) -
     assert comparison["method"] == "contrastive"
     assert not comparison["methods"]
     assert "comparing methods would take about" in comparison["why"]
+    assert "comparing methods would take about" in (tmp_path / "run/model/README.md").read_text()
 
 
 def test_methods_that_take_too_long_are_left_out(tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,15 @@ def test_each_task_has_what_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert plots == {"curves"} | expected, task
 
 
+def test_without_dev_and_test_coverage_is_that_of_the_folds(tmp_path: Path) -> None:
+    metrics, _ = run_folders.classification_result(LABELS)
+    comparison = {"methods": {"linear": {"numbers": metrics}}, "measured_on": "4 folds of train"}
+    results = run_folders.results_json(
+        "classify", "accuracy", {}, method_comparison=comparison, settings={"method": "linear"}
+    )
+    assert set(draw_and_check(run_folders.write_run_folder(tmp_path, results))) == {"curves", "coverage"}
+
+
 @pytest.mark.slow
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     class_metrics, _ = run_folders.classification_result(LABELS)
