@@ -84,7 +84,7 @@ def make_cross_encoder(folder: str) -> str:
     model: Any = BertForSequenceClassification.from_pretrained(minilm(), id2label=ENTAILMENT, label2id=names)
     torch.nn.init.normal_(model.classifier.weight, std=0.5)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(minilm()).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    AutoTokenizer.from_pretrained(minilm()).save_pretrained(folder)
     return folder
 
 
