@@ -36,13 +36,12 @@ from report import RESULTS, check_destination, grid, machine_busy, write
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.data.retrieval.documents import Document
 from heedful.infer.engine import Engine
-from heedful.runs.evaluate_retrieval import score_rankings
-from heedful.search.index import RERANKED, SearchIndex, SearchMethod
+from heedful.runs.evaluate_retrieval import DEPTH, rank_by_index, rank_by_reranker, score_rankings
+from heedful.search.index import SearchIndex, SearchMethod
 from heedful.search.vectors import VECTOR_FORMATS, VectorTable, normalized_rows
 from heedful.search.words import WordIndex
 from heedful.tasks.metrics import RankingScores, mean_interval
 
-DEPTH = 1000  # documents in a ranking
 GRADES = {1: 4, 2: 3, 3: 2, 4: 1}  # gain by Cranfield's code; documents with other codes are not relevant
 WIDTH = 384  # dimension of random vectors
 TIMED = 25  # queries whose time is measured
@@ -72,26 +71,6 @@ def records(path: Path) -> Iterator[dict[str, str]]:
         parts = re.split(r"^\.([A-Z]) *$", rest, flags=re.MULTILINE)
         fields = dict(zip(parts[1::2], parts[2::2], strict=True))
         yield {"I": record_id.strip()} | {name: " ".join(text.split()) for name, text in fields.items()}
-
-
-def rankings_of(index: SearchIndex, queries: Mapping[str, str], method: SearchMethod) -> Rankings:
-    """Return the scores of the first DEPTH documents for each query, by ids."""
-    rankings = index.rank(list(queries.values()), DEPTH, method=method)
-    return {
-        query: {index.document(document_index).id: score for document_index, score in ranking}
-        for query, ranking in zip(queries, rankings, strict=True)
-    }
-
-
-def reranked(index: SearchIndex, queries: Mapping[str, str], reranker: Engine) -> Rankings:
-    """Return the hybrid rankings, whose best RERANKED documents are ordered again by a cross-encoder."""
-    rankings: dict[str, dict[str, float]] = {}
-    for query, ranking in rankings_of(index, queries, "hybrid").items():
-        hits = index.search(queries[query], RERANKED, method="hybrid", reranker=reranker)
-        first = [hit.id for hit in hits]
-        order = first + [document for document in ranking if document not in set(first)]
-        rankings[query] = {document: -float(rank) for rank, document in enumerate(order)}
-    return rankings
 
 
 def by_bm25s(documents: Sequence[Document], queries: Mapping[str, str]) -> Rankings:
@@ -168,7 +147,7 @@ def quality(models: Mapping[str, str], folder: Path, reranker: Engine | None) ->
                 for method in METHODS:
                     if method == "words" and baseline is not None:
                         continue  # BM25 is measured already
-                    scores = score_rankings(rankings_of(index, queries, method), judgments)
+                    scores = score_rankings(rank_by_index(index, queries, method), judgments)
                     baseline = baseline or scores
                     arm = "BM25" if method == "words" else f"{name}, {vectors}, {method}"
                     ms = median_ms(partial(index.search, method=method), timed_queries)
@@ -176,7 +155,7 @@ def quality(models: Mapping[str, str], folder: Path, reranker: Engine | None) ->
                     print(arm, rows[-1]["numbers"], flush=True)
                 if reranker is not None and vectors == "float32":
                     assert baseline is not None
-                    scores = score_rankings(reranked(index, queries, reranker), judgments)
+                    scores = score_rankings(rank_by_reranker(index, queries, reranker), judgments)
                     ms = median_ms(partial(index.search, method="hybrid", reranker=reranker), timed_queries)
                     rows.append(row(f"{name}, {vectors}, hybrid, reranked", scores, baseline, ms))
                     print(rows[-1]["arm"], rows[-1]["numbers"], flush=True)

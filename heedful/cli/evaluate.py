@@ -51,6 +51,10 @@ def evaluate(
     overwrite: Overwrite = False,
     precision: Precision = None,
     device: Device = "auto",
+    rerank: Annotated[
+        str | None,
+        typer.Option(help="With an index: also evaluate its ranking after this cross-encoder has ranked it again."),
+    ] = None,
     on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
 ) -> None:
@@ -89,8 +93,11 @@ def evaluate(
             overwrite=overwrite,
             precision=checked_precision,
             device=device,
+            reranker=rerank,
         )
         return _show(evaluated, checked_precision, as_json)
+    if rerank is not None:
+        raise HeedfulError("--rerank needs an index and --data in BEIR's layout: leave it out")
     run_settings, _ = data_settings_for(run, files, override(DataOptions(), assignments).data)
     settings = override(DataOptions(data=run_settings), assignments).data
     bad_rows_file = None

@@ -33,6 +33,7 @@ from heedful.runs.data_settings import data_settings_for
 from heedful.runs.evaluate_retrieval import (
     Relevance,
     rank_by_index,
+    rank_by_reranker,
     rank_by_vectors,
     read_relevance,
     retrieval_notes,
@@ -101,6 +102,7 @@ def evaluate(
     precision: PrecisionOrAuto | None = None,
     revision: str | None = None,
     device: str = "auto",
+    reranker: str | Path | None = None,
 ) -> Evaluated:
     """Evaluate a run, or a model folder, on a split of the data.
 
@@ -126,6 +128,8 @@ def evaluate(
             default of an `Engine` on this device.
         revision: Revision of a model on the hub.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
+        reranker: With an index: a cross-encoder that ranks the best documents of the hybrid ranking again. The metrics
+            of that ranking are named "reranked_NAME", and `predictions` gets it.
 
     Raises:
         HeedfulError: If the data do not fit the model, or if a file cannot be read or written.
@@ -134,15 +138,22 @@ def evaluate(
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
     beir_data = beir_folder(data)
     ranking_file = None if isinstance(run, ModelBundle) else ranking_file_of(run)
+    index_folder = None if isinstance(run, ModelBundle) or ranking_file or not is_index(run) else run
+    if reranker is not None and index_folder is None:
+        raise HeedfulError(
+            f"reranker is {str(reranker)!r}, but {run if isinstance(run, str | Path) else run.source} is not an index, "
+            "whose ranking it would rank again: give a folder of heedful index, or leave the reranker out"
+        )
     if beir_data or ranking_file:
         _refuse_without_effect(settings=settings, long_inputs=long_inputs, generation=generation, on_bad_row=on_bad_row)
     if ranking_file:
         _refuse_without_effect(checkpoint=checkpoint, predictions=predictions, revision=revision)
         return _evaluate_rankings(read_rankings(ranking_file), read_relevance(data, split))
-    if not isinstance(run, ModelBundle) and is_index(run):
+    if index_folder is not None:
         not_float32 = None if precision in (None, "float32") else precision
         _refuse_without_effect(checkpoint=checkpoint, revision=revision, precision=not_float32)
-        return _evaluate_index(SearchIndex(run, device=device), data, split, predictions)
+        cross_encoder = None if reranker is None else Engine(reranker, device=device)
+        return _evaluate_index(SearchIndex(index_folder, device=device), data, split, predictions, cross_encoder)
     loaded, loaded_precision = _load_checkpoint(run, checkpoint, precision, revision, device)
     if beir_data:
         relevance = read_relevance(data, split)
@@ -204,8 +215,13 @@ def _refuse_without_effect(**options: object) -> None:
         )
 
 
-def _evaluate_index(index: SearchIndex, data: object, split: str | None, predictions: Path | None) -> Evaluated:
-    """Evaluate each search method of an index. Metrics of methods other than the default are named METHOD_NAME."""
+def _evaluate_index(
+    index: SearchIndex, data: object, split: str | None, predictions: Path | None, reranker: Engine | None
+) -> Evaluated:
+    """Evaluate each search method of an index, and "reranked", which is the default method with the reranker.
+
+    Metrics of methods other than the default are named METHOD_NAME.
+    """
     beir_data = beir_folder(data)
     if beir_data is None:
         raise HeedfulError(
@@ -214,10 +230,13 @@ def _evaluate_index(index: SearchIndex, data: object, split: str | None, predict
         )
     relevance = read_relevance(data, split)
     queries = beir_data.queries(relevance.split)
+    rankings: dict[str, Mapping[str, Mapping[str, float]]]
     rankings = {method: rank_by_index(index, queries, method) for method in METHODS}
-    default_method, *other_methods = METHODS
+    if reranker is not None:
+        rankings["reranked"] = rank_by_reranker(index, queries, reranker)
+    default_method, *other_methods = rankings
     if predictions is not None:
-        save_rankings(predictions, rankings[default_method], str(index.folder))
+        save_rankings(predictions, rankings[default_method if reranker is None else "reranked"], str(index.folder))
     evaluated = {method: _evaluate_rankings(ranking, relevance) for method, ranking in rankings.items()}
     default = evaluated[default_method]
     other_numbers = _with_method_names({method: evaluated[method].numbers for method in other_methods})

@@ -13,7 +13,7 @@ from heedful.data.retrieval.documents import Document
 from heedful.data.retrieval.trec import read_judgments, write_rankings
 from heedful.errors import DataError, HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
-from heedful.search.index import SearchIndex, SearchMethod
+from heedful.search.index import RERANKED, SearchIndex, SearchMethod
 from heedful.search.vectors import TopRows, VectorTable, normalized_rows
 from heedful.tasks.metrics import RankingScores
 
@@ -83,6 +83,21 @@ def rank_by_index(
         query: {index.document(position).id: score for position, score in ranking}
         for query, ranking in zip(queries, rankings, strict=True)
     }
+
+
+def rank_by_reranker(
+    index: SearchIndex, queries: Mapping[str, str], reranker: BundleEngine, depth: int = DEPTH
+) -> dict[str, dict[str, float]]:
+    """Return the hybrid ranking of each query, whose best `RERANKED` documents a cross-encoder has ranked again.
+
+    The score of a document is minus its rank, from 0, by query id and document id.
+    """
+    rankings = {}
+    for query, ranking in rank_by_index(index, queries, "hybrid", depth).items():
+        hits = index.search(queries[query], RERANKED, method="hybrid", reranker=reranker)
+        order = dict.fromkeys([hit.id for hit in hits] + list(ranking))
+        rankings[query] = {document: -float(rank) for rank, document in enumerate(order)}
+    return rankings
 
 
 def score_rankings(

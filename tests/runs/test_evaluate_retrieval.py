@@ -17,6 +17,7 @@ from heedful.data.retrieval.trec import read_rankings
 from heedful.errors import HeedfulError
 from heedful.runs import evaluate_retrieval
 from tests.data.retrieval.test_retrieval_files import write_beir
+from tests.support.model_folders import make_model_dir
 
 TEXTS = ["The ship left the harbour.", "Bread is baked in an oven.", "A boat came home.", "Snow fell on the hills."]
 QUERIES = {"q1": "boats at sea", "q2": "the baker", "q3": "winter weather"}
@@ -136,6 +137,27 @@ def test_an_index_is_evaluated_by_each_method(tmp_path: Path) -> None:
         heedful.evaluate(tmp_path / "index", tmp_path)
     with pytest.raises(HeedfulError, match="precision is 'int8', which has no effect on the evaluation of retrieval"):
         heedful.evaluate(tmp_path / "index", data, precision="int8")
+
+
+def test_a_reranked_index_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = heedful.SearchIndex.create(tmp_path / "index", vectors="float32")
+    index.add([Document(id=f"d{number}", text=text) for number, text in enumerate(TEXTS)])
+    data, cross_encoder = write_dataset(tmp_path / "d"), make_model_dir(tmp_path / "cross-encoder", "regression")
+    plain = heedful.evaluate(tmp_path / "index", data)
+    evaluation = heedful.evaluate(tmp_path / "index", data, reranker=cross_encoder, predictions=tmp_path / "run.trec")
+    assert evaluation.numbers.items() > plain.numbers.items()
+    rankings = read_rankings(tmp_path / "run.trec")
+    expected = evaluate_retrieval.score_rankings(rankings, JUDGMENTS)
+    assert evaluation.numbers["reranked_ndcg@10"] == expected.compute()["ndcg@10"]
+    assert evaluation.intervals["reranked_ndcg@10"] == expected.intervals(0)["ndcg@10"]
+    for query, text in QUERIES.items():
+        hits = index.search(text, len(TEXTS), reranker=cross_encoder)
+        assert sorted(rankings[query], key=rankings[query].__getitem__, reverse=True) == [hit.id for hit in hits]
+    with pytest.raises(SystemExit, match="0"):
+        main(["evaluate", str(tmp_path / "index"), "--data", str(data), "--rerank", str(cross_encoder)])
+    assert "reranked_ndcg@10" in capsys.readouterr().out
+    with pytest.raises(HeedfulError, match="is not an index, whose ranking it would rank again"):
+        heedful.evaluate(BUNDLED_ENCODER, data, reranker=cross_encoder)
 
 
 def test_a_model_without_embeddings_and_data_without_relevant_documents_are_refused(tmp_path: Path) -> None:
