@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import time
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from heedful.nn import attend as attend_module
 from heedful.nn import cuda_attention, kernels
 from heedful.nn.attend import REFERENCE, choose_kernel, explain
-from heedful.nn.cuda_attention import BLOCK_BUDGET, CUDA, LINE_WIDTHS, TILE, make_tiles
-from heedful.nn.kernels import make_plan, share_lines
+from heedful.nn.cuda_attention import CUDA, TILE, make_tiles
 from heedful.nn.layout import AttentionArgs, Layout, RelativeBias
 from tests.nn import test_kernels as kernel_tests
 from tests.nn.test_kernels import LENGTHS, make_layout, max_error, run_kernel, sample_bias, sample_qkv
@@ -90,24 +85,6 @@ def test_grouped_equals_the_reference(bias: str) -> None:
             call = AttentionArgs(layout=layout, scale=0.3, causal=causal, window=window, bias=bias_values)
             expected = run_kernel(REFERENCE, tensors, trained, call)
             assert max_error(run_kernel(GROUPED, tensors, trained, call), expected) <= 1e-12, (lengths, causal, window)
-
-
-@pytest.mark.skipif("HEEDFUL_CHECK_ALL" in os.environ, reason="checks of shapes and types would be timed too")
-def test_a_plan_of_16_800_tokens_takes_little_time_on_the_host() -> None:
-    """The meta device represents a GPU, which computes the masks."""
-    generator, lengths = random.Random(0), list[int]()
-    while sum(lengths) < 16_800:  # lengths of a mean of about 150
-        lengths.append(min(512, max(4, round(generator.lognormvariate(4.7, 0.8)))))
-    q = torch.empty(sum(lengths), 12, 64, device="meta", dtype=torch.bfloat16)
-    bias = RelativeBias(table=torch.empty(12, 255, device="meta"))
-    arrange, times = partial(share_lines, widths=LINE_WIDTHS, budget=BLOCK_BUDGET), list[float]()
-    for _ in range(20):
-        call = AttentionArgs(layout=Layout.of([0, *torch.tensor(lengths).cumsum(0).tolist()]), scale=1.0, bias=bias)
-        start = time.thread_time()
-        make_plan(call, arrange, q, q)
-        times.append(time.thread_time() - start)
-    print(f"{len(lengths)} sequences: {1000 * min(times):.2f} ms")
-    assert min(times) < 0.006  # 3 ms is the aim on a processor without other work
 
 
 @pytest.mark.parametrize("bias", ["none", "table"])
