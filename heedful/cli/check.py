@@ -42,14 +42,17 @@ def check(
         Path | None, typer.Option("--output", "-o", help="With --label-errors: the new CSV file (label-errors.csv).")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="With --label-errors: the sentence embedding model (heedful-mini-en).")
+        str | None,
+        typer.Option(
+            help="With --label-errors: the sentence embedding model, or model to fine-tune (heedful-mini-en)."
+        ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
             metavar="linear|finetune",
-            help="With --label-errors: a linear model over frozen vectors (default), or fine-tune a model for each of "
-            "five folds.",
+            help="With --label-errors: fit a linear model over frozen sentence vectors (default), or fine-tune the "
+            "model, in each of five folds.",
         ),
     ] = None,
     device: Annotated[

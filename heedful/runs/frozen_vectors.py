@@ -25,8 +25,8 @@ INVERSE_REGULARISATION = 0.1  # C of scikit-learn's LogisticRegression, for feat
 MAX_ITERATIONS = 1000  # maximum iterations of the optimizer of a logistic regression
 
 Texts = Sequence[tuple[str, ...]]  # one or two texts per example
-# returns the probability of each class, [held-out examples, classes], by a model that is trained on other examples;
-# arguments: indices of the training examples, indices of the held-out examples
+# (indices of training examples, indices of held-out examples) -> probabilities that a model, trained on the former,
+# predicts for the latter, [held-out examples, classes]
 PredictFold = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
 
 
@@ -94,8 +94,8 @@ def out_of_fold_probabilities(
 ) -> Float[NDArray[np.float64], "examples classes"]:
     """Predict the probability of each class for each example, with models fitted without the example's fold.
 
-    A probability is the mean over two models: `predict_fold`, or by default a logistic regression over frozen sentence
-    vectors, and a logistic regression over words.
+    A probability is the mean over two models: a logistic regression over frozen sentence vectors, or the model of
+    `predict_fold` instead, and a logistic regression over words.
 
     Args:
         texts: One or two texts of each example.
@@ -105,7 +105,8 @@ def out_of_fold_probabilities(
         seed: Seed of the folds.
         model: A sentence embedding model. It is not used with `predict_fold`.
         device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
-        predict_fold: The first of the two models.
+        predict_fold: Trains the first of the two models and predicts with it. If None, it is the logistic regression
+            over sentence vectors.
 
     Raises:
         DataError: If there are fewer groups than folds, only one class, or fewer than two folds.
@@ -120,8 +121,8 @@ def out_of_fold_probabilities(
         raise DataError(f"folds is {folds}; expected 2 or more")
     if (distinct := len(np.unique(groups))) < folds:
         raise DataError(
-            f"the data has {distinct} texts that are no near duplicates or phrases of each other; expected {folds} or "
-            "more, one for each fold"
+            f"the data has {distinct} texts that are not near duplicates or phrases of each other; expected {folds} "
+            "or more, one for each fold"
         )
     probability_sums = np.zeros((len(texts), classes))  # over the two models
     if predict_fold is None:

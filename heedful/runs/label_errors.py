@@ -96,9 +96,9 @@ def find_label_errors(
 ) -> LabelErrors:
     """Find examples whose label is likely wrong.
 
-    Two models, one over sentence vectors and one over TF-IDF of words, predict the label of each example by
-    cross-validation. Near duplicates are in the same fold, and so are a sentence and its phrases. An example is listed
-    for one of two reasons:
+    Two models predict the label of each example by cross-validation: one that reads sentences (see `method`), and a
+    logistic regression over TF-IDF of words. Near duplicates are in the same fold, and so are a sentence and the
+    phrases that were cut from it. An example is listed for one of two reasons:
 
     - The models predict another label, and the example's label is among the least probable ones. As many examples are
       listed as confident learning estimates to be wrong (Northcutt et al. 2021, section 3).
@@ -144,7 +144,9 @@ def label_errors_of(
     targets = np.array([class_of_label[example.label] for example in examples], np.int64)
     texts = [example.texts for example in examples]
     groups = near_duplicate_groups(minhash_signatures(map("\n".join, texts)), NEAR_DUPLICATE)
-    predict_fold = None if method == "linear" else _fine_tuning(method, examples, labels, model, seed, device, log)
+    predict_fold = None
+    if method != "linear":
+        predict_fold = _fine_tuning_predictor(method, examples, labels, model, seed, device, log)
     probabilities = out_of_fold_probabilities(
         texts,
         targets,
@@ -184,7 +186,7 @@ def label_errors_of(
     return LabelErrors(errors=tuple(errors), examples=len(examples), accuracy=accuracy)
 
 
-def _fine_tuning(
+def _fine_tuning_predictor(
     method: str, examples: Sequence[LabelledExample], labels: Sequence[str], model: str | Path | Engine, seed: int,
     device: str | None, log: Callable[[str], None] | None,
 ) -> PredictFold:  # fmt: skip
@@ -192,7 +194,9 @@ def _fine_tuning(
     if method != "finetune":
         raise HeedfulError(f'method is "{method}"; expected linear or finetune')
     if isinstance(model, Engine):
-        raise HeedfulError("the method finetune needs the name or the folder of a model, and an engine was given")
+        raise HeedfulError(
+            "model is an engine, and the method finetune trains a model: give the name or the folder of a model"
+        )
     if len(labels) < 2:
         raise DataError(f"the data has {len(labels)} label{'s' * (len(labels) != 1)}; expected 2 or more")
     return finetuned_fold_predictor(

@@ -102,7 +102,7 @@ def test_fine_tuned_models_take_the_place_of_the_linear_one(monkeypatch: pytest.
 def test_unusable_methods_are_refused() -> None:
     with pytest.raises(HeedfulError, match="expected linear or finetune"):
         find_label_errors(toy(), method="cleanlab")  # type: ignore[arg-type]
-    with pytest.raises(HeedfulError, match="an engine was given"):
+    with pytest.raises(HeedfulError, match="model is an engine"):
         find_label_errors(toy(), method="finetune", model=Engine("heedful-mini-en"))
     with pytest.raises(DataError, match="expected 2 or more"):
         find_label_errors((["a b", "c d", "e f"], ["x", "x", "x"]), method="finetune")
@@ -131,5 +131,5 @@ def test_data_without_one_label_each_is_refused() -> None:
         find_label_errors((["a b", "c d", "e f"], ["x", "x", "x"]))
     with pytest.raises(DataError, match="one label"):
         find_label_errors((["a b", "c d"], [["x", "y"], ["x"]]))
-    with pytest.raises(DataError, match="2 texts that are no near duplicates or phrases"):
+    with pytest.raises(DataError, match="2 texts that are not near duplicates or phrases"):
         find_label_errors((["one text", "one text", "other text"], ["x", "y", "x"]))

@@ -1,4 +1,4 @@
-"""Groups of texts in which a phrase is together with the sentence that it was cut from.
+"""Groups of texts, so that a phrase is in the group of the sentence that it was cut from.
 
 The search for label errors keeps each group in one fold of its cross-validation.
 """
@@ -12,20 +12,22 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-LONG_PHRASE = 5  # words from which a phrase joins several groups; shorter ones are common expressions
+LONG_PHRASE = 5  # minimum words of a phrase that may join several groups
 MAX_JOINED = 3  # maximum groups that a long phrase joins
-MAX_CONTAINING = 100  # maximum texts that contain a phrase, so that it joins groups at all
+MAX_CONTAINING = 100  # a phrase that is in more texts than this joins no groups
+FIRST_WORDS = 5  # number of first words by which texts are looked up
 _WORD = re.compile(r"\w+")
 
 Words = tuple[str, ...]
 
 
 def join_phrases(texts: Sequence[str], groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Join the groups of texts that contain each other, as a run of whole words without regard to case and punctuation.
+    """Join the group of each text with the groups of longer texts that contain it.
 
-    A phrase that lies in texts of a single group joins that group. A phrase of LONG_PHRASE words or more that lies in
-    texts of up to MAX_JOINED groups joins them all. Any other phrase is a common expression: joining all texts with it
-    would end in a single group.
+    A text contains a phrase if it has all words of the phrase, one after another; case and punctuation are ignored. A
+    phrase in texts of a single group joins that group. A phrase of LONG_PHRASE words or more in texts of up to
+    MAX_JOINED groups joins all of them. Any other phrase is a common expression and joins nothing, since that would put
+    most texts into one group. Texts with equal words are always in one group.
 
     Args:
         texts: The texts.
@@ -59,9 +61,10 @@ def join_phrases(texts: Sequence[str], groups: NDArray[np.int64]) -> NDArray[np.
             join((text, first_by_words.setdefault(words[text], text)))
     containing = containing_texts(first_by_words)
     for phrase in sorted(containing, key=lambda text: -len(words[text])):  # a sentence before its phrases
+        if len(containing[phrase]) > MAX_CONTAINING:
+            continue
         roots = {root(text) for text in containing[phrase]}
-        is_specific = len(roots) == 1 or (len(roots) <= MAX_JOINED and len(words[phrase]) >= LONG_PHRASE)
-        if is_specific and len(containing[phrase]) <= MAX_CONTAINING:
+        if len(roots) == 1 or (len(roots) <= MAX_JOINED and len(words[phrase]) >= LONG_PHRASE):
             join((phrase, *roots))
     return np.unique([root(text) for text in range(len(texts))], return_inverse=True)[1].reshape(-1).astype(np.int64)
 
@@ -72,13 +75,20 @@ def phrase_words(text: str) -> Words:
 
 
 def containing_texts(text_by_words: dict[Words, int]) -> dict[int, set[int]]:
-    """Return the longer texts that contain each text, up to MAX_CONTAINING + 1 of them; texts in no other are left out.
+    """Return the longer texts that contain each text, up to MAX_CONTAINING + 1 of them.
 
-    The time grows with the words of all texts, times the number of lengths of texts with the same first words.
+    The time is proportional to the number of words of all texts, and to the number of different lengths among texts
+    with the same first words.
+
+    Args:
+        text_by_words: Number of each text by its words.
+
+    Returns:
+        Numbers of the longer texts, by the number of the text. A text that no other text contains is left out.
     """
     lengths_by_beginning: defaultdict[Words, set[int]] = defaultdict(set)  # lengths of the texts with these first words
     for words in text_by_words:
-        lengths_by_beginning[words[:LONG_PHRASE]].add(len(words))
+        lengths_by_beginning[words[:FIRST_WORDS]].add(len(words))
     beginning_sizes = sorted({len(beginning) for beginning in lengths_by_beginning})
     containing: defaultdict[int, set[int]] = defaultdict(set)
     for words, text in text_by_words.items():

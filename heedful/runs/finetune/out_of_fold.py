@@ -1,4 +1,4 @@
-"""Predictions of fine-tuned models for examples that they were not trained on, for the search for label errors."""
+"""Predictions of fine-tuned models for examples that they were not trained on, used by the search for label errors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ def finetuned_fold_predictor(
 ) -> PredictFold:
     """Return a function that fine-tunes a model on some of the examples, and predicts the classes of others.
 
+    Each call starts from the same pretrained weights.
+
     Args:
         examples: All examples.
         classes: All labels, in the order of the columns of the predictions.
-        model: The pretrained model, which is fine-tuned with the default settings for all examples.
+        model: The pretrained model. It is fine-tuned with the settings that are the defaults for all examples, although
+            a fold has fewer.
         seed: Seed of the training.
         device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
-        log: Receives a message after each training.
+        log: Receives a message after each training, and messages about the initial model.
     """
     inputs = [example.text if example.text_pair is None else example.texts for example in examples]
     overrides = {"method": "finetune", "data.dev_fraction": 0.0, "train.seed": seed, "train.device": device or "auto"}
