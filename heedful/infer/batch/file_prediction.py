@@ -151,6 +151,7 @@ def predict_files(
             "command again: it resumes after the finished parts"
         ) from error
     tallies = record["each"]
+    lost_lines = record.get("lost_lines", "")  # a record of an earlier version lacks it
     return BatchSummary(
         folder=Path(output),
         parts=record["parts"],
@@ -161,7 +162,7 @@ def predict_files(
         size=record["bytes"],
         new_rows=run.rows,
         seconds=time.monotonic() - start,
-        stated=(*file_notes, *_row_notes(tallies), *filter(None, [record.get("lost_lines", "")])),
+        stated=(*file_notes, *_row_notes(tallies), *([lost_lines] if lost_lines else [])),
     )
 
 
@@ -459,7 +460,8 @@ class _Run:
         self._input_rows = number
 
     def _all_rows(self) -> Iterator[tuple[InputFile, InputRow]]:
-        self._lost_lines = LostLines()
+        """Yield the rows of all files, and for the format conll find the lines that the output lacks."""
+        self._lost_lines = LostLines()  # all files are read again if another process did not finish a part
         for input_file in self._input_files:
             rows = self._lost_lines.rows(input_file) if self._settings.format == "conll" else input_file.rows()
             for row in rows:

@@ -92,9 +92,10 @@ def _encoded(rows: Iterable[Sequence[str]]) -> bytes:
 def write_conll(chunks: Iterable[Sequence[AnswerRow]]) -> Iterator[bytes]:
     """Yield the lines of the input, with the predicted tag appended to the line of each word.
 
-    A word without an answer gets "_", and a line between documents gets "O". Lines of sentences that cannot be read are
-    written before the next sentence; at the end of a file they are dropped, and so are those of sentences that are too
-    long. `LostLines` finds them.
+    A word without an answer gets "_", and a line between documents gets "O". A blank line follows the last sentence of
+    a file that ends without one, so that the next file's first sentence is not joined to it. Lines of sentences that
+    cannot be read are written before the next sentence. Those at the end of a file are missing, and so are lines of
+    sentences that are too long: see `LostLines`.
     """
     for chunk in chunks:
         yield "".join(_with_tags(row) for row in chunk).encode(errors="backslashreplace")
@@ -118,19 +119,23 @@ def _with_tags(answer_row: AnswerRow) -> str:
     for number, tag in tags.items():
         line, end = lines[number].rstrip("\r"), "\r" if lines[number].endswith("\r") else ""
         lines[number] = f"{line}\t{tag}{end}" if "\t" in line else f"{line.rstrip(' ')} {tag}{end}"
+    if lines[-1]:  # the file ends without a newline
+        lines.append("")
+    if word_lines and word_lines[-1] == len(lines) - 2:  # the file ends without a blank line
+        lines.append("")
     return "\n".join(lines)
 
 
 class LostLines:
-    """Finds the lines of CoNLL files that belong to no usable row, and are therefore missing from the output."""
+    """Finds the lines of CoNLL files that are missing from the output, since they are in the lines of no usable row."""
 
     def __init__(self) -> None:
         self.ranges: list[str] = []  # the first ranges of lines, such as "a.conll:4-9" and "a.conll:12-end"
         self.count = 0  # number of all ranges
 
     def rows(self, input_file: InputFile) -> Iterator[InputRow]:
-        """Yield the rows of a file, and note the lines between those of its usable rows and after the last one."""
-        next_line = 1  # the first line after those of all rows so far
+        """Yield the rows of a file, and collect the ranges of lines that are in no usable row."""
+        next_line = 1  # line after the last line of the usable rows so far
         row: InputRow | None = None
         for row in input_file.rows():
             if isinstance(row.cells, dict):
@@ -147,7 +152,7 @@ class LostLines:
 
     @property
     def note(self) -> str:
-        """A sentence for the user about lost lines, or "" without them."""
+        """A sentence for the user that lists the missing lines, or "" if no lines are missing."""
         if not self.count:
             return ""
         more = f" and {self.count - MAX_LISTED:,} more" if self.count > MAX_LISTED else ""
@@ -163,7 +168,12 @@ class LostLines:
 
 
 def _first_word(lines: Sequence[str], num_words: int) -> int:
-    """Return the index of the line with the first word of a sentence, which ends with the last line that has a word."""
+    """Return the index of the line with a sentence's first word.
+
+    Args:
+        lines: Lines of a row: unreadable sentences, the words of the sentence, then blank lines and document borders.
+        num_words: Number of words of the sentence.
+    """
     end = len(lines)
     while conll.split_columns(lines[end - 1].strip(BLANK))[0] in ("", conll.DOCUMENT_BORDER):
         end -= 1

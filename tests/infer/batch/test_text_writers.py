@@ -97,6 +97,19 @@ def test_conll_output_adds_a_column_to_the_input_lines(tagger: Engine, tmp_path:
     )
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sentences_of_several_conll_files_stay_apart(tagger: Engine, tmp_path: Path, rows: int) -> None:
+    """Some files end without a blank line, or even without a newline."""
+    contents = ("Ada O\nlives O", "here O\n", "now O\n\n", "then O\n-DOCSTART- O")
+    files = [tmp_path / f"{number}.conll" for number in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_text(content)
+    out = tmp_path / "out.conll"
+    assert predict_files(tagger, files, out, BatchSettings(format="conll", rows=rows)).rows == 4
+    lines = [line.rpartition(" ")[0] for line in out.read_text().split("\n")]
+    assert lines == ["Ada O", "lives O", "", "here O", "", "now O", "", "then O", "-DOCSTART- O", ""]
+
+
 def test_conll_with_a_header_and_a_sentence_that_cannot_be_read(tagger: Engine, tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_bytes(b"word tag\nAda B-PER\n\nb\0d O\n\nhere O\n")
     summary = predict_files(tagger, tmp_path / "a.conll", tmp_path / "b.conll", BatchSettings(format="conll"))
