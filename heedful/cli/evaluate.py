@@ -53,7 +53,7 @@ def evaluate(
     device: Device = "auto",
     rerank: Annotated[
         str | None,
-        typer.Option(help="With an index: also evaluate its ranking after this cross-encoder has ranked it again."),
+        typer.Option(help="With an index: also evaluate hybrid search reranked by this cross-encoder."),
     ] = None,
     on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
@@ -97,7 +97,7 @@ def evaluate(
         )
         return _show(evaluated, checked_precision, as_json)
     if rerank is not None:
-        raise HeedfulError("--rerank needs an index and --data in BEIR's layout: leave it out")
+        raise HeedfulError("--rerank needs an index and --data in BEIR's layout: give both, or leave it out")
     run_settings, _ = data_settings_for(run, files, override(DataOptions(), assignments).data)
     settings = override(DataOptions(data=run_settings), assignments).data
     bad_rows_file = None

@@ -128,8 +128,8 @@ def evaluate(
             default of an `Engine` on this device.
         revision: Revision of a model on the hub.
         device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
-        reranker: With an index: a cross-encoder that ranks the best documents of the hybrid ranking again. The metrics
-            of that ranking are named "reranked_NAME", and `predictions` gets it.
+        reranker: With an index: a cross-encoder that ranks the best documents of hybrid search again. Metrics of the
+            new ranking are added as "reranked_NAME", and `predictions` gets the new ranking.
 
     Raises:
         HeedfulError: If the data do not fit the model, or if a file cannot be read or written.
@@ -141,8 +141,8 @@ def evaluate(
     index_folder = None if isinstance(run, ModelBundle) or ranking_file or not is_index(run) else run
     if reranker is not None and index_folder is None:
         raise HeedfulError(
-            f"reranker is {str(reranker)!r}, but {run if isinstance(run, str | Path) else run.source} is not an index, "
-            "whose ranking it would rank again: give a folder of heedful index, or leave the reranker out"
+            f"reranker is {str(reranker)!r}, but {run if isinstance(run, str | Path) else run.source} is not an index: "
+            "give a folder of heedful index, or leave the reranker out"
         )
     if beir_data or ranking_file:
         _refuse_without_effect(settings=settings, long_inputs=long_inputs, generation=generation, on_bad_row=on_bad_row)
@@ -218,9 +218,9 @@ def _refuse_without_effect(**options: object) -> None:
 def _evaluate_index(
     index: SearchIndex, data: object, split: str | None, predictions: Path | None, reranker: Engine | None
 ) -> Evaluated:
-    """Evaluate each search method of an index, and "reranked", which is the default method with the reranker.
+    """Evaluate each search method of an index, and with a reranker also "reranked": hybrid search, ranked again.
 
-    Metrics of methods other than the default are named METHOD_NAME.
+    Metrics of methods other than hybrid, the default, are named METHOD_NAME.
     """
     beir_data = beir_folder(data)
     if beir_data is None:

@@ -88,15 +88,22 @@ def rank_by_index(
 def rank_by_reranker(
     index: SearchIndex, queries: Mapping[str, str], reranker: BundleEngine, depth: int = DEPTH
 ) -> dict[str, dict[str, float]]:
-    """Return the hybrid ranking of each query, whose best `RERANKED` documents a cross-encoder has ranked again.
+    """Rank the best `RERANKED` documents of hybrid search again with a cross-encoder, for each query.
 
-    The score of a document is minus its rank, from 0, by query id and document id.
+    Args:
+        index: The index.
+        queries: Texts of queries by id.
+        reranker: The cross-encoder.
+        depth: How many documents each ranking has. Those after the best `RERANKED` keep their order.
+
+    Returns:
+        Minus the rank of each document, counted from 0, by query id and document id.
     """
     rankings = {}
     for query, ranking in rank_by_index(index, queries, "hybrid", depth).items():
         hits = index.search(queries[query], RERANKED, method="hybrid", reranker=reranker)
         order = dict.fromkeys([hit.id for hit in hits] + list(ranking))
-        rankings[query] = {document: -float(rank) for rank, document in enumerate(order)}
+        rankings[query] = {document: float(-rank) for rank, document in enumerate(order)}
     return rankings
 
 

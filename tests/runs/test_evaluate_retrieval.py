@@ -156,7 +156,11 @@ def test_a_reranked_index_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="0"):
         main(["evaluate", str(tmp_path / "index"), "--data", str(data), "--rerank", str(cross_encoder)])
     assert "reranked_ndcg@10" in capsys.readouterr().out
-    with pytest.raises(HeedfulError, match="is not an index, whose ranking it would rank again"):
+    (tmp_path / "a.csv").write_text("text,label\na,b\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", str(tmp_path / "index"), "--data", str(tmp_path / "a.csv"), "--rerank", str(cross_encoder)])
+    assert "--rerank needs an index and --data in BEIR's layout: give both" in capsys.readouterr().err
+    with pytest.raises(HeedfulError, match="is not an index: give a folder of heedful index"):
         heedful.evaluate(BUNDLED_ENCODER, data, reranker=cross_encoder)
 
 
