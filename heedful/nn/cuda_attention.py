@@ -65,9 +65,10 @@ def _unless_on_cuda(q: Tensor) -> str:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute flash attention over packed rows, by the private operator that `varlen_attn` calls.
+    """Compute flash attention over packed rows, with PyTorch's private operator.
 
-    Unlike `varlen_attn`, which is a Python function with its own autograd function, it has dropout.
+    PyTorch's public function `varlen_attn` calls the same operator, but without dropout, and through a Python autograd
+    function of its own.
     """
     layout, window = args.layout, -1 if args.window is None else args.window
     q_bounds, k_bounds = device_bounds(layout, q.device)
@@ -165,7 +166,7 @@ def _why_grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -
     """Return why another kernel than "grouped" is preferred for a call, or an empty string."""
     if cannot_use_flash(q, k, v, args) and cannot_use_varlen(q, k, v, args):
         return ""
-    return "packed rows without a bias need no blocks"
+    return "flash attention over packed rows computes this call without padding"
 
 
 # -- CUDA graphs: sequence boundaries on the device -------------------------------------------------------------

@@ -130,7 +130,8 @@ def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Lin
     blocks, q_rows, k_rows, sees_key = [], [], [], []
     key_counts = np.array([m for _, m in args.layout.sizes()])
     multiple = CUDA_WIDTH_MULTIPLE if q.device.type == "cuda" else 1
-    same_rows = args.layout.queries == args.layout.keys and len(q) == len(k)  # self-attention: computed once for both
+    # in self-attention, slots and indices are computed once for queries and keys
+    same_rows = args.layout.queries == args.layout.keys and len(q) == len(k)
     for lines in arrange(args.layout):
         queries = _make_placement(args.layout.queries, lines, multiple)
         keys = queries if same_rows else _make_placement(args.layout.keys, lines, multiple)
@@ -142,12 +143,13 @@ def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Lin
     result_slot = np.full(len(q), len(row_of_slot))  # a query that sees no key takes the zeros after the last slot
     has_result = (row_of_slot >= 0) & np.concatenate([*sees_key, np.empty(0, bool)])
     result_slot[row_of_slot[has_result]] = np.flatnonzero(has_result)
-    query_index = pack_index(row_of_slot, len(q), q.device)
-    key_row_of_slot = np.concatenate([*k_rows, np.empty(0, np.int64)])
+    query_index = key_index = pack_index(row_of_slot, len(q), q.device)
+    if not same_rows:
+        key_index = pack_index(np.concatenate([*k_rows, np.empty(0, np.int64)]), len(k), q.device)
     return Plan(
         blocks=blocks,
         queries=query_index,
-        keys=query_index if same_rows else pack_index(key_row_of_slot, len(k), q.device),
+        keys=key_index,
         result=unpack_index(result_slot, row_of_slot, has_result, q.device),
     )
 
@@ -214,11 +216,9 @@ def _make_block(
     is_full = bool(first_sequence.size and (first_sequence >= 0).all()) and all(
         (placement.sequence == first_sequence).all() for placement in (queries, keys)
     )
-    on_device = [
-        torch.from_numpy(np.stack([placement.sequence, placement.position])).to(q.device, non_blocking=True)
-        for placement in ((queries,) if keys is queries else (queries, keys))
-    ]
-    (q_sequence, q_position), (k_sequence, k_position) = on_device[0], on_device[-1]
+    q_sequence, q_position = k_sequence, k_position = _send_placement(queries, q.device)
+    if keys is not queries:
+        k_sequence, k_position = _send_placement(keys, q.device)
     distances = k_position[:, None, :] - q_position[:, :, None]
     mask = None
     if hides_pairs or not is_full:
@@ -233,6 +233,11 @@ def _make_block(
         mask=mask,
         distances=distances if isinstance(args.bias, RelativeBias) else None,
     )
+
+
+def _send_placement(placement: _Placement, device: torch.device) -> Int[Tensor, "2 lines slots"]:
+    """Copy the sequence and the position of each slot to a device, without waiting for the copy to end."""
+    return torch.from_numpy(np.stack([placement.sequence, placement.position])).to(device, non_blocking=True)
 
 
 # -- running a plan ---------------------------------------------------------------------------------------
@@ -479,9 +484,10 @@ def _why_dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArg
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute attention by PyTorch's flash attention over packed rows, `varlen_attn`, if "flash" lacks its operator.
+    """Compute flash attention over packed rows, with PyTorch's public function `varlen_attn`.
 
-    Like ours, its causal mask and window put the last query at the position of the last key.
+    The kernel "flash" is tried first; it cannot be used if PyTorch's private operator has other arguments. Like ours,
+    the causal mask and the window of `varlen_attn` put the last query at the position of the last key.
     """
     from torch.nn.attention.varlen import varlen_attn
 

@@ -136,10 +136,10 @@ def _post(service: Service, path: str, body_type: type[Struct], handler: PostHan
 
 
 def _reason(error: Exception) -> str:
-    """Return why a request failed, for its log entry."""
+    """Return why a request failed, for its log entry; never the error's message, which may quote a text."""
     if isinstance(error, InferenceFailedError):
         return error.reason
-    if isinstance(error, HeedfulError | RequestRefusedError):  # the client gets the message
+    if isinstance(error, HeedfulError | RequestRefusedError):  # the response to the client has the message
         return type(error).__name__
     return failure_reason(error)
 
