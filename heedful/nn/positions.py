@@ -362,7 +362,7 @@ class TransformerXlPosition(RelativePosition):
         self.same_type = nn.Parameter(torch.zeros(2, heads, head_width))
 
     def prepare(self, batch: Packed, like: Tensor, *, cache_bias: bool) -> tuple[Packed, Tensor]:
-        extremes = batch.id_extremes()  # on a GPU, a segment type beyond the limit would end the process
+        extremes = batch.id_extremes()  # known on the host; on a GPU, an index beyond a table would end the process
         low, high = (0, 0) if extremes is None else extremes[1]
         if not 0 <= low <= high < SEGMENTS:
             raise DataError(

@@ -73,10 +73,10 @@ def headline_split(results: JsonObject) -> tuple[str, JsonObject] | None:
 
 
 def coverage_numbers(results: JsonObject) -> tuple[str, JsonObject] | None:
-    """Return the metrics whose table of accuracy over coverage is shown, and the name of their examples.
+    """Return the metrics with the table of accuracy over coverage that is shown, after the name of their examples.
 
-    They are those of the headline split. If no split was evaluated, they are those of the run's method on the held-out
-    folds of train. Without either, or without such a table, None is returned.
+    These are the metrics of the headline split. If no split was evaluated, they are those of the run's method on the
+    held-out examples by which methods were compared. None is returned if there are no such metrics or no such table.
     """
     headline, comparison = headline_split(results), results.get("method_comparison")
     if headline is None and comparison:

@@ -157,7 +157,7 @@ class Sharded:
         self._has_full_params = True
         try:
             with self._exact_blocks() if self._gathers_rounded else nullcontext():
-                self.ranks.wait_for_gpu(self._device)  # the caller reads numbers that depend on the gathered weights
+                self.ranks.wait_for_gpu(self._device)  # else a read of the weights waits forever for a lost rank
                 yield
         finally:
             self._has_full_params = False

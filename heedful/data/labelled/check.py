@@ -60,7 +60,7 @@ class SplitReport:
 
     examples: int  # count of examples
     labels: Mapping[str, int]  # counts by label, in the dataset's order; for tags by entity type
-    label_shares: Mapping[str, float]  # counts divided by the count of examples; for tags, by their total
+    label_shares: Mapping[str, float]  # `labels` divided by `examples`; for tags, by the count of all entities
     repeated: int  # examples with exactly the texts of an earlier example
     alike: int  # examples with the texts of an earlier example, ignoring case and punctuation
     contradicting: int  # texts with different targets, ignoring case and punctuation

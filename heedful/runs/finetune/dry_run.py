@@ -111,7 +111,7 @@ def dry_run(
         seconds, tokens_per_second = estimate_seconds(trainer, encoded.tokens)
     has_dev = "dev" in plan.stats.non_empty_splits
     weight_bytes = 4 * loaded.count()
-    # the methods for few labels are not evaluated while they train, so they have no best weights
+    # models of the methods for few labels are not evaluated during training, so no best weights are stored
     has_best = settings.fit.load_best_at_end and has_dev and settings.method not in ("linear", "contrastive")
     weights_in_memory = _copies_of_weights(settings, has_best=has_best)
     weights_on_disk = _saved_weights(settings, has_best=has_best)
@@ -132,8 +132,8 @@ def dry_run(
 
 
 def _copies_of_weights(settings: FinetuneSettings, *, has_best: bool) -> int:
-    """Return how many copies of the weights are in memory: the best weights, and a checkpoint that is written."""
-    if settings.method == "linear":  # it has no checkpoints
+    """Return how many copies of the weights are in memory: the best weights, and a checkpoint that is being written."""
+    if settings.method == "linear":  # no checkpoints are written
         return 0
     return has_best + (CHECKPOINT_VALUES + has_best) * settings.fit.async_checkpoint
 
