@@ -1,8 +1,8 @@
 """Measure cascades of students and the fine-tuned MiniLM: their accuracy, and their speed beside OpenVINO in int8.
 
-HEEDFUL_DATA=folder python benchmarks/cascade.py --folder runs --train     # models only; may share the machine
-HEEDFUL_DATA=folder python benchmarks/cascade.py --folder runs --quality   # and thresholds and accuracies; may share it
-HEEDFUL_DATA=folder python benchmarks/cascade.py --folder runs             # and speeds, on a quiet machine
+HEEDFUL_DATA=folder python benchmarks/cascade.py --folder runs --train     # train the models; beside other work
+HEEDFUL_DATA=folder python benchmarks/cascade.py --folder runs --quality   # also measure accuracy; beside other work
+HEEDFUL_DATA=folder python benchmarks/cascade.py --folder runs             # also measure speed; on a quiet machine
 
 Runs that were stopped resume, and finished results are kept in files. The teachers are those of `distil.py pruned` if
 both have the same --folder.
@@ -54,8 +54,8 @@ CALIBRATION = 128  # texts of train that calibrate OpenVINO's int8 models
 STARTS = 5  # first answers that are timed
 TRAIN_ONLY = ("verdict.precision=float32", "verdict.texts=8", "verdict.rounds=1")  # speeds that nobody reads
 ABOUT = """Cascades of students and all-MiniLM-L6-v2, fine-tuned on {tasks}, whose thresholds were fitted on rows held
-out of train for a loss of at most {max_loss:g} points (SST-2: 6,000 rows, no phrase of which lies in another row's
-text; IMDB: 2,500; AG News: a quarter of its rows). Accuracy is that on the official test (SST-2: dev) in the precision
+out of train for a loss of at most {max_loss:g} points (SST-2: 6,000 rows, whose texts occur in no text that is left in
+train; IMDB: 2,500; AG News: a quarter of its rows). Accuracy is that on the official test (SST-2: dev) in the precision
 in which the cascade is served, and its difference to the teacher in float32 is paired by text, with a 95 % bootstrap
 interval.
 
@@ -176,15 +176,15 @@ def prepare(job: Job) -> Prepared:
 
 
 def jobs_of(task: str, run: Run, models: Path, names: Sequence[str]) -> dict[str, Job]:
-    """Return the job of each arm: the cascades, the teacher, and OpenVINO with the teacher and with a student."""
+    """Return the job of each arm: the teacher, the cascades, and OpenVINO with the teacher and with a student."""
     data_path = held_out_data(task, run)
     teacher = fine_tuned(task, data_path, 0, run)
-    best = Job(engine="heedful", precision="int8", folder=str(teacher), distribution=task, count=COUNTS[task])
-    jobs = {"the teacher": best}
+    of_teacher = Job(engine="heedful", precision="int8", folder=str(teacher), distribution=task, count=COUNTS[task])
+    jobs = {"the teacher": of_teacher}
     for name in names:
         folder = student_folder(task, name, 0, run)
         report = json.loads((folder / "cascade.json").read_text(encoding="utf-8"))
-        jobs[name] = replace(best, folder=str(folder / "cascade"), precision=report["precision"])
+        jobs[name] = replace(of_teacher, folder=str(folder / "cascade"), precision=report["precision"])
     calibration = models / f"{task}-calibration.json"
     models.mkdir(parents=True, exist_ok=True)
     train = [row.text for row in load(task).train if isinstance(row, LabelledExample)]
@@ -193,13 +193,13 @@ def jobs_of(task: str, run: Run, models: Path, names: Sequence[str]) -> dict[str
     converted = {"the teacher": teacher, "layers=2": student_folder(task, "layers=2", 0, run)}
     for name, folder in converted.items():
         if not (folder / "model").exists():
-            continue  # that student was not asked for
+            continue  # --students leaves out this student
         out = models / f"{task}-{name.replace(' ', '-')}"
         available, reason = peers.make_models("minilm", ["openvino"], str(folder / "model"), out, calibration)
         if not available:
             raise SystemExit(reason.strip())
         for engine in ("openvino latency", "openvino throughput"):
-            job = replace(best, engine=engine, folder=str(out / "openvino"))
+            job = replace(of_teacher, engine=engine, folder=str(out / "openvino"))
             jobs[f"{engine.replace('openvino', 'OpenVINO int8,')}: {name}"] = job
     return jobs
 
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="for the runs, so that they can resume")
     parser.add_argument("--train", dest="stop", action="store_const", const="train", default="", help="only train")
-    parser.add_argument("--quality", dest="stop", action="store_const", const="quality", help="no speeds, no record")
+    parser.add_argument("--quality", dest="stop", action="store_const", const="quality", help="no speeds and no record")
     parser.add_argument("--rehearse", action="store_true", help="a few steps on a few rows, without speeds and record")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--arm", help=argparse.SUPPRESS)
@@ -322,7 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.stop or options.rehearse:
                 continue
             work: Callable[[], Any] = partial(speed, task, run, folder / "peers", options.students, options.rounds)
-            speeds[task] = parts.result(f"speed, {task}, {'; '.join(options.students)}", work)
+            part = f"speed, {task}, {'; '.join(options.students)}"
+            part += f", {options.rounds} rounds" if options.rounds != parser.get_default("rounds") else ""
+            speeds[task] = parts.result(part, work)
             about = ABOUT.format(
                 tasks=", ".join(options.tasks),
                 max_loss=MAX_LOSS,

@@ -73,10 +73,10 @@ class Run:
     judge: bool = False  # whether to measure finished students again
     train_only: bool = False  # whether to train only, and to measure later
     precisions: Sequence[Precision] = PRECISIONS  # of token pruning
-    parts: Parts | None = None  # finished measurements; None in a rehearsal
+    parts: Parts | None = None  # finished results of token pruning; None in a rehearsal
 
     def result(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Return a measurement from the finished ones, or measure."""
+        """Return the finished result with this name, or measure it."""
         return measure() if self.parts is None else self.parts.result(name, measure)
 
     def few(self, examples: Sequence[Any]) -> Sequence[Any]:
@@ -423,12 +423,16 @@ def main() -> None:
         "--folder", type=Path, help="for the runs, so that they can resume; default: a temporary folder"
     )
     parser.add_argument("--rehearse", action="store_true", help="a few steps, and how long all would take; no record")
-    parser.add_argument("--judge", action="store_true", help="measure again what is finished")
+    parser.add_argument("--judge", action="store_true", help="measure finished students again")
     parser.add_argument("--train", action="store_true", help="pruned: only train, beside other work; measure later")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="pruned: of the models")
     add_parts_option(parser, "pruned")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.task == "pruned" and options.judge:
+        parser.error("--judge is for students: to measure prunings again, remove the folder of --parts")
+    if options.task != "pruned" and (options.train or options.precisions is not PRECISIONS):
+        parser.error("--train and --precisions are for the task pruned: leave them out")
     check_destination(options.output)
     torch.set_num_threads(options.threads)
     seeds = 1 if options.rehearse else options.seeds
@@ -450,7 +454,10 @@ def main() -> None:
             if not options.rehearse:
                 record_name = f"distil-{options.task.casefold()}"
                 text = {"unlabelled": curve, "pruned": pruned_table}.get(options.task, table)(results)
-                path = write_record(record_name, about(options.task, seeds), [text], results, options.output)
+                described = about(options.task, seeds)
+                if parts is not None and parts.commits:
+                    described += f" Measured at {', '.join(sorted(parts.commits))}."
+                path = write_record(record_name, described, [text], results, options.output)
                 print(path, flush=True)
     if options.rehearse and options.task == "pruned":
         print(pruned_table(results))

@@ -81,29 +81,29 @@ def sample(examples: Sequence[Item], count: int | None) -> list[Item]:
 
 
 def hold_out(examples: Sequence[Example], count: int) -> tuple[list[LabelledExample], list[LabelledExample]]:
-    """Split rows off the training rows of a classification task, always the same ones.
+    """Hold rows out of the training rows of a classification task, always the same ones.
 
-    A sentence and its phrases are on the same side. No row that is split off lies in the text of another row that is
-    not: such common expressions stay with the training rows.
+    A sentence and its phrases are on the same side (see `join_phrases`). No text that is held out occurs in a training
+    text: phrases that occur in texts of several groups, or in very many texts, are never held out.
 
     Args:
         examples: The training rows.
-        count: How many rows to split off, but at most a quarter of all.
+        count: How many rows to hold out, but at most a quarter of all. The last group may exceed it.
 
     Returns:
-        The other rows, and the rows that were split off, both in their order.
+        The training rows that are left, and the rows that are held out, both in their order.
     """
     rows = [row for row in examples if isinstance(row, LabelledExample)]
     groups = join_phrases([row.text for row in rows], np.arange(len(rows))).tolist()
     first_by_words: dict[tuple[str, ...], int] = {}
     for index, row in enumerate(rows):
         first_by_words.setdefault(phrase_words(row.text), index)
-    common = {
+    common = {  # phrases that are not in the group of every text with them
         phrase
         for phrase, containing in containing_texts(first_by_words).items()
         if len(containing) > MAX_CONTAINING or any(groups[index] != groups[phrase] for index in containing)
     }
-    members: dict[int, list[int]] = {}  # rows of each group that may be split off
+    members: dict[int, list[int]] = {}  # rows of each group that may be held out
     for index, row in enumerate(rows):
         if first_by_words[phrase_words(row.text)] not in common:
             members.setdefault(groups[index], []).append(index)

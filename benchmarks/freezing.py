@@ -4,9 +4,9 @@ HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/freezing.py [--layers 3]
 
 Both arms have the same settings and the same number of epochs, and the default precision. For each seed, the target is
 the best accuracy on dev of the arm that trains all layers. Seconds are counted from the start of the run to the end of
-the first evaluation on dev that reaches the target, with the pass that computes the outputs of the frozen layers, and
-with the evaluations and checkpoints before it. Where the arm with frozen layers does not reach the target, its gap is
-reported and no ratio. The arms of a seed run one after the other, all layers first.
+the first evaluation on dev that reaches the target; they include the pass that computes the outputs of the frozen
+layers, earlier evaluations and checkpoints. If the arm with frozen layers does not reach the target, the table has the
+gap between the best accuracies instead of a ratio. The arms of a seed run one after the other, all layers first.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Evaluations = Sequence[Sequence[float]]  # (seconds since the start of the run, 
 
 
 class Clock(Reporter):
-    """Notes when each evaluation on dev ended, and its accuracy."""
+    """Records when each evaluation on dev ended, and its accuracy."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.evaluations: list[tuple[float, float]] = []
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
-        """Note an evaluation."""
+        """Record the time and the accuracy of an evaluation."""
         self.evaluations.append((time.perf_counter() - self.start, float(result.metrics["accuracy"])))
 
     def message(self, text: str) -> None:
@@ -76,12 +76,17 @@ def measure(frozen: int, epochs: int, seed: int, data: Path, max_steps: int | No
 
 
 def seconds_to(target: float, evaluations: Evaluations) -> float | None:
-    """Return the seconds until the first evaluation with at least this accuracy, or None if there is no such one."""
+    """Return the seconds until the first evaluation with at least this accuracy, or None if no evaluation has it."""
     return next((seconds for seconds, accuracy in evaluations if accuracy >= target), None)
 
 
 def compare(every: dict[str, Any], frozen: dict[str, Any]) -> dict[str, Any]:
-    """Compare both arms of a seed: the ratio of the seconds to the target, or None, and the gap in accuracy."""
+    """Compare the arms of a seed with all layers and with frozen ones.
+
+    Returns:
+        Among others "ratio", the seconds to the target of the first arm divided by those of the second (None if it
+        does not reach the target), and "gap", the best accuracy of the first arm minus that of the second.
+    """
     best_every, best_frozen = (max(accuracy for _, accuracy in arm["evaluations"]) for arm in (every, frozen))
     seconds, frozen_seconds = (seconds_to(best_every, arm["evaluations"]) for arm in (every, frozen))
     assert seconds is not None, "the arm reaches its own best accuracy"

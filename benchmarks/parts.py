@@ -1,6 +1,6 @@
 """Keep each finished result of a long benchmark in a file, so that a run that was stopped continues after it.
 
-A record names the commits of all its results, which may differ if the benchmark continued after a commit.
+A record names the commits at which its results were measured: several, if the benchmark was continued at another one.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ FOLDER = ROOT / "build" / "benchmarks"  # default folder of the results of all b
 
 
 class Parts:
-    """The finished results of a benchmark.
+    """The finished results of a benchmark, each in a file of its own.
 
     Args:
-        folder: The folder of their files, which is made when the first result is written.
+        folder: The folder of the files, which is made when the first result is written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.commits: set[str] = set()  # commits at which the results that were asked for were measured
+        self.commits: set[str] = set()  # commits at which the results that `result` has returned were measured
+        self._commit = current_commit(ROOT)  # that of the code which this process has loaded
 
     def result(self, name: str, measure: Callable[[], Any]) -> Any:
         """Return the result with this name from its file, or measure it and write the file.
 
         Args:
-            name: A name of the result that says all that it depends on, but the commit.
-            measure: Returns the result as JSON data.
+            name: Name of the result, with everything that the result depends on except the commit.
+            measure: Measures the result, and returns it as JSON data.
+
+        Raises:
+            ValueError: If another name, which differs only in punctuation or white space, has the same file.
         """
         path = self.folder / (re.sub(r"[^\w.=-]+", "-", name) + ".json")
         if path.exists():
             part = json.loads(path.read_text(encoding="utf-8"))
+            if part["name"] != name:
+                raise ValueError(f"{path} has the result {part['name']!r}, not {name!r}: give another name")
             print(f"{name}: from {path}, measured at {part['commit'][:8]}", flush=True)
         else:
-            text = json.dumps({"name": name, "commit": current_commit(ROOT), "result": measure()}, indent=1)
+            text = json.dumps({"name": name, "commit": self._commit, "result": measure()}, indent=1)
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
             temporary.write_text(text + "\n", encoding="utf-8")

@@ -49,8 +49,8 @@ ENTAILMENT = {0: "contradiction", 1: "neutral", 2: "entailment"}
 STARTS: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
 SAMPLE = 16  # texts of each arm whose probabilities are compared with the first arm's
 TRIED = 64  # texts on which the pipeline's batch size is chosen
-ABOUT = """Quality: AG News' official test ({rows:,} texts) classified by the vectors of texts and of label names or
-descriptions, without training. The descriptions were written before anything was measured.
+ABOUT = """Quality: {rows:,} texts of AG News' official test, classified without training by the vectors of the texts
+and of the labels' names or descriptions. The descriptions were written before anything was measured.
 
 Speed: {texts:,} of these texts, each read with {labels} labels by a cross-encoder of MiniLM's shape, whose body has
 MiniLM's weights and whose head is random, since no weights trained on natural-language inference were at hand: the
@@ -208,7 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             part = f"quality, {name}" + (f", {options.rows} rows" if options.rows else "")
             quality[name] = parts.result(part, partial(accuracy, start, labels, options.rows))
             print(name, quality[name], flush=True)
-    speeds = parts.result(f"speed, {options.texts} texts", partial(speed, options.texts, options.rounds))
+    part = f"speed, {options.texts} texts"
+    part += f", {options.rounds} rounds" if options.rounds != parser.get_default("rounds") else ""
+    speeds = parts.result(part, partial(speed, options.texts, options.rounds))
     about = ABOUT.format(
         rows=int(next(iter(quality.values()))["texts"]),
         texts=options.texts,

@@ -659,6 +659,8 @@ def test_finished_results_are_not_measured_again(benchmarks: Any, tmp_path: Path
     assert again.result("SST-2, layers=3, draw 1", lambda: pytest.fail("measured again"))["accuracy"] == 0.5
     again.result("another", lambda: 1)
     assert again.commits == {"earlier", part["commit"]}
+    with pytest.raises(ValueError, match="has the result 'SST-2, layers=3, draw 1', not 'SST-2 layers=3 draw 1'"):
+        again.result("SST-2 layers=3 draw 1", lambda: 2)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -683,6 +685,23 @@ def test_rows_are_held_out_with_their_phrases(benchmarks: Any) -> None:
         sentence_and_phrase = [other for other in held_out if row.text.split()[:5] == other.text.split()[:5]]
         assert len(sentence_and_phrase) == 2
     assert len(data.hold_out(rows, 5)[1]) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("pruned --judge", "to measure prunings again, remove the folder of --parts"),
+        ("SST-2 --train", "--train and --precisions are for the task pruned"),
+        ("STS-B --precisions int8", "--train and --precisions are for the task pruned"),
+    ],
+)
+def test_options_of_another_task_are_refused(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["distil.py", *options.split()])
+    with pytest.raises(SystemExit, match="2"):
+        benchmarks("distil").main()
+    assert message in capsys.readouterr().err
 
 
 def test_the_record_of_cascades(benchmarks: Any) -> None:
