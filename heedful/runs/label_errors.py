@@ -144,7 +144,7 @@ def label_errors_of(
     targets = np.array([class_of_label[example.label] for example in examples], np.int64)
     texts = [example.texts for example in examples]
     groups = near_duplicate_groups(minhash_signatures(map("\n".join, texts)), NEAR_DUPLICATE)
-    predict_fold = None
+    predict_fold: PredictFold | None = None
     if method != "linear":
         predict_fold = _fine_tuning_predictor(method, examples, labels, model, seed, device, log)
     probabilities = out_of_fold_probabilities(
