@@ -26,6 +26,7 @@ from heedful.model.config import (
     StackConfig,
     Summary,
     TruncatedNormal,
+    Yarn,
 )
 
 
@@ -175,6 +176,11 @@ def _write_rotary(relation: Rotary) -> dict[str, object]:
         }
     }
     scalings = (relation.scaling, relation.local_scaling)
+    if any(isinstance(scaling, Yarn) and not scaling.truncate for scaling in scalings):
+        raise ModelError(
+            "the YaRN scaling of the positions has truncate=False, which transformers would ignore for this family: "
+            "save the model with the family heedful"
+        )
     lengths = [scaling.trained for scaling in scalings if isinstance(scaling, DynamicNtk)]
     if len(set(lengths)) > 1:
         raise ModelError(

@@ -392,13 +392,13 @@ def test_rope_scaling_of_modernbert_is_for_both_kinds_of_layers() -> None:
     assert encoder.relation.local_scaling == expected
 
 
-def test_global_and_local_layers_of_modernbert_have_one_trained_length() -> None:
-    """config.json has one key for it, so a model with two lengths is not saved with one of them."""
+def test_a_modernbert_that_its_config_cannot_describe_is_not_saved() -> None:
+    """config.json has one key for the trained length of global and local layers, and none for `truncate`."""
     model = read_config(_values("modernbert", "ModernBertModel"), "config.json").model
     encoder = model.encoder
     assert encoder is not None
 
-    def write(scaling: DynamicNtk | None, local_scaling: DynamicNtk | None) -> dict[str, object]:
+    def write(scaling: DynamicNtk | Yarn | None, local_scaling: DynamicNtk | None) -> dict[str, object]:
         relation = Rotary(local_base=500.0, scaling=scaling, local_scaling=local_scaling)
         return FAMILIES["modernbert"].write(replace(model, encoder=replace(encoder, relation=relation)))
 
@@ -408,6 +408,9 @@ def test_global_and_local_layers_of_modernbert_have_one_trained_length() -> None
     message = r"global layers were trained with 20 positions and the local layers with 10 .*: give both the same number"
     with pytest.raises(heedful.HeedfulError, match=message):
         write(long, short)
+    assert write(Yarn(), None)["rope_parameters"]
+    with pytest.raises(heedful.HeedfulError, match="truncate=False, which transformers would ignore for this family"):
+        write(Yarn(truncate=False), None)
 
 
 def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:

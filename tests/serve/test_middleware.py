@@ -117,6 +117,7 @@ def test_only_json_is_read(served: RunningServer, content_type: str) -> None:
 
 # -- headers ----------------------------------------------------------------------------------------------------------
 
+# the statuses that are allowed; 0: the server may close the connection while the client still sends
 REQUEST_HEADS: dict[str, tuple[bytes, set[int]]] = {
     "length and encoding": (
         post("/token-classification", b"0\r\n\r\n", "transfer-encoding: chunked\r\n"),
@@ -127,8 +128,8 @@ REQUEST_HEADS: dict[str, tuple[bytes, set[int]]] = {
     "no host": (b"GET /live HTTP/1.1\r\n\r\n", {400}),
     "no host in 1.0": (b"GET /live HTTP/1.0\r\n\r\n", {400}),
     "two hosts": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n", {400}),
-    "1 MB header": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 1_000_000 + b"\r\n\r\n", {400, 431}),
-    "50k headers": (b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 50_000 + b"\r\n", {400, 431}),
+    "1 MB header": (b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 1_000_000 + b"\r\n\r\n", {0, 400, 431}),
+    "50k headers": (b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 50_000 + b"\r\n", {0, 400, 431}),
     "20 kB of headers": (b"GET /live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 3_400 + b"\r\n", {400, 431}),
     "NUL in the path": (b"GET /live%00 HTTP/1.1\r\nhost: localhost\r\n\r\n", {404}),
     "raw NUL in the path": (b"GET /live\0 HTTP/1.1\r\nhost: localhost\r\n\r\n", {400}),
@@ -156,8 +157,8 @@ REQUEST_HEADS: dict[str, tuple[bytes, set[int]]] = {
 @pytest.mark.parametrize("name", REQUEST_HEADS)
 def test_invalid_request_heads_are_rejected(served: RunningServer, name: str) -> None:
     request, statuses = REQUEST_HEADS[name]
-    response = send_raw(served.port, request, pause=0.3)
-    assert reply_status(response) in statuses | {0}, response[:300]  # 0: the connection was closed without a response
+    response = send_raw(served.port, request, answers=1)
+    assert reply_status(response) in statuses, response[:300]
     if response:
         parse_error(response)
 
