@@ -92,7 +92,7 @@ def rank_by_reranker(
 
     Args:
         index: The index.
-        queries: Texts of queries by id.
+        queries: Texts of queries by id. The ranking of an empty query is left as it is.
         reranker: The cross-encoder.
         depth: How many documents each ranking has. Those after the best `RERANKED` keep their order.
 
@@ -101,7 +101,8 @@ def rank_by_reranker(
     """
     rankings = {}
     for query, ranking in rank_by_index(index, queries, "hybrid", depth).items():
-        hits = index.search(queries[query], RERANKED, method="hybrid", reranker=reranker)
+        text = queries[query]
+        hits = index.search(text, RERANKED, method="hybrid", reranker=reranker) if text.strip() else []
         order = dict.fromkeys([hit.id for hit in hits] + list(ranking))
         rankings[query] = {document: float(-rank) for rank, document in enumerate(order)}
     return rankings

@@ -153,6 +153,8 @@ def test_a_reranked_index_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFix
     for query, text in QUERIES.items():
         hits = index.search(text, len(TEXTS), reranker=cross_encoder)
         assert sorted(rankings[query], key=rankings[query].__getitem__, reverse=True) == [hit.id for hit in hits]
+    with_empty_query = evaluate_retrieval.rank_by_reranker(index, {"empty": " "}, heedful.Engine(cross_encoder))
+    assert with_empty_query["empty"].keys() == {f"d{number}" for number in range(len(TEXTS))}
     with pytest.raises(SystemExit, match="0"):
         main(["evaluate", str(tmp_path / "index"), "--data", str(data), "--rerank", str(cross_encoder)])
     assert "reranked_ndcg@10" in capsys.readouterr().out
