@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 import torch
 from encode import texts_of
-from engines import BOUNDS, OURS, SIZES, Job, fastest, minilm
+from engines import BOUNDS, SIZES, Job, fastest, minilm
 from finetune_data import load
 from forward import against, fast_here, text
 from harness import Arm, Prepared, Values, measure, serve
@@ -32,6 +32,7 @@ from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import LabelledExample
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
+from heedful.infer.tuning.precision_gate import measure_precisions
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, CandidateLabels, zero_shot_engine
 
 NAMES = {"0": "World", "1": "Sports", "2": "Business", "3": "Science and technology"}  # AG News' labels
@@ -55,8 +56,8 @@ and of the labels' names or descriptions. The descriptions were written before a
 Speed: {texts:,} of these texts, each read with {labels} labels by a cross-encoder of MiniLM's shape, whose body has
 MiniLM's weights and whose head is random, since no weights trained on natural-language inference were at hand: the
 probabilities are compared with the first arm's, and quality is not measured. From texts to probabilities. `heedful`
-packs the pairs; `pipeline` is transformers' zero-shot-classification, with its default of one pair at a time and with
-the batch size of {sizes} that is fastest. Each arm is a process of its own, one runs at a time, and ratios are of real
+packs the pairs, in the precisions that its engine accepts for this model on this processor; `pipeline` is transformers'
+zero-shot-classification, with its default of one pair at a time and with the batch size of {sizes} that is fastest. Each arm is a process of its own, one runs at a time, and ratios are of real
 tokens a second, taken in each round, to the fastest pipeline of that round. Measured at {commits}."""
 
 
@@ -156,13 +157,14 @@ def pipeline_arm(job: Job, texts: Sequence[str]) -> tuple[Classify, str]:
 
 
 def jobs_of(folder: str, count: int) -> dict[str, Job]:
-    """Return all jobs by arm name; the first is the reference."""
+    """Return all jobs by arm name; the first is the reference. Heedful's precisions are those that `Engine` accepts."""
+    accepted = [measurement.precision for measurement in measure_precisions(folder) if not measurement.refused]
     first = Job(engine="pipeline", precision="float32", folder=folder, count=count, size=1)
     jobs = {
         "pipeline float32, one pair at a time": first,
         "pipeline float32": replace(first, size=None),
         "pipeline bfloat16": replace(first, size=None, precision="bfloat16"),
-        **{f"heedful {precision}": replace(first, engine="packed", precision=precision) for precision in OURS},
+        **{f"heedful {precision}": replace(first, engine="packed", precision=precision) for precision in accepted},
     }
     return {name: job for name, job in jobs.items() if fast_here(job)}
 
