@@ -57,8 +57,9 @@ Speed: {texts:,} of these texts, each read with {labels} labels by a cross-encod
 MiniLM's weights and whose head is random, since no weights trained on natural-language inference were at hand: the
 probabilities are compared with the first arm's, and quality is not measured. From texts to probabilities. `heedful`
 packs the pairs, in the precisions that its engine accepts for this model on this processor; `pipeline` is transformers'
-zero-shot-classification, with its default of one pair at a time and with the batch size of {sizes} that is fastest. Each arm is a process of its own, one runs at a time, and ratios are of real
-tokens a second, taken in each round, to the fastest pipeline of that round. Measured at {commits}."""
+zero-shot-classification, with its default of one pair at a time and with the batch size of {sizes} that is fastest.
+Each arm is a process of its own, one runs at a time, and ratios are of real tokens a second, taken in each round, to
+the fastest pipeline of that round. Measured at {commits}."""
 
 
 # -- quality ------------------------------------------------------------------------------------------------------
