@@ -63,7 +63,7 @@ def run(words: list[str]) -> None:
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif words and words != [".", ".venv/bin/activate"]:
         assert words[0] == "heedful", words
-        durations = ("--epochs", "--max-steps", "--time-budget")
+        durations = ("--epochs", "--max-steps", "--time-budget", "--method")  # a method decides the number of epochs
         trains_long = words[1] == "finetune" and not any(word.startswith(durations) for word in words)
         options = ["--epochs", str(EPOCHS)] if trains_long else []
         with pytest.raises(SystemExit) as stop:  # in this process, since another one would have to import PyTorch
