@@ -81,8 +81,8 @@ def test_notebooks_hold_the_whole_example(script: Any) -> None:
         body = ast.parse(path.read_text(encoding="utf-8")).body[1:]
         if isinstance(body[-1], ast.If) and "__main__" in ast.unparse(body[-1].test):
             body[-1:] = body[-1].body
-        shown = [ast.unparse(node) for node in ast.parse("\n".join(cells)).body]
-        assert shown == [ast.unparse(node) for node in body], path.name
+        statements = [ast.unparse(node) for node in ast.parse("\n".join(cells)).body]
+        assert statements == [ast.unparse(node) for node in body], path.name
 
 
 def test_live_pages_are_made_again_only_when_their_sources_change(

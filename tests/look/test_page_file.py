@@ -62,8 +62,8 @@ def test_a_word_is_marked_where_it_stands_behind_emoji(chrome: Browser, tmp_path
     file.write_text(page.render_html(PageAPI([first], extra=more, word="cat"), layers=[0], heads=[0]), encoding="utf-8")
     chrome.open(f"{file.as_uri()}#view=words")
     assert chrome.js("return [...document.querySelectorAll('.texts mark')].map((e) => e.textContent)") == ["cat", "cat"]
-    shown = chrome.js("return [...document.querySelectorAll('.texts li')].map((e) => e.textContent)")
-    assert shown == [texts[0], "\U0001f600" * 55 + " the cat"]
+    listed_texts = chrome.js("return [...document.querySelectorAll('.texts li')].map((e) => e.textContent)")
+    assert listed_texts == [texts[0], "\U0001f600" * 55 + " the cat"]
     assert "⟨D83D⟩" not in chrome.js("return document.body.textContent")  # half an emoji
 
 

@@ -175,7 +175,7 @@ def test_one_beam_equals_greedy_decoding(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_beam_equals_greedy_decoding_if_tokens_are_equally_likely(tmp_path: Path, family: str) -> None:
-    """Both choose the smallest id of equally likely tokens: with equal scores, and with rounded ones."""
+    """Beam search and greedy decoding choose the smallest id, with equal scores and with rounded ones."""
     _, bundle, _ = load_reference(tmp_path, family)
     assert bundle.head is not None
     head: Any = bundle.head

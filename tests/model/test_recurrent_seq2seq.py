@@ -136,7 +136,7 @@ def test_rows_and_weights_equal_the_formulas_in_a_batch_and_alone(name: str) -> 
 @NAMES
 @torch.no_grad()
 def test_decoding_token_by_token_equals_decoding_whole_texts(name: str) -> None:
-    """Both have the same distributions, also after several tokens in one step and after a reordering of the cache."""
+    """The next token has the same distribution, also after several tokens in one step and a reordering of the cache."""
     loaded, compared = make_bundle(MODELS[name]), 0
     assert loaded.head is not None
     texts = [[1] for _ in SOURCE]

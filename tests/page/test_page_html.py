@@ -95,15 +95,15 @@ def test_keyboard_and_screen_reader(tmp_path: Path, chromium: Browser) -> None:
     labels = list(json.loads(chromium.text("#answer"))["probabilities"])
     assert chromium.js("return document.activeElement.textContent") == "Ask"
     nodes = chromium.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-    shown = [
+    accessible = [
         (node["role"]["value"], node.get("name", {}).get("value"), {p["name"]: p["value"] for p in node["properties"]})
         for node in nodes
         if not node["ignored"]
     ]
-    named = {(role, name) for role, name, _ in shown}
+    named = {(role, name) for role, name, _ in accessible}
     assert {("textbox", "Text"), ("button", "Ask"), ("region", "Answer"), ("table", "Answer")} <= named
-    assert {name for role, name, _ in shown if role == "rowheader"} == set(labels)
-    live = {role for role, _, states in shown if states.get("live", {}).get("value") == "polite"}
+    assert {name for role, name, _ in accessible if role == "rowheader"} == set(labels)
+    live = {role for role, _, states in accessible if states.get("live", {}).get("value") == "polite"}
     assert live == {"status", "generic"}  # the time, and the element around the table
 
 

@@ -316,7 +316,7 @@ def test_a_panic_fails_only_its_own_request(start_server: Any) -> None:
 def test_the_log_says_where_the_server_failed(
     start_server: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not contain the message of the error, which may quote a text."""
+    """The log entry lacks the message of the error, which may quote a text."""
     running, _ = start_server()
 
     def broken(*arguments: object) -> None:

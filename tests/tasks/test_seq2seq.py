@@ -415,7 +415,7 @@ def test_an_empty_text_is_classified_where_the_tokenizer_adds_nothing() -> None:
 
 
 def test_an_untrained_decoder_does_not_read_the_closing_token() -> None:
-    """It continues the text like transformers; a model trained to generate after the closing token does read it."""
+    """The decoder continues the text like transformers; one trained to generate after the closing token reads it."""
     reference, loaded, _ = load_models("decoder")
     backend = tokenizer()
     backend.post_processor = processors.TemplateProcessing(single="</s> $A </s>", special_tokens=[("</s>", 1)])

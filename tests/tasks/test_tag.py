@@ -345,7 +345,7 @@ def test_models_with_other_tag_schemes_are_compared_as_iob2(name: str) -> None:
     ],
 )
 def test_an_entity_begins_with_i_if_its_type_has_no_b_label(labels: tuple[str, ...], strict: float) -> None:
-    """As in IO, and in IOB1 if no two entities of the type are adjacent. If there is a label B-x, I-x is a mistake."""
+    """I-x may begin an entity in IO, and in IOB1 if no two entities are adjacent. Beside a label B-x it may not."""
     tag_task = task(labels=labels)
     example = TaggedExample(words=("a", "b", "c"), tags=("B-PER", "I-PER", "O"))
     answer = engine_answer(["I-PER", "I-PER", "O"])

@@ -293,7 +293,7 @@ LAYOUTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # family -> class of tr
 
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_ids_equal_transformers(tmp_path: Path, family: str) -> None:
-    """Both libraries read only the model file; texts, pairs and texts with a mask are compared."""
+    """Heedful and transformers read only the model file; texts, pairs and texts with a mask are compared."""
     name, file, options = LAYOUTS[family]
     (tmp_path / file).write_bytes(train_sentencepiece(**options))
     tokenizer = Tokenizer.load(tmp_path, FAMILIES[family].tokenizer_defaults)
