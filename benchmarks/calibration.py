@@ -30,6 +30,7 @@ from report import check_destination, facts
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import LabelledExample
 from heedful.runs.finetune.run import finetune
+from heedful.runs.results import read_predictions
 from heedful.tasks.metrics import Calibration
 from heedful.tasks.metrics.conformal import calibration_probabilities, least_probability
 
@@ -58,7 +59,7 @@ def predicted(name: str, start: str, seed: int, rows: int | None) -> tuple[list[
         overrides = {"train.seed": seed, "eval_baseline": False}
         run = Path(folder) / "run"
         results = finetune("classify", plain, run, model=STARTS[start](), overrides=overrides).results
-        lines = [json.loads(line) for line in (Path(folder) / "run/predictions-test.jsonl").read_text().splitlines()]
+        lines = read_predictions(run, "test")
     labels = list(results["labels"])
     table = np.array([[line["answer"]["probabilities"][label] for label in labels] for line in lines])
     return labels, table, [line["label"] for line in lines], results.get("temperature") or 1.0

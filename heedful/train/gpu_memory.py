@@ -56,7 +56,7 @@ def initial_max_tokens(
 
 
 def bytes_per_token(loaded: ModelBundle, *, gradient_checkpointing: bool, is_half: bool) -> int | None:
-    """Estimate the memory for activations of training, for each token; None for models other than Transformers.
+    """Estimate the memory for activations of training, for each token; None for models without Transformer blocks.
 
     Args:
         loaded: The model and its head.
@@ -72,7 +72,7 @@ def bytes_per_token(loaded: ModelBundle, *, gradient_checkpointing: bool, is_hal
         total += block + 4 * stack.width * stack.layers if gradient_checkpointing else block * stack.layers
     if isinstance(head, VOCABULARY_HEADS):
         total += BYTES_PER_SCORE * model.embedding.vocabulary
-    return total if is_half else 2 * total
+    return (total if is_half else 2 * total) or None  # a table of vectors has no blocks
 
 
 def tokens_that_fit(free_bytes: int, token_bytes: int) -> int:
