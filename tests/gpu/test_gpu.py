@@ -100,7 +100,7 @@ def check(kernel: Kernel, layout: Layout, bias: str, dtype: torch.dtype, width: 
     results = run_kernel(kernel, tensors, trained, call)
     assert {result.dtype for result in results} == {dtype}
     allowed = EXACT.get(dtype) if bias != "table" else TABLE.get(dtype, EXACT.get(dtype))
-    if allowed is None:  # twice the reference's own error, and its rounding, as for the kernel of the published operator
+    if allowed is None:  # twice the reference's own error, and its rounding
         factor = 4 if bias == "table" else 2  # a gradient of the table is a sum of hundreds of rounded numbers
         allowed = factor * max_error(run_kernel(REFERENCE, tensors, trained, call), truth) + torch.finfo(dtype).eps
     error = max_error(results, truth)

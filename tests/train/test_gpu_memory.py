@@ -46,8 +46,8 @@ def test_the_estimate_follows_the_shape() -> None:
     assert checkpointed is not None and checkpointed < base / 2
     classic: Any = SimpleNamespace(config=SimpleNamespace(model=None, head=None))
     assert bytes_per_token(classic, gradient_checkpointing=False, is_half=True) is None
-    config = make_masked_lm(layers=0).config
-    table_of_vectors: Any = SimpleNamespace(config=SimpleNamespace(model=config.model, head=None))
+    table = ModelConfig(embedding=EmbeddingConfig(vocabulary=30_522, width=256))
+    table_of_vectors: Any = SimpleNamespace(config=SimpleNamespace(model=table, head=None))
     assert bytes_per_token(table_of_vectors, gradient_checkpointing=False, is_half=True) is None
 
 
