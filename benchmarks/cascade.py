@@ -52,7 +52,8 @@ MAX_LOSS = 0.3  # points of accuracy that a cascade may lose on the held-out row
 COUNTS = {"SST-2": 872, "AG News": 1000, "IMDB": 256}  # texts of a round
 CALIBRATION = 128  # texts of train that calibrate OpenVINO's int8 models
 STARTS = 5  # first answers that are timed
-TRAIN_ONLY = ("verdict.precision=float32", "verdict.texts=8", "verdict.rounds=1")  # speeds that nobody reads
+NO_VERDICT = ("verdict.texts=8", "verdict.rounds=1")  # speeds that nobody reads
+TRAIN_ONLY = ("verdict.precision=float32", *NO_VERDICT)
 ABOUT = """Cascades of students and all-MiniLM-L6-v2, fine-tuned on {tasks}, whose thresholds were fitted on rows held
 out of train for a loss of at most {max_loss:g} points (SST-2: 6,000 rows, whose texts occur in no text that is left in
 train; IMDB: 2,500; AG News: a quarter of its rows). Accuracy is that on the official test (SST-2: dev) in the precision
@@ -110,7 +111,8 @@ def distilled(task: str, name: str, seed: int, run: Run, *more: str, cascade: bo
 
 def quality(task: str, name: str, seed: int, run: Run) -> dict[str, Any]:
     """Build a cascade, and return its report with its accuracy and its paired difference to the teacher in float32."""
-    report: dict[str, Any] = distilled(task, name, seed, run, cascade=True)["cascade"]
+    settings = ("verdict.precision=int8", *NO_VERDICT)
+    report: dict[str, Any] = distilled(task, name, seed, run, *settings, cascade=True)["cascade"]
     folder, data_path = student_folder(task, name, seed, run), held_out_data(task, run)
     teacher = fine_tuned(task, data_path, seed, run)
     rows = [row for row in run.few(load(task).held) if isinstance(row, LabelledExample)]
