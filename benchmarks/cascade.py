@@ -111,8 +111,7 @@ def distilled(task: str, name: str, seed: int, run: Run, *more: str, cascade: bo
 
 def quality(task: str, name: str, seed: int, run: Run) -> dict[str, Any]:
     """Build a cascade, and return its report with its accuracy and its paired difference to the teacher in float32."""
-    settings = ("verdict.precision=int8", *NO_VERDICT)
-    report: dict[str, Any] = distilled(task, name, seed, run, *settings, cascade=True)["cascade"]
+    report: dict[str, Any] = distilled(task, name, seed, run, *NO_VERDICT, cascade=True)["cascade"]
     folder, data_path = student_folder(task, name, seed, run), held_out_data(task, run)
     teacher = fine_tuned(task, data_path, seed, run)
     rows = [row for row in run.few(load(task).held) if isinstance(row, LabelledExample)]
