@@ -10,13 +10,15 @@ HEEDFUL_DATA=folder python benchmarks/distil.py pruned --folder runs         # t
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --rehearse             # a few steps, and how long all would take
 HEEDFUL_DATA=folder python benchmarks/distil.py SST-2 --folder runs --judge  # finished students are measured again
 
-Runs that were stopped resume. Training may share the machine; measure (--judge) on a quiet one.
+Runs that were stopped resume, if the data in the folder is the same. Training may share the machine; measure
+(--judge) on a quiet one.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import lzma
 import os
@@ -25,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ from parts import Parts, add_parts_option
 from report import RESULTS, check_destination, grid
 from report import write as write_record
 
-from heedful.data import LabelledExample, ScoredExample, TaggedExample
+from heedful.atomic_io import atomic_path
+from heedful.data import LabelledExample, ScoredExample, TaggedExample, TextExample
 from heedful.errors import HeedfulError
 from heedful.infer.precision import Precision
 from heedful.runs.card.verdict import VERDICT
@@ -72,7 +75,7 @@ class Run:
     rehearsed: bool  # whether to train a few steps on a few examples
     judge: bool = False  # whether to measure finished students again
     train_only: bool = False  # whether to train only, and to measure later
-    precisions: Sequence[Precision] = PRECISIONS  # of token pruning
+    precisions: tuple[Precision, ...] = PRECISIONS  # of token pruning
     parts: Parts | None = None  # finished results of token pruning; None in a rehearsal
 
     def result(self, name: str, measure: Callable[[], Any]) -> Any:
@@ -85,21 +88,31 @@ class Run:
 
 
 def write(folder: Path, name: str, examples: Sequence[Any]) -> None:
-    """Write a split in a format that Heedful reads: CSV, JSON lines or CoNLL, by the type of the examples."""
+    """Write a split in a format that Heedful reads: CSV, JSON lines or CoNLL, by the type of the examples.
+
+    A file that exists has to have this content already, since finished runs in the folder were trained on it.
+    """
+    file = io.StringIO(newline="")
+    for index, example in enumerate(examples):
+        match example:
+            case LabelledExample():
+                if index == 0:
+                    csv.writer(file).writerow(("text", "label"))
+                csv.writer(file).writerow((example.text, example.label))
+            case ScoredExample():
+                pair = {"anchor": example.text, "positive": example.text_pair, "score": example.score}
+                file.write(json.dumps(pair) + "\n")
+            case TaggedExample():
+                file.writelines(f"{word} {tag}\n" for word, tag in zip(example.words, example.tags, strict=True))
+                file.write("\n")
+            case TextExample():
+                file.write(json.dumps({"text": example.text}) + "\n")
+    path, content = folder / name, file.getvalue().encode()
+    if path.exists() and path.read_bytes() != content:
+        raise SystemExit(f"{path} has other data than this benchmark would write: give another --folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / name).open("w", encoding="utf-8", newline="") as file:
-        for index, example in enumerate(examples):
-            match example:
-                case LabelledExample():
-                    if index == 0:
-                        csv.writer(file).writerow(("text", "label"))
-                    csv.writer(file).writerow((example.text, example.label))
-                case ScoredExample():
-                    pair = {"anchor": example.text, "positive": example.text_pair, "score": example.score}
-                    file.write(json.dumps(pair) + "\n")
-                case TaggedExample():
-                    file.writelines(f"{word} {tag}\n" for word, tag in zip(example.words, example.tags, strict=True))
-                    file.write("\n")
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def data(task: str, run: Run) -> Path:
@@ -200,7 +213,7 @@ def unlabelled(run: Run) -> Iterator[tuple[str, Any]]:
             if amount == 0 and source != "SST-2":
                 continue  # it is the same for both sources
             path = run.folder / f"{source}-{amount}.jsonl"
-            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:amount]), encoding="utf-8")
+            write(run.folder, path.name, [TextExample(text=text) for text in texts[:amount]])
             for name in ("layers=2", "bilstm"):
                 key = f"{source} {amount} {name}"
                 options = {"unlabelled": [path]} if amount else {}
@@ -223,24 +236,23 @@ def pruned(run: Run) -> Iterator[tuple[str, Any]]:
             yield name, run.result(name, partial(pruning, folder, data_paths[task], output, precision))
 
 
+@cache
 def held_out_data(task: str, run: Run) -> Path:
     """Write the splits of a task, with dev held out of train and the official test, and return their folder."""
     folder = run.folder / f"{task}-held-out-data"
-    if not (folder / "test.csv").exists():
-        loaded = load(task)
-        train, dev = hold_out(loaded.train, HELD_OUT[task])
-        for name, examples in {"train": train, "dev": dev, "test": loaded.held}.items():
-            write(folder, f"{name}.csv", run.few(examples))
+    loaded = load(task)
+    train, dev = hold_out(loaded.train, HELD_OUT[task])
+    for name, examples in {"train": train, "dev": dev, "test": loaded.held}.items():
+        write(folder, f"{name}.csv", run.few(examples))
     return folder
 
 
+@cache
 def fine_tuned(task: str, data_path: Path, seed: int, run: Run) -> Path:
     """Fine-tune MiniLM on train, without a choice by dev, and return the folder of the run."""
     folder = run.folder / f"{task}-whole-{seed}"
     settings = [setting for setting in common(task, PLANS[task].epochs, run) if "dev_fraction" not in setting]
     settings += [f"train.optimizer.lr={PLANS[task].rate}", f"train.seed={seed}"]
-    if (folder / "results.json").exists():
-        return folder
     if finetune("classify", data_path, folder, model=minilm(), assignments=settings).status != "completed":
         raise SystemExit(130)
     return folder
@@ -446,7 +458,7 @@ def main() -> None:
             rehearsed=options.rehearse,
             judge=options.judge,
             train_only=options.train,
-            precisions=options.precisions,
+            precisions=tuple(options.precisions),
             parts=parts,
         )
         for name, result in measured(options.task, run, options.students):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -421,6 +422,27 @@ def test_the_record_of_students(benchmarks: Any) -> None:
     }
     last = [line.split(" | ")[:2] for line in distil.curve(verdicts).splitlines()[2:]]
     assert last == [["| none", "0"], ["| SST-2", "10"], ["| IMDB", "10"], ["| no teacher", "0"]]
+
+
+def test_finished_runs_are_reused_only_on_the_same_data(
+    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distil = benchmarks("distil")
+    rows = [LabelledExample(text=f"a {word} {n}", label=word) for n in range(20) for word in ("cat", "dog")]
+
+    def held_out(rows: list[LabelledExample]) -> dict[str, bytes]:
+        monkeypatch.setattr(distil, "load", {"IMDB": SimpleNamespace(train=rows[4:], held=rows[:4])}.__getitem__)
+        folder = distil.held_out_data("IMDB", distil.Run(folder=tmp_path, seeds=1, rehearsed=False))
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    written = held_out(rows)
+    assert set(written) == {"train.csv", "dev.csv", "test.csv"}
+    distil.held_out_data.cache_clear()  # as in another process
+    assert held_out(rows) == written
+    distil.held_out_data.cache_clear()
+    with pytest.raises(SystemExit, match=r"has other data than this benchmark would write: give another --folder"):
+        held_out([replace(row, text=row.text.upper()) for row in rows])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "IMDB-held-out-data").iterdir()} == written
 
 
 def test_the_record_of_token_pruning(benchmarks: Any) -> None:

@@ -78,5 +78,5 @@ def check_prediction_set(coverage: float | None, bundle: ModelBundle) -> None:
     if not bundle.calibration:
         raise HeedfulError(
             f"{bundle.source} has no calibration for prediction sets: `heedful finetune classify` makes one if the "
-            f"data has one label for each text and a dev split of {MIN_SET_EXAMPLES} examples or more"
+            f"data has one label for each text and a dev split of {MIN_SET_EXAMPLES} examples or more, or with --folds"
         )

@@ -90,6 +90,9 @@ def rank_by_reranker(
 ) -> dict[str, dict[str, float]]:
     """Rank the best `RERANKED` documents of hybrid search again with a cross-encoder, for each query.
 
+    The reranked documents are those of `SearchIndex.search`. They are not the first ones of the ranking of `depth`
+    documents, which fuses longer rankings by words and by vectors.
+
     Args:
         index: The index.
         queries: Texts of queries by id. The ranking of an empty query is left as it is.

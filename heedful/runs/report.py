@@ -17,7 +17,7 @@ from heedful.atomic_io import atomic_path, write_synced
 from heedful.command_line import command_line
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
 from heedful.runs.card.cascade import CASCADE, cascade_table
-from heedful.runs.card.methods import HEADING, method_table
+from heedful.runs.card.methods import HEADING, method_table, unmeasured_note
 from heedful.runs.card.verdict import VERDICT, verdict_table
 from heedful.runs.results import JsonObject, as_float, headline_split, read_predictions, read_results
 from heedful.runs.run_folder import read_run_json
@@ -128,7 +128,7 @@ def _scores(results: JsonObject) -> Iterator[str]:
     yield "<h2>Scores</h2>"
     splits, metric = results["splits"], results["metric"]
     if not splits:
-        yield "<p>Nothing was measured: the data had neither dev nor test.</p>"
+        yield f"<p>{_text(unmeasured_note(results))}</p>"
         return
     all_names = dict.fromkeys(name for split in splits.values() for name in split["numbers"])
     metric_names = [

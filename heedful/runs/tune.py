@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ TUNE_FILE = "tune.json"  # state of the search
 BEST_FOLDER = "best"  # folder of the final run
 TRIALS_FOLDER = "trials"  # folder of the runs of trials
 TRIALS_CSV = "trials.csv"
+SAME_DURATION = ("seeds", "train.optimizer", "train.schedule", "train.seed")  # do not change the seconds of a seed
 LR_FACTORS = (1.0, 1 / 3, 3.0)  # multiples of the default learning rate in the default search space
 
 
@@ -159,6 +161,7 @@ class _Search:
         self.reporter = reporter
         self.opened = OpenedData(self.task, data, on_bad_row)  # read once for all plans
         self.paths: dict[str, str] = {}  # full path of each setting of the space, by its name there
+        self.estimates: dict[str, float] = {}  # seconds of a full training, by the values that change them
         self.base = self.plan({})
         if "dev" not in self.base.stats.non_empty_splits:
             message = "trials are compared on dev, but there is no dev split: give a dev file or set dev_fraction"
@@ -230,7 +233,9 @@ class _Search:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def begin(self, minutes: float) -> None:
-        """Load the state to resume, or create it. A new search first estimates the duration of a full training.
+        """Load the state to resume, or create it.
+
+        A new search first estimates the duration of a full training with the first values of the space.
 
         Args:
             minutes: Time for the whole search.
@@ -240,20 +245,15 @@ class _Search:
         """
         path = self.folder / TUNE_FILE
         settings, data = to_mapping(self.base.settings), _hash_examples(self.base)
+        first = {name: values[0] for name, values in self.space.items()}
         if path.exists():
             self.state = read_search_state(path)
             self._check_same_search(settings, data, minutes)
             self.state.minutes = minutes
             self.earlier_seconds = self.state.seconds
+            self.estimates[json.dumps(self._duration_values(first))] = self.state.full_seconds
             return
-        estimate = dry_run(
-            self.task,
-            self.data,
-            self.folder / BEST_FOLDER,
-            overrides=self._overrides_with({}),
-            on_bad_row=self.on_bad_row,
-        )
-        full_seconds = round(estimate.seconds, 1)
+        full_seconds = self._full_seconds(first)
         num_candidates = math.prod(map(len, self.space.values()))
         self.state = SearchState(
             task=self.task,
@@ -297,6 +297,41 @@ class _Search:
                 f"{self.folder} holds a search whose trials are finished, so another time budget would change nothing: "
                 f"give {state.minutes:g} minutes to resume it, or {OTHER_FOLDER}"
             )
+
+    def _duration_values(self, configuration: Configuration) -> Configuration:
+        """Return the values of a configuration that may change the duration of a training."""
+        return {name: value for name, value in configuration.items() if not self.paths[name].startswith(SAME_DURATION)}
+
+    def _full_seconds(self, configuration: Configuration) -> float:
+        """Return the estimated seconds of a full training with a configuration, by a dry run if none is known yet."""
+        values = self._duration_values(configuration)
+        key = json.dumps(values)
+        if key not in self.estimates:
+            estimate = dry_run(
+                self.task,
+                self.data,
+                self.folder / BEST_FOLDER,
+                overrides=self._overrides_with(values),
+                on_bad_row=self.on_bad_row,
+            )
+            self.estimates[key] = round(estimate.seconds, 1)
+        return self.estimates[key]
+
+    def _has_time(self, trial_seconds: float, final_seconds: float) -> bool:
+        """Return whether there is time for a trial and the final training, given the seconds of each of its seeds."""
+        return self._spent() + trial_seconds + self.final_seeds * final_seconds <= 60 * self.state.minutes
+
+    def _fits(self, configuration: Configuration, share: float, trials: Sequence[Trial]) -> bool:
+        """Return whether there is time for another trial of a rung, and for the final training with the slowest one.
+
+        Args:
+            configuration: The configuration of the trial.
+            share: Share of the full duration.
+            trials: The finished trials of the rung.
+        """
+        seconds = self._full_seconds(configuration)
+        slowest = max([seconds, *(self._full_seconds(trial.settings) for trial in trials)])
+        return self._has_time(share * seconds, slowest)
 
     def _spent(self) -> float:
         """Return the seconds that the search has taken, over all calls."""
@@ -352,7 +387,10 @@ class _Search:
         )
 
     def _run_trials(self, candidates: Sequence[Configuration]) -> bool:
-        """Run the missing trials, rung by rung, while there is time. Return False if a signal interrupted a trial."""
+        """Run the missing trials, rung by rung, while there is time. Return False if a signal interrupted a trial.
+
+        In the first rung, configurations whose training takes too long are left out.
+        """
         state = self.state
         entrants = candidates
         for rung_index, rung in enumerate(state.rungs):
@@ -360,10 +398,16 @@ class _Search:
             for configuration in entrants[: rung.num_trials]:
                 trial = state.find_trial(rung_index, configuration)
                 if trial is None:
-                    spent = self._spent()
-                    if spent + state.full_seconds * (self.final_seeds + rung.share) > 60 * state.minutes:
-                        message = f"stopping the search after {spent:.0f} s to leave time for the final training"
-                        self.reporter.message(message)
+                    fastest = min(self.estimates.values())
+                    is_time_left = self._has_time(rung.share * fastest, fastest)
+                    fits = is_time_left and self._fits(configuration, rung.share, trials)
+                    if is_time_left and not fits and rung_index == 0:
+                        full = f"a full training takes about {self._full_seconds(configuration):.0f} s"
+                        self.reporter.message(f"{format_configuration(configuration)} is left out, since {full}")
+                        continue
+                    if not fits:
+                        spent = f"{self._spent():.0f} s"
+                        self.reporter.message(f"stopping the search after {spent} to leave time for the final training")
                         return True
                     trial = self._run_trial(rung_index, configuration)
                 if trial is None:

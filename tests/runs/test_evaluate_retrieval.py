@@ -16,6 +16,7 @@ from heedful.data.retrieval.documents import Document
 from heedful.data.retrieval.trec import read_rankings
 from heedful.errors import HeedfulError
 from heedful.runs import evaluate_retrieval
+from heedful.search import index as index_module
 from tests.data.retrieval.test_retrieval_files import write_beir
 from tests.support.model_folders import make_model_dir
 
@@ -164,6 +165,24 @@ def test_a_reranked_index_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFix
     assert "--rerank needs an index and --data in BEIR's layout: give both" in capsys.readouterr().err
     with pytest.raises(HeedfulError, match="is not an index: give a folder of heedful index"):
         heedful.evaluate(BUNDLED_ENCODER, data, reranker=cross_encoder)
+
+
+def test_the_reranked_documents_are_those_of_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hybrid search finds others, since it fuses shorter rankings than a ranking of all documents."""
+    for module in (evaluate_retrieval, index_module):
+        monkeypatch.setattr(module, "RERANKED", 3)
+    monkeypatch.setattr(index_module, "CANDIDATES", 3)
+    index = heedful.SearchIndex.create(tmp_path / "index", vectors="float32")
+    places = ["in the harbour", "at sea", "of the baker", "in winter", "on the hills", "near an oven"]
+    texts = [f"{noun} {place}" for noun in ("a ship", "boats", "bread", "the weather") for place in places]
+    index.add([Document(id=f"d{number}", text=text) for number, text in enumerate(texts)])
+    reranker = heedful.Engine(make_model_dir(tmp_path / "cross-encoder", "regression"))
+    queries = {"q1": "bread on a ship", "q2": "a baker in the hills", "q3": "winter weather at sea"}
+    hybrid = evaluate_retrieval.rank_by_index(index, queries, "hybrid")
+    reranked = evaluate_retrieval.rank_by_reranker(index, queries, reranker)
+    hits = {query: [hit.id for hit in index.search(text, 3, reranker=reranker)] for query, text in queries.items()}
+    assert {query: list(ranking)[:3] for query, ranking in reranked.items()} == hits
+    assert any(set(hits[query]) != set(list(hybrid[query])[:3]) for query in queries)
 
 
 def test_a_model_without_embeddings_and_data_without_relevant_documents_are_refused(tmp_path: Path) -> None:

@@ -108,6 +108,19 @@ def test_unusable_methods_are_refused() -> None:
         find_label_errors((["a b", "c d", "e f"], ["x", "x", "x"]), method="finetune")
 
 
+def test_data_in_which_only_some_rows_have_a_second_text_is_refused_before_training() -> None:
+    texts, labels = toy()
+    messages: list[str] = []
+    mixed: list[Any] = [(text, "is it alive?") for text in texts[:30]] + texts[30:]
+    with pytest.raises(DataError, match='input 31 is "the hammer is in the barn", expected two texts'):
+        find_label_errors((mixed, labels), method="finetune", log=messages.append)
+    rows = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+    rows[0]["text_pair"] = "is it alive?"
+    with pytest.raises(DataError, match="2:text_pair: is missing"):
+        find_label_errors(rows, method="finetune", log=messages.append)
+    assert not messages
+
+
 def test_pairs_have_both_texts_in_the_file(tmp_path: Path) -> None:
     texts, labels = toy()
     pairs = [(text, f"is the {text.split()[1]} alive?") for text in texts]

@@ -77,18 +77,21 @@ class RecordingReporter(Reporter):
 
 @dataclass
 class FakeTraining:
-    """Replaces training in a search, and its clock. The dry run estimates a minute for a full training."""
+    """Replaces training in a search, and its clock. A dry run estimates a minute for a full training by default."""
 
     score: Callable[[FinetuneSettings], float] = lambda settings: settings.train.optimizer.lr  # accuracy on dev
-    dry_run_seconds: float = 0.0  # duration of the dry run
+    dry_run_seconds: float = 0.0  # duration of each dry run
+    full_seconds: Callable[[FinetuneSettings], float] = lambda settings: 60.0  # estimate of a full training
     run_seconds: float = 0.0  # duration of each run
     interrupted_run: int = 0  # number of the run that a signal interrupts, from 1; 0: none
+    dry_runs: int = 0
     runs: list[tuple[str, FinetuneSettings]] = field(default_factory=list)  # (name of the folder, settings)
     now: float = 0.0  # seconds
 
-    def dry_run(self, *arguments: Any, **keywords: Any) -> SimpleNamespace:
+    def dry_run(self, task: str, *arguments: Any, overrides: Overrides, **keywords: Any) -> SimpleNamespace:
+        self.dry_runs += 1
         self.now += self.dry_run_seconds
-        return SimpleNamespace(seconds=60.0)
+        return SimpleNamespace(seconds=self.full_seconds(preview_settings(task, overrides)))
 
     def finetune(self, task: str, data: object, folder: Path, *, overrides: Overrides, **keywords: Any) -> RunResult:
         settings = preview_settings(task, overrides)
@@ -329,6 +332,39 @@ def test_time_that_is_used_up_ends_the_trials(tmp_path: Path, training: FakeTrai
     state = search(tmp_path / "tuned", minutes=5.0).results["tune"]
     assert [trial["settings"] for trial in state["trials"]] == [{"lr": 1e-3, "batch_size": 8}]
     assert [name for name, _ in training.runs] == ["0-00", "best"]
+
+
+def test_configurations_that_take_too_long_are_left_out(tmp_path: Path, training: FakeTraining) -> None:
+    """The first rung trains for a third of the duration; 600 s are enough for all but the 1,000 s of 50 epochs."""
+    training.full_seconds = lambda settings: 20 * (settings.train.epochs or 0)
+    reporter = RecordingReporter()
+    space = {"epochs": [3, 50, 6], "lr": [1e-3, 2e-3]}
+    result = search(tmp_path / "tuned", 10.0, space=space, overrides=WITHOUT_DURATION, reporter=reporter)
+    state = SearchState.from_json(result.results["tune"])
+    tried = [trial.settings["epochs"] for trial in state.trials if trial.rung_index == 0]
+    assert sorted(map(str, tried)) == ["3", "3", "6", "6"]
+    assert "epochs=50, lr=0.001 is left out, since a full training takes about 1000 s" in reporter.messages
+    assert training.dry_runs == 3, "one for each number of epochs"
+    assert state.full_seconds == 60.0, "with the first values"
+
+
+def test_time_is_left_for_the_slowest_configuration(tmp_path: Path, training: FakeTraining) -> None:
+    """After a minute, the second configuration needs two minutes for its trial and two for the final training."""
+    training.full_seconds = lambda settings: 120.0 if settings.train.batch_size == 8 else 60.0
+    training.run_seconds = 60.0
+    arguments: dict[str, Any] = {"space": {"batch_size": [16, 8]}}
+    state = search(tmp_path / "short", minutes=4.9, **arguments).results["tune"]
+    assert [trial["settings"]["batch_size"] for trial in state["trials"]] == [16]
+    state = search(tmp_path / "long", minutes=5.0, **arguments).results["tune"]
+    assert [trial["settings"]["batch_size"] for trial in state["trials"]] == [16, 8]
+
+
+def test_no_dry_run_begins_when_the_time_is_up(tmp_path: Path, training: FakeTraining) -> None:
+    training.run_seconds, training.dry_run_seconds = 220.0, 10.0
+    reporter = RecordingReporter()
+    search(tmp_path / "tuned", minutes=5.0, space={"batch_size": [4, 8, 16]}, reporter=reporter)
+    assert training.dry_runs == 1
+    assert "stopping the search after 230 s to leave time for the final training" in reporter.messages
 
 
 # -- trainings that diverge -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from heedful.data.bad_rows import shown
 from heedful.data.examples import (
     Example,
     LabelledExample,
@@ -89,8 +90,13 @@ def _pair_rows(inputs: list[Any], targets: list[object], kind: type[Example] | N
     may_be_pairs = kind in (LabelledExample, MultiLabelExample, ScoredExample)
     are_pairs = may_be_pairs and bool(inputs) and isinstance(inputs[0], list | tuple)
     rows: list[dict[str, object]] = []
-    for input_value, target in zip(inputs, targets, strict=True):
+    for number, (input_value, target) in enumerate(zip(inputs, targets, strict=True), start=1):
         if are_pairs:
+            if not isinstance(input_value, list | tuple) or len(input_value) != 2:
+                raise DataError(
+                    f"input {number} is {shown(input_value)}, expected two texts, since the first input is a list: "
+                    'give two texts for each input, with "" for a missing second text'
+                )
             rows.append({input_column: input_value[0], "text_pair": input_value[1], target_column: target})
         else:
             rows.append({input_column: input_value, target_column: target})

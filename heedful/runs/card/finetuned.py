@@ -26,7 +26,7 @@ from heedful.runs.card.markdown import (
     markdown_table,
     without_directory,
 )
-from heedful.runs.card.methods import HEADING, method_table
+from heedful.runs.card.methods import HEADING, method_table, unmeasured_note
 from heedful.runs.card.usage import usage
 from heedful.runs.card.verdict import verdict_section
 from heedful.runs.results import (
@@ -197,7 +197,7 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
     yield ["## Quality"]
     splits, main_metric = results["splits"], results["metric"]
     if not splits:
-        yield ["Nothing was measured: the data had neither dev nor test."]
+        yield [unmeasured_note(results)]
         return
     names = list(dict.fromkeys(name for split in splits.values() for name in split["numbers"]))
     metrics = [name for name in names if any(_is_score(split["numbers"].get(name)) for split in splits.values())]
@@ -481,6 +481,8 @@ def _limits(results: JsonObject) -> Iterator[str]:
             f"Measured on {names} of the data below and on nothing else: other sources, times and languages, and "
             "whether it treats groups of people alike, were not tested."
         )
+    elif method_table(results)[1]:
+        yield "Not measured itself; only its method was, by cross-validation."
     else:
         yield "Not measured at all."
     if splits and "test" not in splits:

@@ -1,4 +1,4 @@
-"""The table of the training methods that a run compared on held-out examples, for the model card and report.html."""
+"""The training methods that a run compared on held-out examples, for the model card and report.html."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def method_table(results: JsonObject) -> tuple[list[str], list[list[str]]]:
             interval_text = f"{format_metric(metric, interval['low'])} to {format_metric(metric, interval['high'])}"
         rows.append([method, format_metric(metric, result["metric_value"]), interval_text, f"{result['seconds']:.1f}"])
     return ["method", f"{results['metric']} on {comparison['measured_on']}", "95 % interval", "seconds"], rows
+
+
+def unmeasured_note(results: JsonObject) -> str:
+    """Return sentences for a run without scores of a split: whether its method was measured instead."""
+    if not method_table(results)[1]:
+        return "Nothing was measured: the data had neither dev nor test."
+    measured_on = results["method_comparison"]["measured_on"]
+    return (
+        "The model itself was not measured: the data had neither dev nor test. Its method was measured by "
+        f"cross-validation ({measured_on}): see {HEADING}."
+    )

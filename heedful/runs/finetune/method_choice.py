@@ -28,8 +28,10 @@ from heedful.runs.run import Run
 from heedful.runs.run_folder import METHOD, read_run_json, read_settings
 from heedful.runs.scoring import engine_for, eval_result
 from heedful.settings import to_mapping
-from heedful.tasks.answering import Answer
+from heedful.tasks.answering import Answer, AnswerInputs
+from heedful.tasks.classify import Classify
 from heedful.tasks.metrics import format_metric
+from heedful.tasks.metrics.calibration import with_temperature
 from heedful.tasks.task import Task, evaluate_task
 from heedful.train.trainer import Trainer
 
@@ -79,9 +81,9 @@ def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], Fin
     return replace(chosen, why="; ".join([record["why"], chosen.why]), comparison=record)
 
 
-def without_key(comparison: Mapping[str, object]) -> JsonObject:
-    """Return the comparison without the hash of settings and data."""
-    return {name: value for name, value in comparison.items() if name != "key"}
+def public_comparison(comparison: Mapping[str, object]) -> JsonObject:
+    """Return the comparison without the hash of settings and data, and without what the saved model has."""
+    return {name: value for name, value in comparison.items() if name not in ("key", "temperature", "calibration")}
 
 
 def _fingerprint(plan: FinetunePlan) -> str:
@@ -101,6 +103,7 @@ def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePl
     folds, held_out_name = _make_folds(plan)
     candidates = METHODS if is_auto else (settings.method,)
     results: dict[str, Any] = {}
+    answers: dict[str, HeldOutAnswers] = {}
     for method in candidates:
         method_plan = replan(method) if is_auto else plan
         method_plan = replace(method_plan, settings=run.resolve(method_plan.settings))
@@ -112,9 +115,9 @@ def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePl
                 if not results:
                     return _choose_without_comparison(plan, method, expected_seconds)
                 continue
-        results[method] = _evaluate(method_plan, folds)
+        answers[method] = _answer(method_plan, folds)
         seconds = time.monotonic() - method_start
-        results[method]["seconds"] = round(seconds, 1)
+        results[method] = _scores(answers[method]) | {"seconds": round(seconds, 1)}
         run.reporter.message(f"{method}: {_format_score(results[method])} on {held_out_name} ({seconds:.0f} s)")
     best = max(results, key=lambda method: (results[method]["metric_value"], results[method]["tie_breaker"]))
     scores = ", ".join(f"{method} {_format_score(result)}" for method, result in results.items())
@@ -123,7 +126,12 @@ def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePl
         untried = [method for method in METHODS if method not in results]
         limit = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
         why = f"method {best}, chosen for {plan.stats.counts['train']:,} examples ({why}{limit})"
-    return {"method": best, "why": why, "folds": len(folds), "measured_on": held_out_name, "methods": results}
+    record = {"method": best, "why": why, "folds": len(folds), "measured_on": held_out_name, "methods": results}
+    if "dev" not in plan.stats.non_empty_splits and settings.task.fits_temperature():
+        calibrated, calibration = _calibrate(answers[best])
+        results[best] |= _scores(calibrated)  # thresholds in its table of coverage are those of the calibrated model
+        record |= calibration
+    return record
 
 
 def _choose_without_comparison(plan: FinetunePlan, method: Method, seconds: float) -> JsonObject:
@@ -200,8 +208,18 @@ def assign_folds(examples: Sequence[Example], folds: int, seed: int) -> list[int
     return [fold_by_texts[example.texts] for example in examples]
 
 
-def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
-    """Train once per fold, and evaluate the answers to the held-out examples of all folds together."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutAnswers:
+    """The answers of models to the held-out examples of all folds, in the order of their split."""
+
+    task: Task
+    ids: Sequence[int]  # indices of the examples in their split
+    examples: Sequence[Example]
+    answers: Sequence[Answer]
+
+
+def _answer(plan: FinetunePlan, folds: Sequence[Fold]) -> HeldOutAnswers:
+    """Train once per fold, and answer the held-out examples of all folds."""
     settings = plan.settings
     base = initial_model(
         settings.init, plan.source, plan.stats.counts, settings.train.seed, settings.max_length, lambda text: None
@@ -217,7 +235,13 @@ def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
         evaluate_task(task, engine, fold.held_out, on_answer=record)
     answered.sort(key=lambda entry: entry[0])
     ids, examples, answers = (list(column) for column in zip(*answered, strict=True))
-    metrics = task.update_metrics(task.new_metrics(), examples, answers, ids)
+    return HeldOutAnswers(task=task, ids=ids, examples=examples, answers=answers)
+
+
+def _scores(held_out: HeldOutAnswers) -> JsonObject:
+    """Return the scores of a method on the held-out examples of all folds together."""
+    task = held_out.task
+    metrics = task.update_metrics(task.new_metrics(), held_out.examples, held_out.answers, held_out.ids)
     result = eval_result(task, [metrics])
     coverage = task.compute_metrics(metrics).get("coverage")  # None with several labels
     return {
@@ -227,6 +251,35 @@ def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
         "numbers": result.metrics | ({"coverage": coverage} if coverage else {}),
         "intervals": metrics.intervals(),
     }
+
+
+def _calibrate(held_out: HeldOutAnswers) -> tuple[HeldOutAnswers, JsonObject]:
+    """Fit a temperature and prediction sets on out-of-fold answers.
+
+    Returns:
+        The answers with calibrated probabilities, and the entries "temperature", which is None if none was fitted, and
+        "calibration" of method.json.
+    """
+    task, answers = held_out.task, held_out.answers
+    temperature = task.fit_temperature(_replayed(answers), held_out.examples)
+    if temperature is not None and isinstance(
+        task, Classify
+    ):  # with several labels, no score depends on it but the loss
+        answers = [_with_temperature(answer, temperature) for answer in answers]
+    calibration = task.calibration(_replayed(answers), held_out.examples)
+    return replace(held_out, answers=answers), {"temperature": temperature, "calibration": calibration}
+
+
+def _with_temperature(answer: Answer, temperature: float) -> Answer:
+    """Return an answer with one label with the probabilities that a temperature gives."""
+    probabilities = with_temperature(answer["probabilities"], temperature)
+    return {**answer, "probabilities": probabilities, "probability": probabilities[answer["label"]]}
+
+
+def _replayed(answers: Sequence[Answer]) -> AnswerInputs:
+    """Return an engine that gives these answers, whatever the inputs are."""
+    remaining = iter(answers)
+    return lambda inputs: [next(remaining) for _ in inputs]
 
 
 def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Example]) -> tuple[Task, ModelBundle]:

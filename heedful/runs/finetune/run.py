@@ -38,7 +38,7 @@ from heedful.runs.finetune.build import build_task, evenly_spaced, initial_model
 from heedful.runs.finetune.encoder_advice import reading_notes
 from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, with_vector_head
 from heedful.runs.finetune.init_settings import Pretrained, model_name
-from heedful.runs.finetune.method_choice import compare_methods, without_key
+from heedful.runs.finetune.method_choice import compare_methods, public_comparison
 from heedful.runs.finetune.plan import FinetunePlan, plan_finetune
 from heedful.runs.finetune.settings import FinetuneSettings, Method, finetune_overrides
 from heedful.runs.finetune.training_time import training_time_note
@@ -378,23 +378,35 @@ class FinetuneTraining:
     def _calibrate(
         self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path
     ) -> tuple[ModelBundle, float | None, list[str]]:
-        """Fit temperature, prediction sets and thresholds on dev if the task uses them, and save the model with them.
+        """Set temperature, prediction sets and thresholds if the task uses them, and save the model with them.
+
+        They are fitted on dev. Without dev, temperature and prediction sets are those of the out-of-fold answers by
+        which methods were compared, if they were.
 
         Returns:
             The model, the temperature or None if none was fitted, and notes about the calibration.
         """
         notes = []
+        has_dev = "dev" in self.splits and settings.task.fits_temperature()
+        out_of_fold = self._out_of_fold_calibration()
         temperature = self._fit_temperature(settings, task, model)
         if temperature is not None:
             model = rescaled(model, 1 / temperature, 0.0)
             self._save(model, folder)
-            notes.append(f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on dev")
-        elif settings.task.fits_temperature() and "dev" in self.splits:
-            notes.append("probabilities are not calibrated: dev needs 100 examples, 10 of them answered wrongly")
+            fitted_on = "dev" if has_dev else f"out-of-fold probabilities of {self.stats.counts['train']:,} rows"
+            notes.append(
+                f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on {fitted_on}"
+            )
+        elif has_dev or out_of_fold is not None:
+            name = "dev" if has_dev else "without dev, train"
+            notes.append(f"probabilities are not calibrated: {name} needs 100 examples, 10 of them answered wrongly")
         for note in notes:
             self.run.reporter.message(note)
-        if "dev" in self.splits and settings.task.fits_temperature():
+        if has_dev:
             model.calibration = calibration_of(task, model, self.source.examples("dev"))
+            self._save(model, folder)
+        elif out_of_fold is not None:
+            model.calibration = tuple(out_of_fold["calibration"])
             self._save(model, folder)
         if settings.task.tunes_thresholds(self.stats):
             model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
@@ -462,10 +474,15 @@ class FinetuneTraining:
         self._save(model, folder, f"{CHECKPOINTS}/{LAST}")
 
     def _fit_temperature(self, settings: FinetuneSettings, task: Task, model: ModelBundle) -> float | None:
-        """Return the temperature fitted on dev, or None if the task has no temperature or dev is too small."""
-        if "dev" not in self.splits or not settings.task.fits_temperature():
-            return None
-        return fit_temperature(task, model, self.source.examples("dev"))
+        """Return the temperature, or None if the task has no temperature or there are too few held-out examples."""
+        if "dev" in self.splits and settings.task.fits_temperature():
+            return fit_temperature(task, model, self.source.examples("dev"))
+        return (self._out_of_fold_calibration() or {}).get("temperature")
+
+    def _out_of_fold_calibration(self) -> JsonObject | None:
+        """Return the entries "temperature" and "calibration" of out-of-fold answers, or None without such answers."""
+        comparison = self.plan.comparison
+        return dict(comparison) if comparison and "calibration" in comparison else None
 
     def _remove_state(self, folder: Path) -> None:
         """Remove the training state of a seed after its evaluation, unless `fit.keep_checkpoints` is set."""
@@ -538,5 +555,5 @@ class FinetuneTraining:
             label_scaling=best["label_scaling"] or None,
             temperature=best["temperature"],
             baseline=best.get("baseline"),
-            method_comparison=self.plan.comparison and without_key(self.plan.comparison),
+            method_comparison=self.plan.comparison and public_comparison(self.plan.comparison),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +53,17 @@ def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int6
 
     minimum = minimize_scalar(loss, bounds=(math.log(0.05), math.log(20)), method="bounded", options={"xatol": 1e-6})
     return math.exp(minimum.x)
+
+
+def with_temperature(probabilities: Mapping[str, float], temperature: float) -> dict[str, float]:
+    """Return the probabilities of classes after division of the scores by a temperature: softmax(log p / T).
+
+    >>> {label: round(p, 2) for label, p in with_temperature({"a": 0.9, "b": 0.1}, 2.0).items()}
+    {'a': 0.75, 'b': 0.25}
+    """
+    scaled = {label: probability ** (1 / temperature) for label, probability in probabilities.items()}
+    total = sum(scaled.values())
+    return {label: value / total for label, value in scaled.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ class ClassifySettings(TaskSettings):
 
     kind: Literal["classify"] = "classify"
     class_weight: ClassWeight = None  # balanced: weights each class by the inverse of its frequency
-    calibrate: bool = True  # fit a temperature on dev, by which the scores are divided (Guo et al. 2017)
+    calibrate: bool = True  # divide scores by a temperature, fitted on dev or held-out folds (Guo et al. 2017)
 
     def fits_temperature(self) -> bool:
         return self.calibrate
@@ -41,7 +41,7 @@ class MultiLabelSettings(TaskSettings):
     kind: Literal["multiple"] = "multiple"
     class_weight: ClassWeight = None  # balanced: a label's positives weigh as much as its negatives
     thresholds: float | Literal["tuned"] = 0.5  # probability from which a label is given; tuned: best F1 on dev
-    calibrate: bool = True  # fit a temperature on dev, by which the scores are divided (Guo et al. 2017)
+    calibrate: bool = True  # divide scores by a temperature, fitted on dev or held-out folds (Guo et al. 2017)
 
     def __post_init__(self) -> None:
         if self.thresholds != "tuned" and not 0 < self.thresholds < 1:

@@ -86,6 +86,21 @@ def test_targets_in_memory_are_converted_for_the_task() -> None:
     assert (pair.text, pair.text_pair) == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("inputs", "match"),
+    [
+        pytest.param([("a", "b"), "cd"], 'input 2 is "cd", expected two texts', id="a text"),
+        pytest.param([("a", "b"), ("c",)], r'input 2 is \["c"\], expected two texts', id="one text"),
+        pytest.param(
+            [("a", "b", "c")], r"input 1 is .*: give two texts for each input, with \"\" for a", id="three texts"
+        ),
+    ],
+)
+def test_each_pair_needs_two_texts(inputs: list[Any], match: str) -> None:
+    with pytest.raises(HeedfulError, match=match):
+        read((inputs, ["x"] * len(inputs)), LabelledExample)
+
+
 def test_inputs_and_targets_must_be_equally_many() -> None:
     with pytest.raises(HeedfulError, match="2 inputs and 1 targets"):
         read((["a", "b"], ["x"]), LabelledExample)

@@ -1,4 +1,4 @@
-"""Calibration: a temperature fitted on dev and folded into the last layer's weights, and prediction sets."""
+"""Calibration: a temperature fitted on dev or out of fold, folded into the last layer's weights; prediction sets."""
 
 from __future__ import annotations
 
@@ -138,3 +138,48 @@ def test_a_very_small_dev_split_calibrates_no_prediction_sets(tmp_path: Path) ->
     finetune_overfitting(tmp_path / "run", num_dev=MIN_SET_EXAMPLES - 1, **{"train.epochs": 1})
     with pytest.raises(HeedfulError, match="no calibration for prediction sets"):
         heedful.Engine(tmp_path / "run", prediction_set=0.9)
+
+
+def finetune_without_dev(folder: Path, num_train: int, **settings: object) -> dict[str, Any]:
+    data = {"train": texts_and_labels(num_train, 0, False), "test": texts_and_labels(400, 2, False)}
+    overrides = {"method": "linear", "folds": 4, "eval_baseline": False} | settings
+    return heedful.finetune("classify", data, output_dir=folder, overrides=overrides).results
+
+
+def test_without_dev_out_of_fold_answers_calibrate(tmp_path: Path) -> None:
+    results = finetune_without_dev(tmp_path / "run", 150)
+    uncalibrated = finetune_without_dev(tmp_path / "uncalibrated", 150, **{"task.calibrate": False})
+    temperature = results["temperature"]
+    note = f"scores are divided by {temperature:.3g}, fitted on out-of-fold probabilities of 150 rows"
+    assert temperature > 1.05
+    assert any(note in line for line in results["notes"])
+    assert note in (tmp_path / "run/model/README.md").read_text()
+    numbers, uncalibrated_numbers = results["splits"]["test"]["numbers"], uncalibrated["splits"]["test"]["numbers"]
+    assert numbers["accuracy"] == uncalibrated_numbers["accuracy"]
+    assert numbers["loss"] < uncalibrated_numbers["loss"]
+    assert "calibration" not in results["method_comparison"], "the model has it"
+    out_of_fold, raw = (run["method_comparison"]["methods"]["linear"] for run in (results, uncalibrated))
+    assert out_of_fold["metric_value"] == raw["metric_value"]
+    assert out_of_fold["numbers"]["loss"] < raw["numbers"]["loss"]
+    least_confidence = min(point["min_confidence"] for point in raw["numbers"]["coverage"])
+    calibrated = least_confidence ** (1 / temperature)
+    calibrated /= calibrated + (1 - least_confidence) ** (1 / temperature)
+    thresholds = [point["min_confidence"] for point in out_of_fold["numbers"]["coverage"]]
+    assert min(thresholds) == pytest.approx(calibrated, abs=1e-3), "thresholds are for the calibrated model"
+    assert "temperature" not in uncalibrated
+    assert not heedful.load(tmp_path / "uncalibrated/model").calibration
+    assert len(heedful.load(tmp_path / "run/model").calibration) == 150
+    texts, labels = texts_and_labels(1000, 4, multilabel=False)
+    answers = heedful.predict(tmp_path / "run", texts, heedful.Classification, prediction_set=0.9)
+    in_set = [label in answer.prediction_set for answer, label in zip(answers, labels, strict=True)]
+    assert fmean(in_set) == pytest.approx(0.9, abs=0.06)
+    (tmp_path / "run/results.json").unlink()  # as if the run had been interrupted after the comparison
+    (tmp_path / "run/seed.json").unlink()
+    assert finetune_without_dev(tmp_path / "run", 150)["temperature"] == temperature
+
+
+def test_few_out_of_fold_answers_fit_no_temperature(tmp_path: Path) -> None:
+    results = finetune_without_dev(tmp_path / "run", MIN_CALIBRATION_EXAMPLES - 1)
+    assert "temperature" not in results
+    assert any("not calibrated: without dev, train needs 100 examples" in note for note in results["notes"])
+    assert heedful.Engine(tmp_path / "run", prediction_set=0.9)(["the dog sat"])[0]["prediction_set"]

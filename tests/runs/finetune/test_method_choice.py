@@ -148,6 +148,12 @@ def test_without_dev_and_test_the_folds_show_accuracy_over_coverage(tmp_path: Pa
     card = (run / "model/README.md").read_text()
     assert "Accuracy on 4 folds of train of the answers above a confidence threshold" in card
     assert f"| 100.0 % | 24 | {numbers['accuracy']:.3f} |" in card
+    for text in (card, (run / "report.html").read_text()):
+        assert "Nothing was measured" not in text and "Not measured at all" not in text
+        assert (
+            "Its method was measured by cross-validation (4 folds of train): see Methods on held-out examples." in text
+        )
+    assert "- Not measured itself; only its method was, by cross-validation." in card
 
 
 def test_nothing_is_compared_if_there_is_no_time(tmp_path: Path, encoder: str) -> None:
