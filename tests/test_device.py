@@ -216,6 +216,19 @@ def test_a_run_resumes_on_the_device_where_it_began(tmp_path: Path, monkeypatch:
     assert resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print).device == "cpu"
 
 
+def test_a_finished_run_needs_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings.toml").write_text('train.device = "cuda"\ntrain.precision = "bfloat16"\n')
+    (tmp_path / "state").mkdir()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SettingError, match="sees no GPU"):
+        resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print)
+    (tmp_path / "results.json").write_text("{}")
+    settings = resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print)
+    assert (settings.device, settings.precision) == ("cuda", "bfloat16")
+    with pytest.raises(SettingError, match="sees no GPU"):
+        resolve_auto(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
+
+
 def test_inference_on_a_gpu_uses_the_precision_of_its_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     for capability, expected in {(9, 0): "bfloat16", (8, 6): "bfloat16", (7, 5): "float16", (6, 1): "float32"}.items():

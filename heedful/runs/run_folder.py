@@ -118,8 +118,8 @@ def _list_names(folder: Path) -> set[str]:
 def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
     """Replace "auto" as device and precision by the values to train with. All ranks call this.
 
-    If the folder has a run with a checkpoint, device and precision of that run are used, even on another machine.
-    Otherwise the device is a GPU if each rank has one of its own, and the precision is the fastest one if it is the
+    If the folder has a run with a checkpoint, device and precision of that run are used, even on another machine. The
+    device of a finished run need not exist here, since nothing trains on it any more. Otherwise the device is a GPU if each rank has one of its own, and the precision is the fastest one if it is the
     same on the devices of all ranks, else float32.
 
     Args:
@@ -133,10 +133,12 @@ def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable
         SettingError: If the device cannot be used, or is a GPU that ranks share.
     """
     own_gpu = gpu_identity() if ranks.size > 1 else "a GPU" * has_gpu()
-    gathered = ranks.all_gather_object((own_gpu, _run_device(folder) if ranks.is_main else (None, None)))
+    gathered = ranks.all_gather_object((own_gpu, _run_device(folder) if ranks.is_main else (None, None, False)))
     gpus = [gpu for gpu, _ in gathered]  # "" of a rank without a GPU
     sharing = ranks_sharing_gpus(gpus)
-    _, (run_device, run_precision) = gathered[0]  # as the first rank read them from the folder
+    _, (run_device, run_precision, is_finished) = gathered[0]  # as the first rank read them from the folder
+    if is_finished and run_device and run_precision and (train.device, train.precision) == ("auto", "auto"):
+        return replace(train, device=run_device, precision=run_precision)
     device = train.device
     if device == "auto":
         device = run_device or ("cuda" if all(gpus) and not sharing else "cpu")
@@ -162,16 +164,16 @@ def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable
     return replace(train, device=device, precision=precision)
 
 
-def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
-    """Return device and precision of a run with a checkpoint, or (None, None) if the folder has no such run."""
+def _run_device(folder: Path) -> tuple[str | None, Precision | None, bool]:
+    """Return device and precision of a run with a checkpoint, or None, and whether the run is finished."""
     with suppress(OSError, HeedfulError):
         if not _list_names(folder) <= INITIAL_FILES:
             values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
             device, saved_precision = values.get("train.device"), values.get("train.precision")
             known: tuple[Precision, ...] = get_args(Precision)
             precision = next((name for name in known if name == saved_precision), None)
-            return str(device) if device else "cpu", precision
-    return None, None
+            return str(device) if device else "cpu", precision, (folder / RESULTS).exists()
+    return None, None, False
 
 
 def can_resume(folder: Path, settings: DataclassInstance) -> bool:

@@ -1,5 +1,7 @@
 """Choice of the training method for few labels: methods are compared on dev, or by cross-validation on train.
 
+The first method is used unless another one is better by more than chance.
+
 `finetune` calls `compare_methods` before it begins the run.
 """
 
@@ -32,7 +34,7 @@ from heedful.tasks.answering import Answer, AnswerInputs
 from heedful.tasks.classify import Classify
 from heedful.tasks.metrics import format_metric
 from heedful.tasks.metrics.calibration import with_temperature
-from heedful.tasks.task import Task, evaluate_task
+from heedful.tasks.task import EvalMetrics, Task, evaluate_task
 from heedful.train.trainer import Trainer
 
 METHODS: tuple[Method, ...] = ("contrastive", "linear", "finetune")  # in the order of the comparison
@@ -49,7 +51,7 @@ class Fold:
 
 
 def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> FinetunePlan:
-    """Return the plan for the method that is best on held-out examples, with the comparison of methods.
+    """Return the plan for the method that held-out examples speak for, with the comparison of methods.
 
     If the settings name a method, only that method is evaluated, and only if they have folds. A resumed run does not
     compare again. If the folder has a finished run with other settings or data, nothing is compared, and `Run.begin`
@@ -119,13 +121,14 @@ def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePl
         seconds = time.monotonic() - method_start
         results[method] = _scores(answers[method]) | {"seconds": round(seconds, 1)}
         run.reporter.message(f"{method}: {_format_score(results[method])} on {held_out_name} ({seconds:.0f} s)")
-    best = max(results, key=lambda method: (results[method]["metric_value"], results[method]["tie_breaker"]))
+    best = choose_method(answers)
     scores = ", ".join(f"{method} {_format_score(result)}" for method, result in results.items())
     why = f"{scores} on {held_out_name}"
     if is_auto:
         untried = [method for method in METHODS if method not in results]
         limit = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
-        why = f"method {best}, chosen for {plan.stats.counts['train']:,} examples ({why}{limit})"
+        chance = f"; no method beats {best} by more than a standard error" if best != _highest(results) else ""
+        why = f"method {best}, chosen for {plan.stats.counts['train']:,} examples ({why}{chance}{limit})"
     record = {"method": best, "why": why, "folds": len(folds), "measured_on": held_out_name, "methods": results}
     if "dev" not in plan.stats.non_empty_splits and settings.task.fits_temperature():
         calibrated, calibration = _calibrate(answers[best])
@@ -238,10 +241,15 @@ def _answer(plan: FinetunePlan, folds: Sequence[Fold]) -> HeldOutAnswers:
     return HeldOutAnswers(task=task, ids=ids, examples=examples, answers=answers)
 
 
+def _measure(held_out: HeldOutAnswers) -> EvalMetrics:
+    """Return the metrics of a method on the held-out examples of all folds together."""
+    task = held_out.task
+    return task.update_metrics(task.new_metrics(), held_out.examples, held_out.answers, held_out.ids)
+
+
 def _scores(held_out: HeldOutAnswers) -> JsonObject:
     """Return the scores of a method on the held-out examples of all folds together."""
-    task = held_out.task
-    metrics = task.update_metrics(task.new_metrics(), held_out.examples, held_out.answers, held_out.ids)
+    task, metrics = held_out.task, _measure(held_out)
     result = eval_result(task, [metrics])
     coverage = task.compute_metrics(metrics).get("coverage")  # None with several labels
     return {
@@ -253,6 +261,31 @@ def _scores(held_out: HeldOutAnswers) -> JsonObject:
     }
 
 
+def _highest(results: Mapping[str, JsonObject]) -> str:
+    """Return the method with the highest score."""
+    return max(results, key=lambda method: (results[method]["metric_value"], results[method]["tie_breaker"]))
+
+
+def choose_method(answers: Mapping[str, HeldOutAnswers]) -> str:
+    """Return the first method, or the best of those that beat it by more than a standard error of the difference.
+
+    Differences on a few dozen examples are mostly chance, so the method that is the best one with few labels on most
+    data (Tunstall et al. 2022) is kept unless there is evidence for another. The rule of one standard error is that of
+    Breiman et al. 1984; the standard error is estimated by bootstrap, paired by example.
+
+    Args:
+        answers: The answers of each method to the same examples, in the order of METHODS.
+    """
+    first, *others = answers
+    gains = {first: 0.0}
+    metric, metrics = answers[first].task.metric, {method: _measure(held_out) for method, held_out in answers.items()}
+    for method in others:
+        differences = metrics[method].bootstraps[metric].values() - metrics[first].bootstraps[metric].values()
+        if differences.mean() > differences.std():
+            gains[method] = float(differences.mean())
+    return max(gains, key=lambda method: gains[method])
+
+
 def _calibrate(held_out: HeldOutAnswers) -> tuple[HeldOutAnswers, JsonObject]:
     """Fit a temperature and prediction sets on out-of-fold answers.
 
@@ -262,9 +295,7 @@ def _calibrate(held_out: HeldOutAnswers) -> tuple[HeldOutAnswers, JsonObject]:
     """
     task, answers = held_out.task, held_out.answers
     temperature = task.fit_temperature(_replayed(answers), held_out.examples)
-    if temperature is not None and isinstance(
-        task, Classify
-    ):  # with several labels, no score depends on it but the loss
+    if temperature is not None and isinstance(task, Classify):  # with several labels, only the loss depends on it
         answers = [_with_temperature(answer, temperature) for answer in answers]
     calibration = task.calibration(_replayed(answers), held_out.examples)
     return replace(held_out, answers=answers), {"temperature": temperature, "calibration": calibration}
