@@ -190,9 +190,10 @@ def fit_thresholds(
     """Return a threshold for each early stage, so that the cascade loses at most `max_loss` of accuracy.
 
     All stages but the last are early stages. They are added to the cascade in turn, from the last early stage to the
-    first. The k-th added of n takes over rows in the order of decreasing confidence, as long as the cascade loses at
-    most k / n of `max_loss`. It stops before the first group of equally confident rows that would exceed this limit,
-    although with more rows the loss may be within the limit again by chance.
+    first. The k-th added of n takes over rows in the order of decreasing confidence, as long as the loss of the cascade
+    plus its standard error is at most k / n of `max_loss`. Without the standard error, the loss on other rows would
+    exceed the limit half of the time. The stage stops before the first group of equally confident rows that would
+    exceed the limit, although with more rows the loss may be within the limit again by chance.
 
     Args:
         confidences: Probability of the most probable label for each row, by each early stage.
@@ -200,7 +201,7 @@ def fit_thresholds(
         max_loss: Maximum loss of accuracy compared with the last stage alone, as a share of the rows.
 
     >>> confidence, correct = np.array([[0.9, 0.8, 0.6]]), np.array([[True, True, False], [True, True, True]])
-    >>> fit_thresholds(confidence, correct, 0.0), fit_thresholds(confidence, correct, 0.5)
+    >>> fit_thresholds(confidence, correct, 0.0), fit_thresholds(confidence, correct, 0.7)
     ((0.7,), (0.0,))
     """
     num_early, num_rows = confidences.shape
@@ -210,9 +211,12 @@ def fit_thresholds(
         confidence, stage_correct = confidences[num_early - added], correct[num_early - added].astype(np.int64)
         order = np.argsort(-confidence, kind="stable")
         decreasing = confidence[order]
-        # lost[i]: correct answers of the last stage, minus those of the cascade if the added stage answers the i + 1
-        # most confident rows
-        lost = correct[-1].sum() - cascade_correct.sum() + np.cumsum(cascade_correct[order] - stage_correct[order])
+        # correct answers of the last stage minus those of the cascade, and their squares (1 where only one of the two is
+        # correct), if the added stage answers the i + 1 most confident rows
+        before, after = correct[-1] - cascade_correct, correct[-1] - stage_correct
+        lost = before.sum() + np.cumsum((after - before)[order])
+        squares = (before**2).sum() + np.cumsum((after**2 - before**2)[order])
+        lost = lost + np.sqrt(squares - lost**2 / num_rows)  # with the standard error
         allowed = max_loss * added / num_early * num_rows + 1e-9
         is_group_end = np.append(decreasing[1:] != decreasing[:-1], True)  # rows of equal confidence are a group
         group_ends = np.flatnonzero(is_group_end)

@@ -44,8 +44,8 @@ class FinetuneSettings:
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
     # finetune: train all weights; linear: logistic regression over sentence vectors of the frozen model; contrastive:
-    # train the sentence vectors by pairs first (SetFit); auto: contrastive, unless another is clearly better on held-out
-    # examples
+    # train the sentence vectors by pairs first (SetFit); auto: contrastive, or another method that is clearly better on
+    # held-out examples
     method: Method = "finetune"
     folds: int = 0  # folds of train for an additional evaluation by cross-validation; 0: no cross-validation
     method_seconds: float = 120.0  # time for comparing methods; methods that need more are not compared
