@@ -120,8 +120,8 @@ def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable
 
     If the folder has a run with a checkpoint, device and precision of that run are used, even on another machine. The
     device of a finished run need not exist here, since nothing trains on it any more. Otherwise the device is a GPU if
-    each rank has one of its own, and the precision is the fastest one if it is the same on the devices of all ranks, else
-    float32.
+    each rank has one of its own, and the precision is the fastest one if it is the same on the devices of all ranks,
+    else float32.
 
     Args:
         train: Settings of the training.

@@ -211,8 +211,8 @@ def fit_thresholds(
         confidence, stage_correct = confidences[num_early - added], correct[num_early - added].astype(np.int64)
         order = np.argsort(-confidence, kind="stable")
         decreasing = confidence[order]
-        # correct answers of the last stage minus those of the cascade, and their squares (1 where only one of the two is
-        # correct), if the added stage answers the i + 1 most confident rows
+        # correct answers of the last stage minus those of the cascade, and their squares (1 where only one of the two
+        # is correct), if the added stage answers the i + 1 most confident rows
         before, after = correct[-1] - cascade_correct, correct[-1] - stage_correct
         lost = before.sum() + np.cumsum((after - before)[order])
         squares = (before**2).sum() + np.cumsum((after**2 - before**2)[order])
