@@ -1,6 +1,7 @@
 """Measure the calibration of fine-tuned classifiers on AG News and IMDB, and the coverage of their prediction sets.
 
 HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/calibration.py --starts shipped minilm --output FILE
+python benchmarks/calibration.py --runs runs/IMDB-whole-0 runs/IMDB-whole-1 --output FILE   # finished runs
 
 A model is fine-tuned by the command's defaults. The expected calibration error (ECE) is measured on the official test,
 with the temperature that was fitted on dev and without it. For prediction sets the test is split into random halves,
@@ -15,8 +16,9 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from report import check_destination, facts
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.data import LabelledExample
 from heedful.runs.finetune.run import finetune
-from heedful.runs.results import read_predictions
+from heedful.runs.results import read_predictions, read_results
 from heedful.tasks.metrics import Calibration
 from heedful.tasks.metrics.conformal import calibration_probabilities, least_probability
 
@@ -42,8 +44,16 @@ STARTS: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "min
 Probabilities = NDArray[np.float64]  # [examples, labels]
 
 
+def predictions_of(run: Path) -> tuple[list[str], Probabilities, list[str], float]:
+    """Return the labels of a run, its probabilities on test, test's gold labels, and the temperature."""
+    results, lines = read_results(run), list(read_predictions(run, "test"))
+    labels = list(results["labels"])
+    table = np.array([[line["answer"]["probabilities"][label] for label in labels] for line in lines])
+    return labels, table, [line["label"] for line in lines], results.get("temperature") or 1.0
+
+
 def predicted(name: str, start: str, seed: int, rows: int | None) -> tuple[list[str], Probabilities, list[str], float]:
-    """Fine-tune a model; return its labels, its probabilities on test, test's gold labels, and the temperature."""
+    """Fine-tune a model, and return what `predictions_of` returns."""
     data = load(name)
     splits = {"train": data.train, "test": data.held}
     plain = {
@@ -56,13 +66,11 @@ def predicted(name: str, start: str, seed: int, rows: int | None) -> tuple[list[
             for split, split_rows in plain.items()
         }
     with tempfile.TemporaryDirectory() as folder:
-        overrides = {"train.seed": seed, "eval_baseline": False}
+        # another seed than that of `load`, which leaves out IMDB's dev split
+        overrides = {"train.seed": seed, "data.seed": 1, "eval_baseline": False}
         run = Path(folder) / "run"
-        results = finetune("classify", plain, run, model=STARTS[start](), overrides=overrides).results
-        lines = read_predictions(run, "test")
-    labels = list(results["labels"])
-    table = np.array([[line["answer"]["probabilities"][label] for label in labels] for line in lines])
-    return labels, table, [line["label"] for line in lines], results.get("temperature") or 1.0
+        finetune("classify", plain, run, model=STARTS[start](), overrides=overrides)
+        return predictions_of(run)
 
 
 def calibration_error(labels: Sequence[str], table: Probabilities, gold: Sequence[str]) -> float:
@@ -104,9 +112,8 @@ def measured_sets(labels: Sequence[str], table: Probabilities, gold: Sequence[st
     return rows
 
 
-def measured(task: str, start: str, seed: int, rows: int | None) -> dict[str, Any]:
-    """Fine-tune a model, and return its accuracy, its calibration and its prediction sets."""
-    labels, table, gold, temperature = predicted(task, start, seed, rows)
+def measured(labels: Sequence[str], table: Probabilities, gold: Sequence[str], temperature: float) -> dict[str, Any]:
+    """Return the accuracy of a model, its calibration and its prediction sets."""
     accuracy = float(np.mean([labels[i] == label for i, label in zip(table.argmax(1), gold, strict=True)]))
     return {
         "examples": len(gold),
@@ -118,6 +125,21 @@ def measured(task: str, start: str, seed: int, rows: int | None) -> dict[str, An
     }
 
 
+def trained_and_measured(task: str, start: str, seed: int, rows: int | None) -> dict[str, Any]:
+    """Fine-tune a model and measure it."""
+    return measured(*predicted(task, start, seed, rows))
+
+
+def results_of(options: argparse.Namespace, parts: Parts) -> Iterator[dict[str, Any]]:
+    """Yield the measurements of each finished run, or of each task with each seed and model."""
+    for run in options.runs:
+        yield {"run": run.name} | measured(*predictions_of(run))
+    for seed, task, start in product(options.seeds, options.tasks, options.starts) if not options.runs else ():
+        name = f"{task}, {start}, seed {seed}" + (f", {options.rows} rows" if options.rows else "")
+        result = parts.result(name, partial(trained_and_measured, task, start, seed, options.rows))
+        yield {"task": task, "start": start, "seed": seed} | result
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each task with each seed and model; write the record again after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,21 +147,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--starts", nargs="+", choices=tuple(STARTS), default=["shipped"])
     parser.add_argument("--rows", type=int, help="of each split, instead of all")
+    parser.add_argument("--runs", type=Path, nargs="+", default=[], help="finished runs to measure, instead of --tasks")
     parser.add_argument("--output", type=Path, required=True)
     add_parts_option(parser, "calibration")
     options = parser.parse_args(arguments)
     check_destination(options.output)
     parts = Parts(options.parts)
     record: dict[str, Any] = {"facts": facts(), "runs": []}
-    for seed in options.seeds:
-        for task in options.tasks:
-            for start in options.starts:
-                name = f"{task}, {start}, seed {seed}" + (f", {options.rows} rows" if options.rows else "")
-                result = parts.result(name, partial(measured, task, start, seed, options.rows))
-                record["runs"].append({"task": task, "start": start, "seed": seed} | result)
-                record["commits"] = sorted(parts.commits)
-                print(json.dumps(record["runs"][-1]), flush=True)
-                options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    for entry in results_of(options, parts):
+        record["runs"].append(entry)
+        record["commits"] = sorted(parts.commits)
+        print(json.dumps(entry), flush=True)
+        options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
