@@ -405,15 +405,15 @@ def about(task: str, seeds: int, threads: int) -> str:
             f"Token pruning of all-MiniLM-L6-v2, fine-tuned on {' and '.join(PRUNED)} with {seeds} seeds and not "
             f"trained for it: the fastest pruning that loses at most {MAX_LOSS:g} points on texts held out of train "
             f"({HELD_OUT['IMDB']:,} of IMDB's, a quarter of AG News'), measured on the official test texts. Speed from "
-            f"text to answer, with the pruning and with all tokens in turn, in one process with {threads} threads: medians."
+            f"text to answer, with the pruning and with all tokens in turn, in one process, {threads} threads: medians."
         )
     plan = PLANS[task]
     return (
         f"Teacher: all-MiniLM-L6-v2 fine-tuned on {task}, {plan.epochs} epochs, rate {plan.rate:g}. Students: soft and "
         f"hard labels, {EPOCHS} epochs, {seeds} seeds each, with the teacher and, as many steps, without it; mean ± "
         "standard deviation, measured after the last step on what was never trained on and chose nothing. Speed side "
-        f"by side in one process, {threads} threads, from text to answer, each in the precision in which it would be served: "
-        f"up to {ANSWERED:,} texts at once, and one alone."
+        f"by side in one process, {threads} threads, from text to answer, each in the precision in which it would be "
+        f"served: up to {ANSWERED:,} texts at once, and one alone."
     )
 
 
