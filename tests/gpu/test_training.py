@@ -26,12 +26,14 @@ from heedful.nn import attend
 from heedful.objectives import Batch, Loss, Objective, Sample
 from heedful.objectives.base import pack_samples
 from heedful.objectives.masked_lm import MaskedLM
+from heedful.runs.distil.run import distil
 from heedful.train.async_checkpoint import AsyncCheckpointer
 from heedful.train.checkpoint import CheckpointManager
 from heedful.train.fit import Reporter
 from heedful.train.optim import AdamW, Constant
 from heedful.train.ranks import Ranks
 from heedful.train.trainer import Trainer, TrainSettings
+from tests.support.distillation import NO_BASELINE
 from tests.support.generated_data import finetune_tiny, write_splits
 from tests.support.tiny_models import decoder_input, random_sequences, save_tiny
 from tests.support.tiny_runs import copy_state, copy_weights, make_trainer, records, tensors_equal, tokenizer
@@ -269,6 +271,14 @@ def little_memory() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 250 * 2**20) / total)
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_static_student_is_made_and_trained_on_the_gpu(tmp_path: Path) -> None:
+    data = write_splits("single", tmp_path / "data")
+    finetune_tiny("classify", data, tmp_path / "teacher")
+    settings = (*NO_BASELINE, "student.width=8", "train.device=cuda")
+    result = distil(tmp_path / "teacher", data, tmp_path / "run", student="static", assignments=settings)
+    assert result.status == "completed" and result.results["settings"]["train"]["device"] == "cuda"
 
 
 def test_micro_batches_shrink_when_memory_runs_out(little_memory: None) -> None:

@@ -50,7 +50,7 @@ from heedful.runs.distil.plan import (
     settings_without_verdict,
     student_origin,
 )
-from heedful.runs.distil.settings import ClassicStudent, SizeStudent, distil_overrides
+from heedful.runs.distil.settings import ClassicStudent, SizeStudent, StaticStudent, distil_overrides
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, sentence_dimension
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.unlabelled import encode_both, teacher_task
@@ -418,6 +418,8 @@ class TeacherLearner:
 
     def _build_student(self, seed: int) -> ModelBundle:
         texts = [text for example in self._examples() for text in example.texts]
+        if isinstance(self._settings.student, StaticStudent):  # the teacher encodes all texts
+            self.plan.teacher.to(resolve_device(self._settings.train.device))
         return build_student(
             self._settings.student,
             self.plan.teacher,
