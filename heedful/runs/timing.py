@@ -20,23 +20,25 @@ from heedful.packed import Packed
 from heedful.runs.results import JsonObject
 
 LENGTHS = (16, 64, 256)  # input lengths for latency, in tokens
-ROUNDS = 100  # timed forward passes per length
+ROUNDS = 100  # timed forward passes per length, at most
+MIN_ROUNDS = 10  # timed forward passes per length, at least
 BATCH_TOKENS = 4096  # tokens of the packed batch for throughput
 BATCH_LENGTH = 64  # tokens of each sequence in that batch, fewer if the model's maximum is lower
 
 
-def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObject:
-    """Time forward passes in the precision of the model, without tokenizing.
+def measure_latency(loaded: ModelBundle, *, max_seconds: float = 1.0) -> JsonObject:
+    """Time forward passes in the precision of the model, without tokenizing: ROUNDS for each length.
 
     For an encoder-decoder model, the target has the length of the source and is decoded in one pass.
 
     Args:
         loaded: The model.
-        rounds: Timed forward passes per length. If None, ROUNDS.
+        max_seconds: Time for each length. When it is up, a length gets no further passes beyond MIN_ROUNDS.
 
     Returns:
         "latency", the median and the 99th percentile in milliseconds as "p50" and "p99", by input length in tokens; and
-        "throughput", the tokens per second of a packed batch.
+        "throughput", the tokens per second of a packed batch. Of fewer than 100 passes, the 99th percentile is the
+        slowest.
     """
     max_length = loaded.max_length or max(LENGTHS)
     vocab_size = loaded.config.model.embedding.vocabulary
@@ -50,9 +52,12 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
 
     def time_passes(inputs: Packed, passes: int) -> list[float]:
         """Return the durations of forward passes in seconds, in ascending order."""
-        durations = []
-        for _ in range(passes + 2):  # two passes to warm up
+        durations: list[float] = []
+        end = time.perf_counter() + max_seconds
+        while len(durations) < passes + 2:  # two passes to warm up
             start = time.perf_counter()
+            if start > end and len(durations) >= min(passes, MIN_ROUNDS) + 2:
+                break
             loaded(inputs, inputs if loaded.needs_target else None)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -64,9 +69,7 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
     try:
         with torch.inference_mode():
             seconds_by_length = {
-                length: time_passes(random_batch(length), rounds or ROUNDS)
-                for length in LENGTHS
-                if length <= max_length
+                length: time_passes(random_batch(length), ROUNDS) for length in LENGTHS if length <= max_length
             }
             batch_length = min(BATCH_LENGTH, max_length)
             batch_size = BATCH_TOKENS // batch_length

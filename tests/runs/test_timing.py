@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +34,8 @@ def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ModelBundle, "forward", recorded_forward)
     single.train()
-    speeds = measure_latency(single, rounds=5)
+    monkeypatch.setattr(timing, "ROUNDS", 5)
+    speeds = measure_latency(single)
     assert single.training, "the model is in training mode again"
     single.eval()
     assert speeds.keys() == {"latency", "throughput"}
@@ -47,13 +50,32 @@ def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyP
 
 
 def test_every_length_that_the_model_reads(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(ModelBundle, "max_length", 64)
     monkeypatch.setattr(ModelBundle, "forward", lambda self, batch, target: None)
-    assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64"}
+    assert measure_latency(single)["latency"].keys() == {"16", "64"}
     monkeypatch.setattr(ModelBundle, "max_length", None)
-    assert measure_latency(single, rounds=2)["latency"].keys() == {"16", "64", "256"}
+    assert measure_latency(single)["latency"].keys() == {"16", "64", "256"}
     monkeypatch.setattr(ModelBundle, "max_length", 8)
-    assert measure_latency(single, rounds=2)["latency"] == {}
+    assert measure_latency(single)["latency"] == {}
+
+
+def test_slow_passes_end_when_time_is_up(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "ROUNDS", 100)
+    monkeypatch.setattr(timing, "BATCH_TOKENS", 4096)
+    now = itertools.count(step=0.25)  # seconds; the clock is read twice for each pass
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    passes: list[int] = []  # tokens of each pass
+    monkeypatch.setattr(ModelBundle, "max_length", None)
+    monkeypatch.setattr(ModelBundle, "forward", lambda self, batch, target: passes.append(len(batch.tokens)))
+    measure_latency(single)
+    assert [passes.count(length) for length in timing.LENGTHS] == [12] * 3
+    passes.clear()
+    measure_latency(single, max_seconds=20.0)
+    assert [passes.count(length) for length in timing.LENGTHS] == [40] * 3
+    passes.clear()
+    measure_latency(single, max_seconds=1e9)
+    assert [passes.count(length) for length in timing.LENGTHS] == [102] * 3
 
 
 def test_memory_is_of_this_process() -> None:
