@@ -127,7 +127,7 @@ def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePl
     if is_auto:
         untried = [method for method in METHODS if method not in results]
         limit = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
-        chance = f"; no method beats {best} by more than a standard error" if best != _highest(results) else ""
+        chance = "; higher scores are within a standard error" if best != _highest(results) else ""
         why = f"method {best}, chosen for {plan.stats.counts['train']:,} examples ({why}{chance}{limit})"
     record = {"method": best, "why": why, "folds": len(folds), "measured_on": held_out_name, "methods": results}
     if "dev" not in plan.stats.non_empty_splits and settings.task.fits_temperature():
