@@ -90,8 +90,7 @@ def rank_by_reranker(
 ) -> dict[str, dict[str, float]]:
     """Rank the best `RERANKED` documents of hybrid search again with a cross-encoder, for each query.
 
-    The reranked documents are those of `SearchIndex.search`. They are not the first ones of the ranking of `depth`
-    documents, which fuses longer rankings by words and by vectors.
+    The reranked documents are those of `SearchIndex.search`.
 
     Args:
         index: The index.

@@ -38,7 +38,9 @@ from heedful.search.words import WordIndex, check_language, write_words
 SearchMethod = Literal["hybrid", "words", "vectors"]
 METHODS: tuple[SearchMethod, ...] = ("hybrid", "words", "vectors")
 COMMIT = 4096  # documents in a commit; committed documents remain if the process is killed
-CANDIDATES = 100  # minimum documents of each ranking that hybrid search fuses
+# minimum documents of each ranking that hybrid search fuses: as many as an evaluation ranks, so that it measures what a
+# search returns
+CANDIDATES = 1000
 RERANKED = 50  # minimum documents that a reranker scores
 PASSAGE_TOKENS = 256  # maximum tokens of a passage, unless the model reads fewer
 

@@ -168,7 +168,7 @@ def test_a_reranked_index_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_reranked_documents_are_those_of_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hybrid search finds others, since it fuses shorter rankings than a ranking of all documents."""
+    """Here they differ from the first documents of a ranking of all, since a search fuses shorter rankings."""
     for module in (evaluate_retrieval, index_module):
         monkeypatch.setattr(module, "RERANKED", 3)
     monkeypatch.setattr(index_module, "CANDIDATES", 3)
