@@ -171,13 +171,14 @@ class _Search:
     # -- settings -------------------------------------------------------------------------------------------------
 
     def plan(self, configuration: Configuration) -> FinetunePlan:
-        """Return the plan of a full training with a configuration."""
+        """Return the plan of a full training with a configuration, and with a dev split, as trials have."""
         return plan_finetune(
             self.task,
             self.data,
             overrides=self._overrides_with(configuration),
             on_bad_row=self.on_bad_row,
             opened=self.opened,
+            needs_dev=True,
         )
 
     def _overrides_with(
