@@ -523,6 +523,7 @@ def test_the_data_is_read_once_before_the_trials(
         pytest.param({"lr": [-1.0]}, "train.optimizer.lr", id="invalid value"),
         pytest.param({"lr": [1.0], "learning_rate": [2.0]}, "train.optimizer.lr", id="one setting twice"),
         pytest.param({"time_budget": ["1m", "2m"]}, "train.time_budget", id="time budget"),
+        pytest.param({"method": ["finetune", "auto"]}, "method", id="a comparison of methods"),
     ],
 )
 def test_a_space_that_cannot_be_tried_is_refused(tmp_path: Path, space: dict[str, Any], path: str) -> None:
