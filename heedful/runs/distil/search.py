@@ -1,4 +1,4 @@
-"""`heedful distil search`: distil students of several shapes, and choose the fastest one with enough quality.
+"""`heedful distil` with a limit: distil students of several shapes, and choose the fastest or the best one within it.
 
 A shape is a student by its name in `heedful distil`, such as "layers=3", "tiny" or "bag".
 """
@@ -253,6 +253,8 @@ def choose_student(
     >>> shapes = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
     >>> shapes.append({"p50": 3})
     >>> choose_student(shapes, None, 0.9)["p50"], choose_student(shapes, 1.5, None)["p50"]
+    (2, 1)
+    >>> choose_student(shapes, 2, None)["p50"], choose_student(shapes, 2, 0.5)["p50"]
     (2, 1)
     >>> choose_student(shapes, None, 0.99) is None
     True
