@@ -187,7 +187,7 @@ def _show_search(search: JsonObject) -> None:
         ratio = student.get("quality_ratio")
         status = "" if "quality" in student else "not trained"
         if student["name"] == search["taken"]:
-            status = "taken"
+            status = "chosen"
         rows.append(
             [
                 escape(student["name"]),

@@ -133,7 +133,7 @@ def search(
         best = choose_student(state["tried"], max_latency, min_quality)
         if best is None:
             raise HeedfulError(no_student_message(state["tried"], max_latency, min_quality))
-        reporter.message(f"{best['name']} is taken" + ("" if state["split"] == "dev" else f", {CHOSEN_ON_TEST}"))
+        reporter.message(f"{best['name']} is chosen" + ("" if state["split"] == "dev" else f", {CHOSEN_ON_TEST}"))
         if ranks.is_main:
             _swap_best(folder, state.get("taken"), best["name"])
             state["taken"] = best["name"]
