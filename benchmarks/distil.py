@@ -306,8 +306,9 @@ def table(results: dict[str, Any]) -> str:
     """Format a row for each student as Markdown, with its speed and the teacher's, measured in the same turns."""
     first = next(iter(results.values()))["verdict"]
     main, teacher = f"{first['metric']} on {first['split']}", first["models"]["teacher"]
-    columns = ["student", main, "without the teacher", "difference (95 %)", "kept", "parameters", "served in"]
-    columns += ["texts/s", "to the teacher's", "one text, p50 / p99 ms", "the teacher's", "to the teacher's"]
+    columns = ["student", main, "without the teacher", "difference (95 %)", "share of the teacher's quality"]
+    columns += ["parameters", "served in", "texts/s", "to the teacher's", "one text, p50 / p99 ms", "the teacher's"]
+    columns += ["to the teacher's"]
     speed = [f"{teacher['parameters']:,}", teacher["precision"], "", "1.00", "", "", "1.00"]
     rows = [["the teacher", f"{100 * teacher['quality']['mean']:.2f}", "", "", "100 %", *speed]]
     for name, result in results.items():

@@ -83,5 +83,5 @@ def _print_verdicts(report: Bench) -> None:
     rows = []
     for result in report.results:
         precision, refusal = result.trial.precision, result.trial.refused
-        rows.append([precision, "taken by auto" if precision == report.auto_precision else refusal or "slower"])
+        rows.append([precision, "chosen by auto" if precision == report.auto_precision else refusal or "slower"])
     print_table(rows)

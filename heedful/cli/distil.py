@@ -50,7 +50,11 @@ def distil(
         list[Path] | None, typer.Option(help="A file of unlabelled texts; repeat it for several files.")
     ] = None,
     max_latency: Annotated[
-        str, typer.Option(help="Search for the fastest student with at most this latency for one text, such as 5ms.")
+        str,
+        typer.Option(
+            help="Search for the best student with at most this latency for one text, such as 5ms. With --min-quality, "
+            "the fastest student within both limits."
+        ),
     ] = "",
     min_quality: Annotated[
         str, typer.Option(help="Search for the fastest student with this share of the teacher's quality, such as 97%.")
@@ -183,7 +187,7 @@ def _show_search(search: JsonObject) -> None:
         ratio = student.get("quality_ratio")
         status = "" if "quality" in student else "not trained"
         if student["name"] == search["taken"]:
-            status = "taken"
+            status = "chosen"
         rows.append(
             [
                 escape(student["name"]),

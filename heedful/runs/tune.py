@@ -166,18 +166,19 @@ class _Search:
         if "dev" not in self.base.stats.non_empty_splits:
             message = "trials are compared on dev, but there is no dev split: give a dev file or set dev_fraction"
             raise HeedfulError(message)
-        _refuse_time_budget(self.base)
+        _check_duration(self.base)
 
     # -- settings -------------------------------------------------------------------------------------------------
 
     def plan(self, configuration: Configuration) -> FinetunePlan:
-        """Return the plan of a full training with a configuration."""
+        """Return the plan of a full training with a configuration, and with a dev split, as trials have."""
         return plan_finetune(
             self.task,
             self.data,
             overrides=self._overrides_with(configuration),
             on_bad_row=self.on_bad_row,
             opened=self.opened,
+            needs_dev=True,
         )
 
     def _overrides_with(
@@ -222,7 +223,7 @@ class _Search:
             self.space[name] = [to_plain_data(value, (name,), "space") for value in values]
         # settings may exclude each other, and plan() refuses those that the method ignores, so check combinations
         for configuration in configurations(self.space, self.base.settings.train.seed)[:MAX_TRIALS]:
-            _refuse_time_budget(self.plan(configuration))
+            _check_duration(self.plan(configuration))
 
     @property
     def final_seeds(self) -> int:
@@ -490,8 +491,14 @@ class _Search:
             save_plot(self.folder / "plots" / "trials.png", plot_trials(self.state))
 
 
-def _refuse_time_budget(plan: FinetunePlan) -> None:
-    """Raise a SettingError if training ends after a time budget, since a share of it depends on the machine's load."""
+def _check_duration(plan: FinetunePlan) -> None:
+    """Raise a SettingError if trials cannot train for a share of the full duration.
+
+    A share of a time budget depends on the machine's load, and the method "auto" trains with several durations.
+    """
+    if plan.settings.method == "auto":
+        message = 'method is "auto", which compares methods itself: name the methods to try, as in --try'
+        raise SettingError(f"{message} method=contrastive,finetune", path="method")
     if (time_budget := plan.settings.train.time_budget) is not None:
         message = f"train.time_budget is {time_budget}, but trials train for a share of the epochs or steps"
         raise SettingError(f"{message}: give epochs or max_steps", path="train.time_budget")

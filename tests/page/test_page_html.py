@@ -186,7 +186,7 @@ def test_empty_lines_are_refused(tmp_path: Path, chromium: Browser) -> None:
     open_page(chromium, tmp_path / "page.html")
     chromium.js("document.querySelector('button').click()")
     assert chromium.text("#status") == "write at least one line"
-    assert chromium.js("return document.getElementById('found').hidden") is True
+    assert chromium.js("return document.getElementById('answer-section').hidden") is True
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

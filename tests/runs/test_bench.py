@@ -68,7 +68,7 @@ def test_the_command_prints_json_or_a_table(run: Path, capsys: pytest.CaptureFix
     assert "accuracy (" in table[-1]
     assert max(map(len, table)) < 80
     assert [line.split()[0] for line in verdicts] == ["float32", "bfloat16", "int8"]
-    assert printed.count("taken by auto") == 1
+    assert printed.count("chosen by auto") == 1
 
 
 def test_the_latency_and_metric_of_a_far_slower_precision_are_not_measured(
@@ -114,7 +114,7 @@ def test_results_that_cannot_be_written_are_printed(run: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run)])
     printed = capsys.readouterr()
-    assert "taken by auto" in printed.out
+    assert "chosen by auto" in printed.out
     assert "bench.json cannot be written: Is a directory" in printed.err
 
 

@@ -14,7 +14,14 @@ from heedful.checkpoint.new_head import with_head
 from heedful.cli import main
 from heedful.data import DataSettings, LabelledExample, Skip, read
 from heedful.errors import DataError, HeedfulError
-from heedful.runs.text_selection import CANDIDATES_PER_TEXT, label_margins, select_texts, spread
+from heedful.runs.text_selection import (
+    CANDIDATES_PER_TEXT,
+    SelectedText,
+    SelectedTexts,
+    label_margins,
+    select_texts,
+    spread,
+)
 
 NOUNS = ["cat", "dog", "horse", "cow", "sheep", "goat", "hammer", "saw", "drill", "wrench", "axe", "file"]
 PLACES = ["in the barn today", "behind the house again", "near the old river", "at the market place"]
@@ -110,6 +117,31 @@ def test_a_filled_in_file_is_trained_on(
     with pytest.raises(SystemExit) as ended:
         main(command)
     assert ended.value.code == 2, "next.csv is not overwritten, since a person may have edited it"
+
+
+def test_texts_like_formulas_are_read_as_they_were(tmp_path: Path) -> None:
+    texts = ["=1+1", "+49 30 1234", "@x", "- and", "'=1+1", "''=1+1", "'tis true", "fine"]
+    selected = SelectedTexts(
+        texts=tuple(
+            SelectedText(text=text, text_pair=None, margin=0.1, suggested_label="+1 star", probability=0.5)
+            for text in texts
+        ),
+        pool=len(texts),
+        left_out=0,
+    )
+    selected.to_csv(tmp_path / "next.csv")
+    with (tmp_path / "next.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    cells = [row["text"] for row in rows]
+    assert cells[:5] == ["'=1+1", "'+49 30 1234", "'@x", "'- and", "''=1+1"], "a spreadsheet does not run them"
+    for columns, expected in ((list(rows[0]), texts), (["text", "label"], cells)):
+        with (tmp_path / "done.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(row | {"label": row["suggested_label"]} for row in rows)
+        examples = list(read(tmp_path / "done.csv", LabelledExample, DataSettings(dev_fraction=0.0)).examples("train"))
+        assert [example.text for example in examples] == expected, "the file is recognised by its columns"
+    assert {example.label for example in examples} == {"'+1 star"}, "other files are read as they are"
 
 
 def test_pairs_keep_both_texts(engine: heedful.Engine, tmp_path: Path) -> None:

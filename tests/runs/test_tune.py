@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import heedful
+from heedful.checkpoint import save
 from heedful.cli import main
 from heedful.cli.tune import _parse_space
 from heedful.errors import HeedfulError, RunError, SettingError
@@ -33,9 +34,11 @@ from heedful.runs.trials import (
     rungs_within,
     trials_csv,
 )
+from heedful.tasks.specs import SPECS
 from heedful.train.fit import Reporter
 from heedful.train.trainer import DivergedError
 from tests.support.generated_data import SMALL, classification_rows
+from tests.support.tiny_runs import classify
 
 DATA = {"train": classification_rows(24), "dev": classification_rows(8, 1), "test": classification_rows(8, 2)}
 SPACE = {"lr": [1e-3, 1e-2], "batch_size": [8, 16]}
@@ -248,6 +251,32 @@ def test_a_search_ends_although_a_learning_rate_diverges(tmp_path: Path) -> None
     assert [trial.metric_value is None for trial in state.trials] == [True, False]
     assert state.chosen == {"lr": 1e-3}
     assert set(results["splits"]) == {"dev", "test"}
+
+
+def test_methods_for_few_labels_are_compared_on_a_generated_dev_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with few labels trains on all rows with some methods, and trials of these methods need a dev split too."""
+    monkeypatch.setattr("heedful.runs.finetune.settings.MIN_CONTRASTIVE_STEPS", 5)
+    monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 2.0),)))
+    model, *_ = classify()
+    save(model.eval(), tmp_path / "encoder")
+    data = {"train": classification_rows(40), "test": classification_rows(8, 2)}
+    space = {"method": ["contrastive", "linear", "finetune"]}
+    overrides = {"init.model": str(tmp_path / "encoder")}
+    results = search(tmp_path / "tuned", data=data, space=space, overrides=overrides).results
+    state = SearchState.from_json(results["tune"])
+    assert {trial.settings["method"] for trial in state.trials if trial.rung_index == 0} == {*space["method"]}
+    counts = [
+        json.loads((tmp_path / "tuned" / trial.folder / "results.json").read_text())["data"]["splits"]
+        for trial in state.trials
+    ]
+    sizes = [(splits["train"]["examples"], splits["dev"]["examples"]) for splits in counts]
+    assert sum(sizes[0]) == 40 and sizes[0][1] > 0
+    assert sizes == [sizes[0]] * 4, "all trials have the same dev split"
+    assert state.chosen is not None
+    trains_on_all = results["data"]["splits"]["train"]["examples"] == 40
+    assert trains_on_all == (state.chosen["method"] != "finetune"), "the final run is one of its method"
 
 
 @pytest.mark.parametrize("space", [None, {}])
@@ -494,6 +523,7 @@ def test_the_data_is_read_once_before_the_trials(
         pytest.param({"lr": [-1.0]}, "train.optimizer.lr", id="invalid value"),
         pytest.param({"lr": [1.0], "learning_rate": [2.0]}, "train.optimizer.lr", id="one setting twice"),
         pytest.param({"time_budget": ["1m", "2m"]}, "train.time_budget", id="time budget"),
+        pytest.param({"method": ["finetune", "auto"]}, "method", id="a comparison of methods"),
     ],
 )
 def test_a_space_that_cannot_be_tried_is_refused(tmp_path: Path, space: dict[str, Any], path: str) -> None:

@@ -123,7 +123,7 @@ const ready = setInterval(() => {
   document.querySelector("#route").dispatchEvent(new Event("change"));
   document.querySelector("button").click();
   const timer = setInterval(() => {
-    if (document.getElementById("found").hidden) return;
+    if (document.getElementById("answer-section").hidden) return;
     clearInterval(timer);
     done([...document.querySelectorAll("#shown bdi")].map((label) => label.textContent));
   }, 20);
@@ -158,7 +158,7 @@ const timer = setInterval(() => {
   if (code !== status || !answer.includes(text)) return;
   clearInterval(timer);
   // rows hidden, full response open, path
-  done([document.getElementById("found").hidden, document.getElementById("whole").open, location.pathname]);
+  done([document.getElementById("answer-section").hidden, document.getElementById("whole").open, location.pathname]);
 }, 20);
 """
 

@@ -37,8 +37,8 @@ class Corrections:
 
 
 def _normalise_cell(text: str) -> str:
-    """Normalise a text for comparison with cells of a spreadsheet: escaped, with single spaces."""
-    return " ".join(escape_cell(text).split())
+    """Normalise a text for comparison with cells of a spreadsheet: single spaces."""
+    return " ".join(text.split())
 
 
 def _key(text: str, text_pair: str, label: str) -> CorrectionKey:
@@ -64,7 +64,7 @@ def read_corrections(path: str | Path) -> Corrections:
     for line, cells in table.rows(row_errors):
         row = cells if isinstance(cells, dict) else dict(zip(names, cells, strict=True))
         text, text_pair, data_label, label = (
-            _unescape(str(row.get(name) or "")) for name in ("text", "text_pair", DATA_LABEL, CORRECTED_LABEL)
+            str(row.get(name) or "") for name in ("text", "text_pair", DATA_LABEL, CORRECTED_LABEL)
         )
         label = label.strip()
         key = _key(text, text_pair, data_label)
@@ -76,11 +76,6 @@ def read_corrections(path: str | Path) -> Corrections:
     return Corrections(
         name=path.name, labels={key: label for key, label in labels.items() if _normalise_cell(label) != key[2]}
     )
-
-
-def _unescape(cell: str) -> str:
-    """Return the text of a cell, without the prefix that `escape_cell` may have added."""
-    return cell[1:] if cell.startswith("'") and escape_cell(cell[1:]) == cell else cell
 
 
 def apply_corrections(

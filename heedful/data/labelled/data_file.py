@@ -23,8 +23,10 @@ from heedful.data.examples import (
     TextExample,
 )
 from heedful.data.formats import conll, label_text, squad
+from heedful.data.formats.csv_escape import is_review_header, unescape_cell
 from heedful.data.formats.tables import (
     DatasetObject,
+    Rows,
     Table,
     read_dataset_object,
     read_delimited,
@@ -380,7 +382,20 @@ def _delimited_table(
     if settings.header is None and has_no_header(table) and any(map(has_number, (settings.columns or {}).values())):
         check_header(table)
     notes += [] if quoted else [f"{file.path.name}: quotes are read literally"]
+    if is_review_header(table.names):
+        table = _unescape_table(table)
+        notes.append(f"{file.path.name}: from select or check --label-errors; the ' before formulas is removed")
     return replace(table, notes=(*notes, *table.notes), header=settings.header)
+
+
+def _unescape_table(table: Table) -> Table:
+    """Return a table of CSV without the escapes of its cells."""
+
+    def rows(row_errors: RowErrors) -> Rows:
+        for line, cells in table.rows(row_errors):
+            yield line, [*map(unescape_cell, cells)]
+
+    return replace(table, first_row=[*map(unescape_cell, table.first_row)], rows=rows)
 
 
 def is_json_lines(file: TextFile) -> bool:

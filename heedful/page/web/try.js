@@ -85,7 +85,7 @@ function show(head, answer, input) {
     }
     body.append(...rows.map(rowOf));
   });
-  at("found").hidden = false; // first of all, since screen readers do not announce changes in a hidden region
+  at("answer-section").hidden = false; // first of all, since screen readers do not announce changes in a hidden region
   at("shown").replaceChildren(...(table.rows.length ? [table] : [element("p", answer.note ?? "(nothing)")]));
   at("answer").textContent = JSON.stringify(answer, null, 2);
 }
@@ -107,7 +107,7 @@ export async function startPage() {
         say(`${milliseconds.toFixed(milliseconds < 10 ? 1 : 0)} ms`);
       } catch (error) {
         say(error.message, true);
-        at("found").hidden = true;
+        at("answer-section").hidden = true;
       }
     };
     showForm(facts, ask);

@@ -241,7 +241,7 @@ def _baseline(results: JsonObject) -> Iterator[list[str]]:
         return
     baseline = results["baseline"]
     if "method" in baseline:
-        yield [f"### Beside {escape_markdown(baseline['name'])}"]
+        yield [f"### Compared with {escape_markdown(baseline['name'])}"]
         method, library = escape_markdown(baseline["method"]), escape_markdown(baseline["library"])
         yield [*lines, "", f"By {method} ({library}), seed as in training."]
     else:

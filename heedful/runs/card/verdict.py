@@ -10,7 +10,7 @@ from heedful.runs.run_folder import read_run_json
 from heedful.tasks.metrics import format_metric
 
 VERDICT = "verdict.json"
-NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"}  # shown names, by role
+NAMES = {"teacher": "teacher", "student": "student", "baseline": "student without teacher"}  # shown names, by role
 
 
 def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
@@ -21,7 +21,7 @@ def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
     """
     metric = verdict["metric"]
     further_metrics = list(verdict["models"]["teacher"]["quality"].get("metrics", ()))
-    header = ["", f"{metric} on {verdict['split']}", "kept", *further_metrics]
+    header = ["", f"{metric} on {verdict['split']}", "share of the teacher's quality", *further_metrics]
     header += ["parameters", "served in", "tokens/s", "texts/s", "ms, p50 / p99"]
     rows = []
     teacher_mean = verdict["models"]["teacher"]["quality"]["mean"]
@@ -56,7 +56,7 @@ def verdict_section(folder: Path) -> list[list[str]]:
     verdict = read_run_json(folder / VERDICT)
     header, rows = verdict_table(verdict)
     return [
-        ["## Beside its teacher"],
+        ["## Compared with its teacher"],
         markdown_table(list(map(escape_markdown, header)), [list(map(escape_markdown, row)) for row in rows]),
         [escape_markdown(verdict["sentence"], 1000)],
     ]

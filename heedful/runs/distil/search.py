@@ -1,4 +1,4 @@
-"""`heedful distil search`: distil students of several shapes, and choose the fastest one with enough quality.
+"""`heedful distil` with a limit: distil students of several shapes, and choose the fastest or the best one within it.
 
 A shape is a student by its name in `heedful distil`, such as "layers=3", "tiny" or "bag".
 """
@@ -133,7 +133,7 @@ def search(
         best = choose_student(state["tried"], max_latency, min_quality)
         if best is None:
             raise HeedfulError(no_student_message(state["tried"], max_latency, min_quality))
-        reporter.message(f"{best['name']} is taken" + ("" if state["split"] == "dev" else f", {CHOSEN_ON_TEST}"))
+        reporter.message(f"{best['name']} is chosen" + ("" if state["split"] == "dev" else f", {CHOSEN_ON_TEST}"))
         if ranks.is_main:
             _swap_best(folder, state.get("taken"), best["name"])
             state["taken"] = best["name"]
@@ -253,6 +253,8 @@ def choose_student(
     >>> shapes = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
     >>> shapes.append({"p50": 3})
     >>> choose_student(shapes, None, 0.9)["p50"], choose_student(shapes, 1.5, None)["p50"]
+    (2, 1)
+    >>> choose_student(shapes, 2, None)["p50"], choose_student(shapes, 2, 0.5)["p50"]
     (2, 1)
     >>> choose_student(shapes, None, 0.99) is None
     True

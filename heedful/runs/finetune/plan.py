@@ -95,11 +95,13 @@ def plan_finetune(
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
     opened: OpenedData | None = None,
+    needs_dev: bool = False,
 ) -> FinetunePlan:
     """Open the data, and merge overrides over the defaults for it. Most arguments are documented at `finetune`.
 
     Args:
         opened: The same data, shared with other plans. If None, the data is read for this plan.
+        needs_dev: Whether a generated dev split is never added to train, however small the data is.
 
     Raises:
         HeedfulError: If nothing can be learned from the data, or if a setting cannot be used with it.
@@ -114,7 +116,7 @@ def plan_finetune(
         data_settings = replace(data_settings, dev_fraction=0.0)
         dataset, stats = opened.open(data_settings)
     method = _choose_method(overrides, preview, dataset, stats)
-    if _trains_on_all(method, overrides, preview, dataset, stats):
+    if not needs_dev and _trains_on_all(method, overrides, preview, dataset, stats):
         data_settings = replace(data_settings, dev_fraction=0.0)
         dataset, stats = opened.open(data_settings)
     check_learnable(dataset, stats)

@@ -109,11 +109,12 @@ def finetune(
         HeedfulError: If the data, a setting or the folder cannot be used.
     """
     overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
-    plan = plan_finetune(task, data, overrides=overrides, on_bad_row=on_bad_row)
+    plan_with = partial(plan_finetune, task, data, on_bad_row=on_bad_row, needs_dev=only_dev)
+    plan = plan_with(overrides=overrides)
     run = Run.open(output_dir, reporter, ranks)
 
     def replan(method: Method) -> FinetunePlan:
-        return plan_finetune(task, data, overrides=overrides.with_values({"method": method}), on_bad_row=on_bad_row)
+        return plan_with(overrides=overrides.with_values({"method": method}))
 
     with run.locked():
         plan = compare_methods(plan, run, replan)

@@ -264,10 +264,10 @@ async function ask(event) {
     say(`${response.status} · ${Math.round(performance.now() - start)} ms`, !response.ok);
     write(JSON.stringify(answer, null, 2));
     draw(response.ok ? route : "", answer, modelInfo);
-    at("found").hidden = false;
+    at("answer-section").hidden = false;
   } catch (error) {
     say(String(error.message), true);
-    at("found").hidden = true;
+    at("answer-section").hidden = true;
   } finally {
     button.ariaDisabled = "false";
   }
@@ -284,10 +284,10 @@ async function follow(event) {
     say(response.status === 401 ? "401 · give a key above" : String(response.status), !response.ok);
     write(text);
     draw("", text);
-    at("found").hidden = false;
+    at("answer-section").hidden = false;
   } catch (error) {
     say(String(error.message), true);
-    at("found").hidden = true;
+    at("answer-section").hidden = true;
   }
 }
 

@@ -12,7 +12,9 @@ from heedful.data.labelled.corrections import read_corrections, write_review_fil
 from heedful.errors import DataError
 
 DATA = (
-    'text,label\n=1+1 is two,right\nthe sea is dry,right\nthe sun  is hot,wrong\n"two\nlines",right\na,right\na,wrong\n'
+    "text,label\n=1+1 is two,right\nthe sea is dry,right\nthe sun  is hot,wrong\n"
+    "'=1 is text,wrong\n"
+    '"two\nlines",right\na,right\na,wrong\n'
 )
 COLUMNS = ["text", "label", "given_label"]
 
@@ -33,6 +35,7 @@ def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> No
         ("=1+1 is two", "wrong", "right"),
         ("the sea is dry", "", "right"),
         ("the sun is hot", "right", "wrong"),
+        ("'=1 is text", "right", "wrong"),
         ("two lines", "right", "right"),
         ("a", "right", "wrong"),
         ("not in the data", "right", "wrong"),
@@ -44,11 +47,12 @@ def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> No
     assert read_examples == [
         ("=1+1 is two", "wrong"),
         ("the sun  is hot", "right"),
+        ("'=1 is text", "right"),
         ("two\nlines", "right"),
         ("a", "right"),
         ("a", "right"),
     ]
-    assert dataset.row_errors.repairs == {"labels corrected by fixed.csv": 3, "left out by fixed.csv": 1}
+    assert dataset.row_errors.repairs == {"labels corrected by fixed.csv": 4, "left out by fixed.csv": 1}
 
 
 def test_corrections_separated_by_semicolons(tmp_path: Path) -> None:

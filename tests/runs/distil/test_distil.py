@@ -436,7 +436,8 @@ def test_a_masked_language_model_is_distilled_on_text(tmp_path: Path) -> None:
     result = distil(teacher, text, run, student="layers=1", loss="distilbert", assignments=assignments)
     assert result.results["verdict"]["metric"] == "mlm_accuracy"
     card = (run / "model" / "README.md").read_text()
-    assert "Beside its teacher" in card
+    assert "## Compared with its teacher" in card
+    assert "share of the teacher's quality" in card
     assert "further training of 1 of the layers of teacher, taught by teacher:" in card
     assert "loss.kd_weight = 5.0" in card
     assert "pretrain.max_seq_length = 16" in card
@@ -606,7 +607,7 @@ def test_the_plot_of_a_verdict_names_all_models() -> None:
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     names = {text.get_text() for text in axes.texts if text.get_text()}
-    assert names == {"teacher", "student", "student alone", "bag"}
+    assert names == {"teacher", "student", "student without teacher", "bag"}
     assert figure.get_suptitle() == "The student is 4.0x faster, 94 % of the quality kept\nbars: 95 % intervals"
 
 

@@ -135,7 +135,7 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
     assignments = [*NO_BASELINE, "data.dev_fraction=0"]
     result = search(teacher, data, tmp_path / "run", shapes=["bag"], assignments=assignments, reporter=recorder)
     assert result.results["search"]["split"] == "test"
-    assert f"bag is taken, {distil_search.CHOSEN_ON_TEST}" in recorder.messages
+    assert f"bag is chosen, {distil_search.CHOSEN_ON_TEST}" in recorder.messages
 
 
 def test_default_shapes_begin_with_classic_students_of_the_task(tmp_path: Path, teacher: Path) -> None:

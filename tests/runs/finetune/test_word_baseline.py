@@ -86,7 +86,7 @@ def test_a_run_scores_a_bag_of_words_beside_its_model(
         assert difference["low"] <= difference["high"]
         assert difference["count"] == 8
     card = (run / "model" / "README.md").read_text()
-    assert "### Beside a bag of words" in card
+    assert "### Compared with a bag of words" in card
     assert f"scikit-learn {word_baseline.version('scikit-learn')}" in card
     with (run / "results.csv").open(newline="") as file:
         *_, baseline_row = csv.DictReader(file)
