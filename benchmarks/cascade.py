@@ -40,8 +40,9 @@ from report import RESULTS, Spread, Table, check_destination, grid, write
 from heedful.data import LabelledExample
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision
+from heedful.runs.distil.cascade import fit_thresholds
 from heedful.runs.distil.run import distil
-from heedful.runs.results import read_predictions, read_results
+from heedful.runs.results import read_predictions
 from heedful.tasks.metrics import mean_of
 from heedful.tasks.task import bootstrap_stat
 
@@ -55,16 +56,17 @@ STARTS = 5  # first answers that are timed
 NO_VERDICT = ("verdict.texts=8", "verdict.rounds=1")  # speeds that nobody reads
 TRAIN_ONLY = ("verdict.precision=float32", *NO_VERDICT)
 ABOUT = """Cascades of students and all-MiniLM-L6-v2, fine-tuned on {tasks}, whose thresholds were fitted on rows held
-out of train for a loss of at most {max_loss:g} points (SST-2: 6,000 rows, whose texts occur in no text that is left in
-train; IMDB: 2,500; AG News: a quarter of its rows). Accuracy is that on the official test (SST-2: dev) in the precision
-in which the cascade is served, and its difference to the teacher in float32 is paired by text, with a 95 % bootstrap
-interval.
+out of train, so that the 95 % bound of the loss there is at most {max_loss:g} points (SST-2: 6,000 rows, whose texts
+occur in no text that is left in train; IMDB: 2,500; AG News: a quarter of its rows). Accuracy is that of the answers of
+all models in float32 on the official test (SST-2: dev); the difference to the teacher is paired by text, with a 95 %
+bootstrap interval.
 
-Speed is that from texts to answers of the models of the first seed; each arm is a process of its own, one runs at a
-time, and ratios are taken in each round. OpenVINO's models are quantised to int8 by nncf with {calibration} texts of
-train, and compute mean-pooled vectors of the same body instead of the head, from token ids of `encode_batch_fast` of
-`tokenizers`; they take the batch size of {sizes} that is fastest on all texts, in the faster of their two modes. First
-answer: seconds of `heedful predict` for one text with the static student, from the start of the process. Measured at
+Speed is that from texts to answers of the models of the first seed, in int8 where the precision gate accepts it; each
+arm is a process of its own, one runs at a time, and ratios are taken in each round. OpenVINO's models are quantised to
+int8 by nncf with {calibration} texts of train, and compute mean-pooled vectors of the same body instead of the head,
+from token ids of `encode_batch_fast` of `tokenizers`; they take the batch size of {sizes} that is fastest on all texts,
+in the faster of their two modes. First answer: seconds of `heedful predict` for one text with the static student, from
+the start of the process. Measured at
 {commits}."""
 
 
@@ -109,28 +111,42 @@ def distilled(task: str, name: str, seed: int, run: Run, *more: str, cascade: bo
     return done.results
 
 
+def scores(folder: Path, split: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the confidence of a run's answers to a split, in float32, and whether they are correct, in its order."""
+    lines = sorted(read_predictions(folder, split), key=lambda line: line["id"])
+    return np.array([line["answer"]["probability"] for line in lines]), np.array([line["correct"] for line in lines])
+
+
 def quality(task: str, name: str, seed: int, run: Run) -> dict[str, Any]:
-    """Build a cascade, and return its report with its accuracy and its paired difference to the teacher in float32."""
-    report: dict[str, Any] = distilled(task, name, seed, run, *NO_VERDICT, cascade=True)["cascade"]
-    folder, data_path = student_folder(task, name, seed, run), held_out_data(task, run)
-    teacher = fine_tuned(task, data_path, seed, run)
-    rows = [row for row in run.few(load(task).held) if isinstance(row, LabelledExample)]
-    correct_by_id = {line["id"]: line["correct"] for line in read_predictions(teacher, "test")}
-    teacher_correct = np.array([correct_by_id[index] for index in range(len(rows))], np.float64)
-    engine = Engine(folder / "cascade", precision=report["precision"], max_length=PLANS[task].longest)
-    answers = engine([row.text for row in rows])
-    correct = np.array([answer["label"] == row.label for answer, row in zip(answers, rows, strict=True)], np.float64)
-    stages = [answer["stage"] for answer in answers]
+    """Fit the thresholds of a cascade on dev, and return its accuracy on test, from the answers of each model."""
+    data_path = held_out_data(task, run)
+    folders = [student_folder(task, stage, seed, run) for stage in name.split(", ")]
+    folders.append(fine_tuned(task, data_path, seed, run))
+    dev, test = ([scores(folder, split) for folder in folders] for split in ("dev", "test"))
+    fitted = fit_thresholds(
+        np.stack([confidence for confidence, _ in dev[:-1]]), np.stack([correct for _, correct in dev]), MAX_LOSS / 100
+    )
+    thresholds = np.array([*fitted, 0.0])
+    stages = (np.stack([confidence for confidence, _ in test]) >= thresholds[:, None]).argmax(0)  # that answer each row
+    correct = np.stack([correct for _, correct in test])
+    teacher_correct = correct[-1].astype(np.float64)
+    cascade_correct = correct[stages, np.arange(len(stages))].astype(np.float64)
     return {
-        "precision": report["precision"],
-        "thresholds": [stage["threshold"] for stage in report["stages"]],
-        "fitted rows": report["fitted_rows"],
-        "shares": [stages.count(number) / len(stages) for number in range(1, len(report["stages"]) + 1)],
-        "accuracy": float(correct.mean()),
-        "teacher": float(read_results(teacher)["splits"]["test"]["numbers"]["accuracy"]),
-        **difference(correct, teacher_correct),
-        "report": report,
+        "thresholds": thresholds.tolist(),
+        "fitted rows": len(dev[0][0]),
+        "dev accuracies": [float(stage_correct.mean()) for _, stage_correct in dev],
+        "test accuracies": [float(stage_correct.mean()) for _, stage_correct in test],
+        "shares": [float((stages == number).mean()) for number in range(len(thresholds))],
+        "accuracy": float(cascade_correct.mean()),
+        "teacher": float(teacher_correct.mean()),
+        **difference(cascade_correct, teacher_correct),
     }
+
+
+def served(task: str, name: str, run: Run) -> dict[str, Any]:
+    """Build the cascade of the first seed, and return its report, with the precision in which it is served."""
+    report: dict[str, Any] = distilled(task, name, 0, run, *NO_VERDICT, cascade=True)["cascade"]
+    return report
 
 
 def difference(correct: NDArray[np.float64], teacher_correct: NDArray[np.float64]) -> dict[str, float]:
@@ -176,16 +192,15 @@ def prepare(job: Job) -> Prepared:
     return prepared(run, token_ids, f"{len(engine.stages)} stages")
 
 
-def jobs_of(task: str, run: Run, models: Path, names: Sequence[str]) -> dict[str, Job]:
+def jobs_of(task: str, run: Run, models: Path, reports: dict[str, dict[str, Any]]) -> dict[str, Job]:
     """Return the job of each arm: the teacher, the cascades, and OpenVINO with the teacher and with a student."""
     data_path = held_out_data(task, run)
     teacher = fine_tuned(task, data_path, 0, run)
     of_teacher = Job(engine="heedful", precision="int8", folder=str(teacher), distribution=task, count=COUNTS[task])
     jobs = {"the teacher": of_teacher}
-    for name in names:
-        folder = student_folder(task, name, 0, run)
-        report = json.loads((folder / "cascade.json").read_text(encoding="utf-8"))
-        jobs[name] = replace(of_teacher, folder=str(folder / "cascade"), precision=report["precision"])
+    for name, report in reports.items():
+        folder = student_folder(task, name, 0, run) / "cascade"
+        jobs[name] = replace(of_teacher, folder=str(folder), precision=report["precision"])
     calibration = models / f"{task}-calibration.json"
     models.mkdir(parents=True, exist_ok=True)
     train = [row.text for row in load(task).train if isinstance(row, LabelledExample)]
@@ -207,7 +222,8 @@ def jobs_of(task: str, run: Run, models: Path, names: Sequence[str]) -> dict[str
 
 def speed(task: str, run: Run, models: Path, names: Sequence[str], rounds: int) -> dict[str, Any]:
     """Time all arms of a task in turn, and return their table with the ratios of the cascades to OpenVINO."""
-    jobs = jobs_of(task, run, models, names)
+    reports = {name: served(task, name, run) for name in names}
+    jobs = jobs_of(task, run, models, reports)
     arms = [
         Arm(
             name=name,
@@ -222,7 +238,13 @@ def speed(task: str, run: Run, models: Path, names: Sequence[str], rounds: int) 
     ratios = {name: ratios_to_openvino(table, name) for name in (*names, "the teacher")}
     static = student_folder(task, "static", 0, run)
     first = first_answer(static) if "static" in names else []
-    return {"text": table.text(), "table": asdict(table), "ratios": ratios, "first answer": first}
+    return {
+        "text": table.text(),
+        "table": asdict(table),
+        "ratios": ratios,
+        "reports": reports,
+        "first answer": first,
+    }
 
 
 def ratios_to_openvino(table: Table, name: str) -> dict[str, dict[str, Any]]:
@@ -242,7 +264,7 @@ def ratios_to_openvino(table: Table, name: str) -> dict[str, dict[str, Any]]:
 
 def quality_table(results: dict[str, dict[str, Any]]) -> str:
     """Format a row for each cascade as Markdown."""
-    columns = ["data, stages before the teacher, seed", "answered by each stage", "served in", "accuracy"]
+    columns = ["data, stages before the teacher, seed", "answered by each stage", "each model alone: dev", "test"]
     rows = []
     for name, result in results.items():
         low, high = 100 * result["low"], 100 * result["high"]
@@ -250,13 +272,15 @@ def quality_table(results: dict[str, dict[str, Any]]) -> str:
             [
                 name,
                 " / ".join(f"{100 * share:.1f} %" for share in result["shares"]),
-                result["precision"],
+                *(
+                    " / ".join(f"{100 * accuracy:.2f}" for accuracy in result[f"{split} accuracies"])
+                    for split in ("dev", "test")
+                ),
                 f"{100 * result['accuracy']:.2f}",
-                f"{100 * result['teacher']:.2f}",
                 f"{100 * result['difference']:+.2f} ({low:+.2f} to {high:+.2f})",
             ]
         )
-    return grid([*columns, "the teacher in float32", "difference (95 %)"], rows)
+    return grid([*columns, "cascade: test", "difference to the teacher (95 %)"], rows)
 
 
 def speed_text(task: str, result: dict[str, Any]) -> str:
@@ -266,7 +290,9 @@ def speed_text(task: str, result: dict[str, Any]) -> str:
         for name, ratios in result["ratios"].items()
     ]
     columns = [f"times the texts/s of OpenVINO int8 with {model}" for model in next(iter(result["ratios"].values()))]
-    text = f"{result['text']}\n{grid([task, *columns], rows)}"
+    text = f"{result['text']}\n{grid([task, *columns], rows)}\n"
+    for name, report in result["reports"].items():
+        text += f"* {name}: {report['sentence']}\n"
     if result["first answer"]:
         text += f"\nFirst answer of the static student: {statistics.median(result['first answer']):.2f} s.\n"
     return text
@@ -289,11 +315,12 @@ def results_of(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, and measure quality and speed of each task; write the record again after each task."""
+    """Train, measure quality and speed of each task, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=STUDENTS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--speeds", nargs="+", choices=TASKS, default=TASKS, help="tasks whose speed is measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="for the runs, so that they can resume")
@@ -319,13 +346,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for task in options.tasks:
             for name, result in results_of(task, options.students, run, parts, options.stop):
                 qualities[name] = result
-                print(name, json.dumps({key: value for key, value in result.items() if key != "report"}), flush=True)
-            if options.stop or options.rehearse:
+                print(name, json.dumps(result), flush=True)
+            if options.stop or options.rehearse or task not in options.speeds:
                 continue
             work: Callable[[], Any] = partial(speed, task, run, folder / "peers", options.students, options.rounds)
             part = f"speed, {task}, {'; '.join(options.students)}"
             part += f", {options.rounds} rounds" if options.rounds != parser.get_default("rounds") else ""
             speeds[task] = parts.result(part, work)
+        if qualities:
+            print(quality_table(qualities))
+        if speeds:
             about = ABOUT.format(
                 tasks=", ".join(options.tasks),
                 max_loss=MAX_LOSS,
@@ -335,8 +365,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             tables = [quality_table(qualities), *(speed_text(name, result) for name, result in speeds.items())]
             print(write("cascade", about, tables, {"quality": qualities, "speed": speeds}, options.output), flush=True)
-        if qualities:
-            print(quality_table(qualities))
 
 
 if __name__ == "__main__":

@@ -732,9 +732,10 @@ def test_the_record_of_cascades(benchmarks: Any) -> None:
     teacher[:40], right[:44] = 0.0, 0.0
     delta = cascade.difference(right, teacher)
     assert delta["difference"] == pytest.approx(-0.01) and delta["low"] < -0.01 < delta["high"] <= 0
-    result = {"shares": [0.75, 0.25], "precision": "int8", "accuracy": 0.89, "teacher": 0.9} | delta
-    (row,) = cascade.quality_table({"IMDB, static, seed 0": result}).splitlines()[2:]
-    assert row.startswith("| IMDB, static, seed 0 | 75.0 % / 25.0 % | int8 | 89.00 | 90.00 | -1.00 (-")
+    result = {"shares": [0.75, 0.25], "dev accuracies": [0.8, 0.9], "test accuracies": [0.7, 0.9], "accuracy": 0.89}
+    (row,) = cascade.quality_table({"IMDB, static, seed 0": result | delta}).splitlines()[2:]
+    cells = "75.0 % / 25.0 % | 80.00 / 90.00 | 70.00 / 90.00 | 89.00 | -1.00 (-"
+    assert row.startswith(f"| IMDB, static, seed 0 | {cells}")
     arms = [
         harness.Arm(name=name, command=(), is_heedful=not name.startswith("OpenVINO"), bound=None, like=name)
         for name in ("static", "OpenVINO int8, latency: the teacher", "OpenVINO int8, throughput: the teacher",
@@ -750,8 +751,10 @@ def test_the_record_of_cascades(benchmarks: Any) -> None:
     measured = harness.Measured(arms=arms, first={arm.name: facts for arm in arms}, turns=turns, near=near, others=0.0)
     ratios = cascade.ratios_to_openvino(harness.summarise("IMDB", measured), "static")
     assert (ratios["the teacher"]["median"], ratios["layers=2"]["median"]) == (3.0, 2.0)
-    text = cascade.speed_text("IMDB", {"text": "T", "ratios": {"static": ratios}, "first answer": [0.3, 0.2, 0.25]})
+    speeds = {"text": "T", "ratios": {"static": ratios}, "reports": {"static": {"sentence": "Fast."}}}
+    text = cascade.speed_text("IMDB", speeds | {"first answer": [0.3, 0.2, 0.25]})
     assert "| static | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text and "0.25 s" in text
+    assert "* static: Fast." in text
 
 
 @pytest.mark.slow

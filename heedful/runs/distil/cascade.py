@@ -36,6 +36,7 @@ from heedful.tasks.task import ScoredAnswer, bootstrap_stat, evaluate_task
 from heedful.train.fit import Reporter
 
 CASCADE_MODEL = "cascade"  # folder of the cascade in the run folder
+BOUND = 1.645  # standard errors from a mean to its one-sided 95 % bound
 UNREACHABLE = 2.0  # threshold of a stage that answers no text
 MAX_SPEED_TEXTS = 512  # texts for measuring speed, answered in one call: enough for whole batches in each stage
 
@@ -190,10 +191,11 @@ def fit_thresholds(
     """Return a threshold for each early stage, so that the cascade loses at most `max_loss` of accuracy.
 
     All stages but the last are early stages. They are added to the cascade in turn, from the last early stage to the
-    first. The k-th added of n takes over rows in the order of decreasing confidence, as long as the loss of the cascade
-    plus its standard error is at most k / n of `max_loss`. Without the standard error, the loss on other rows would
-    exceed the limit half of the time. The stage stops before the first group of equally confident rows that would
-    exceed the limit, although with more rows the loss may be within the limit again by chance.
+    first. The k-th added of n takes over rows in the order of decreasing confidence, as long as the upper bound of the
+    cascade's loss is at most k / n of `max_loss`: the one-sided 95 % bound of the mean of independent rows, by its
+    standard error. With the loss itself, other rows would lose more than the limit half of the time. The stage stops
+    before the first group of equally confident rows that would exceed the limit, although with more rows the loss may
+    be within the limit again by chance.
 
     Args:
         confidences: Probability of the most probable label for each row, by each early stage.
@@ -201,7 +203,7 @@ def fit_thresholds(
         max_loss: Maximum loss of accuracy compared with the last stage alone, as a share of the rows.
 
     >>> confidence, correct = np.array([[0.9, 0.8, 0.6]]), np.array([[True, True, False], [True, True, True]])
-    >>> fit_thresholds(confidence, correct, 0.0), fit_thresholds(confidence, correct, 0.7)
+    >>> fit_thresholds(confidence, correct, 0.0), fit_thresholds(confidence, correct, 0.8)
     ((0.7,), (0.0,))
     """
     num_early, num_rows = confidences.shape
@@ -216,11 +218,11 @@ def fit_thresholds(
         before, after = correct[-1] - cascade_correct, correct[-1] - stage_correct
         lost = before.sum() + np.cumsum((after - before)[order])
         squares = (before**2).sum() + np.cumsum((after**2 - before**2)[order])
-        lost = lost + np.sqrt(squares - lost**2 / num_rows)  # with the standard error
+        bound = lost + BOUND * np.sqrt(squares - lost**2 / num_rows)  # the root is the standard error
         allowed = max_loss * added / num_early * num_rows + 1e-9
         is_group_end = np.append(decreasing[1:] != decreasing[:-1], True)  # rows of equal confidence are a group
         group_ends = np.flatnonzero(is_group_end)
-        exceeding_ends = np.flatnonzero(is_group_end & (lost > allowed))
+        exceeding_ends = np.flatnonzero(is_group_end & (bound > allowed))
         num_answered = num_rows
         if len(exceeding_ends):
             num_answered = int(group_ends[group_ends < exceeding_ends[0]].max(initial=-1)) + 1

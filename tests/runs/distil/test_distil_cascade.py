@@ -58,7 +58,7 @@ def test_a_cascade_does_not_lose_more_than_allowed(num_early: int, max_loss: flo
         accuracy = cascade_accuracy(confidences, correct, thresholds)
         assert accuracy >= correct[-1].mean() - max_loss - 1e-12
         early_shares.append((confidences[0] >= thresholds[0]).mean())
-    assert np.mean(early_shares) > 0.1
+    assert np.mean(early_shares) > (0.1 if max_loss > 0.01 else 0.0)
 
 
 def test_with_a_lower_threshold_the_cascade_loses_more_than_allowed() -> None:
@@ -70,7 +70,7 @@ def test_with_a_lower_threshold_the_cascade_loses_more_than_allowed() -> None:
         (threshold,) = fit_thresholds(confidences, correct, 0.02)
         next_lower = confidences[confidences < threshold].max()
         is_lost = np.where(confidences[0] >= next_lower, correct[1].astype(int) - correct[0], 0)
-        assert is_lost.mean() + is_lost.std() / 20 > 0.02, "with the standard error of the mean of 400 rows"
+        assert is_lost.mean() + 1.645 * is_lost.std() / 20 > 0.02, "the bound of the mean of 400 rows"
 
 
 def test_the_loss_on_other_rows_seldom_exceeds_the_limit() -> None:
@@ -82,7 +82,7 @@ def test_the_loss_on_other_rows_seldom_exceeds_the_limit() -> None:
         thresholds = fit_thresholds(confidences[:, :400], correct[:, :400], 0.02)
         accuracy = cascade_accuracy(confidences[:, 400:], correct[:, 400:], thresholds)
         exceeded += accuracy < correct[1, 400:].mean() - 0.02
-    assert exceeded < 30, "about one in six, as for one standard error of a normal distribution"
+    assert exceeded < 15, "about one in twenty"
 
 
 def test_a_stage_may_answer_all_rows_or_no_row() -> None:
@@ -91,8 +91,9 @@ def test_a_stage_may_answer_all_rows_or_no_row() -> None:
     student_right, teacher_right = np.stack([right, wrong]), np.stack([wrong, right])
     assert fit_thresholds(confidences, student_right, 0.0) == (0.0,)
     assert fit_thresholds(confidences, teacher_right, 0.0) == (UNREACHABLE,)
-    assert fit_thresholds(confidences, teacher_right, 0.75) == (0.75,)  # two of four rows, and a standard error of one
-    assert fit_thresholds(confidences, teacher_right, 0.74) == (UNREACHABLE,)
+    # two of four rows are lost, and their standard error is one row: the bound is 3.645 rows
+    assert fit_thresholds(confidences, teacher_right, 3.65 / 4) == (0.75,)
+    assert fit_thresholds(confidences, teacher_right, 3.64 / 4) == (UNREACHABLE,)
 
 
 def test_thresholds_are_fitted_on_dev_and_reported_on_test(tmp_path: Path) -> None:
