@@ -320,12 +320,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=STUDENTS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--speeds", nargs="+", choices=TASKS, default=TASKS, help="tasks whose speed is measured")
+    parser.add_argument("--speeds", nargs="*", choices=TASKS, default=TASKS, help="tasks whose speed is measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="for the runs, so that they can resume")
     parser.add_argument("--train", dest="stop", action="store_const", const="train", default="", help="only train")
-    parser.add_argument("--quality", dest="stop", action="store_const", const="quality", help="no speeds and no record")
+    parser.add_argument("--quality", dest="stop", action="store_const", const="quality", help="no speeds, no record")
     parser.add_argument("--rehearse", action="store_true", help="a few steps on a few rows, without speeds and record")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--arm", help=argparse.SUPPRESS)
@@ -355,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             speeds[task] = parts.result(part, work)
         if qualities:
             print(quality_table(qualities))
-        if speeds:
+        if not options.stop and not options.rehearse:
             about = ABOUT.format(
                 tasks=", ".join(options.tasks),
                 max_loss=MAX_LOSS,
@@ -364,7 +364,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 commits=", ".join(sorted(parts.commits)),
             )
             tables = [quality_table(qualities), *(speed_text(name, result) for name, result in speeds.items())]
-            print(write("cascade", about, tables, {"quality": qualities, "speed": speeds}, options.output), flush=True)
+            name = "cascade" if options.tasks == TASKS else f"cascade-{'-'.join(options.tasks).casefold()}"
+            print(
+                write(name.replace(" ", "-"), about, tables, {"quality": qualities, "speed": speeds}, options.output),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
