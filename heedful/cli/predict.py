@@ -139,7 +139,8 @@ def predict(
     if not needs_engine:
         from heedful.infer.static_classifier import StaticClassifier
 
-        if (static := StaticClassifier.open(run)) is not None:  # starts without torch
+        static = StaticClassifier.open(run)
+        if static is not None and static.reads(texts):  # starts without torch
             return _show_answers(run, static, static.facts, texts, chunks, top_k=top_k, inputs=inputs, as_json=as_json)
     from heedful.csrc import unused_note
 

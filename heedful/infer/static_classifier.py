@@ -98,8 +98,7 @@ class StaticClassifier:
         width = tensors[TABLE].shape[-1]
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         expected_shapes = {TABLE: (tokenizer.size, width), WEIGHT: (outputs, width), BIAS: (outputs,)}
-        is_own_tokenizer = notes.get("tokenizer") in (None, tokenizer.fingerprint) and tokenizer.max_length is None
-        if not is_own_tokenizer or shapes != expected_shapes:
+        if notes.get("tokenizer") not in (None, tokenizer.fingerprint) or shapes != expected_shapes:
             return None
         return cls(
             source=str(name),
@@ -122,8 +121,19 @@ class StaticClassifier:
         """Source, family, head and number of parameters, for the summary that the command line prints."""
         return {"read": self.source, "family": FAMILY, "head": f"{KIND} head", "parameters": self.parameters}
 
+    def reads(self, texts: Sequence[Any] | None) -> bool:
+        """Whether no text is longer than the maximum length of the model; `Engine` splits longer ones.
+
+        Args:
+            texts: The texts. None: they are not known yet, and may be of any length.
+        """
+        limit = self.tokenizer.max_length
+        if limit is None or texts is None:
+            return limit is None
+        return all(len(encoding.ids) <= limit for encoding in self.tokenizer.encode_batch(texts))
+
     def __call__(self, texts: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
-        """Return the answer to each text, as `Engine` does for a classifier; `top_k` is ignored."""
+        """Return the answer to each text that the model `reads`, as `Engine` does; `top_k` is ignored."""
         return [self._answer(self._logits(encoding.ids)) for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def _logits(self, ids: Sequence[int]) -> Vectors:

@@ -123,7 +123,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "another architecture": change_json("config.json", architectures=["HeedfulClassicForTokenClasses"]),
     "an invalid model": change_json("config.json", model=3),
     "no labels": change_json("config.json", head={"kind": "sequence_classification", "bias": True}),
-    "a maximum length": change_json("tokenizer_config.json", model_max_length=12),
     "a bias that is not finite": change_weights(BIAS, lambda tensor: tensor + np.float32("nan")),
     "half precision": change_weights(TABLE, lambda tensor: tensor.astype(np.float16)),
     "a missing row": change_weights(TABLE, lambda tensor: tensor[:-1]),
@@ -133,6 +132,20 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "invalid JSON of the thresholds": lambda folder: (folder / "heedful.json").write_text("{"),
     "a list instead of thresholds": lambda folder: (folder / "heedful.json").write_text("[]"),
 }
+
+
+def test_texts_up_to_the_maximum_length_are_read(student: ModelBundle, tmp_path: Path) -> None:
+    folder = save_classifier(student, tmp_path / "model")
+    change_json("tokenizer_config.json", model_max_length=12)(folder)
+    classifier, engine = StaticClassifier.open(folder), Engine(folder)
+    assert classifier is not None
+    longest, too_long = " ".join(["cat"] * 10), " ".join(["cat"] * 11)  # with [CLS] and [SEP]
+    assert classifier.reads([longest, "cat"]) and not classifier.reads([longest, too_long])
+    assert not classifier.reads(None), "texts on stdin may be longer"
+    (answer,), (expected,) = classifier([longest]), engine([longest])
+    assert answer["windows"] == expected["windows"] == 1
+    assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+    assert engine([too_long])[0]["windows"] == 2
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
