@@ -194,17 +194,13 @@ class BundleEngine:
         input_list = self._as_list(inputs)
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
+        first_stage, _ = self.stages[0]
         if self._early_stages:
-            return answer_in_stages(
-                self.stages, input_list, lambda engine, stage_inputs: engine._stage_answers(stage_inputs, top_k)
-            )
-        return self._stage_answers(input_list, top_k)
-
-    def _stage_answers(self, inputs: list[object], top_k: int) -> list[Answer]:
-        """Tokenize and answer inputs with this stage only."""
+            encoded_inputs = [encoded for _, chunk in first_stage._tokenize_ahead(input_list) for encoded in chunk]
+            return self.answers(encoded_inputs, top_k=top_k)
         answers: list[Answer] = []
-        for first, encoded_inputs in self._tokenize_ahead(inputs):
-            answers += self._answer_encoded(encoded_inputs, top_k=top_k, first=first)
+        for first, chunk in self._tokenize_ahead(input_list):
+            answers += self._answer_encoded(chunk, top_k=top_k, first=first)
         return answers
 
     def _tokenize_ahead(self, inputs: list[object]) -> Iterator[tuple[int, list[EncodedInput]]]:
@@ -323,10 +319,10 @@ class BundleEngine:
         """
         if not self._early_stages:
             return self._answer_encoded(encoded_inputs, top_k=top_k)
-        first_engine = self._early_stages[0][0]
+        first_stage, _ = self.stages[0]
 
         def ask(engine: BundleEngine, stage_inputs: list[EncodedInput]) -> list[Answer]:
-            if engine is not first_engine:  # each stage has its own tokenizer
+            if engine._tokenization != first_stage._tokenization:
                 stage_inputs = engine.tokenize([encoded_input.engine_input for encoded_input in stage_inputs])
             return engine._answer_encoded(stage_inputs, top_k=top_k)
 
@@ -385,6 +381,12 @@ class BundleEngine:
                 )
             )
         return encoded_inputs
+
+    @property
+    def _tokenization(self) -> tuple[object, ...]:
+        """Everything that `tokenize` depends on: of stages for which it is equal, one tokenizes for all."""
+        bundle = self.loaded
+        return self.tokenizer.fingerprint, self.limit, bundle.default_prompt, bundle.text_suffix, self._answer_heads
 
     def score(
         self,

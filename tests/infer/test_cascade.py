@@ -88,6 +88,28 @@ def test_only_unconfident_texts_reach_the_last_stage_in_one_batch(
     assert sum(size for scoring_engine, size in batches if scoring_engine is not engine) == len(TEXTS)
 
 
+@pytest.mark.parametrize("limit", [None, 24])
+def test_texts_are_tokenized_once_for_stages_that_split_them_alike(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    copy = shutil.copytree(folder / "cascade", tmp_path / "cascade")
+    if limit is not None:  # the student splits long texts into shorter windows than the teacher
+        config = copy / "stage-1" / "tokenizer_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": limit}))
+    engine, tokenizing = Engine(copy), list[BundleEngine]()
+    tokenize = BundleEngine.tokenize
+
+    def recording(self: BundleEngine, *args: Any, **kwargs: Any) -> Any:
+        tokenizing.append(self)
+        return tokenize(self, *args, **kwargs)
+
+    monkeypatch.setattr(BundleEngine, "tokenize", recording)
+    answers = engine(TEXTS)
+    assert {answer["stage"] for answer in answers} == {1, 2}
+    first, _ = engine.stages[0]
+    assert tokenizing == ([first] if limit is None else [first, engine])
+
+
 def test_engine_options_apply_to_every_stage(folder: Path) -> None:
     texts = [*TEXTS, long_text(200)]
     for options in ({"max_length": 16}, {"min_confidence": 0.6}):
