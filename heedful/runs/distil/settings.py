@@ -284,7 +284,7 @@ class VerdictSettings:
 class CascadeSettings:
     """A cascade: the student answers the texts for which it is confident enough, and the teacher the others."""
 
-    max_loss: float = 0.5  # accuracy that the cascade may lose to the teacher, on held-out rows, in percentage points
+    max_loss: float = 0.5  # percentage points of accuracy that may be lost to the teacher: 95 % bound on held-out rows
     stages: tuple[str, ...] = ()  # models between student and teacher, the fastest first: folders, or NAME[@REVISION]
 
     def __post_init__(self) -> None:
