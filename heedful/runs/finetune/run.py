@@ -381,29 +381,32 @@ class FinetuneTraining:
     ) -> tuple[ModelBundle, float | None, list[str]]:
         """Set temperature, prediction sets and thresholds if the task uses them, and save the model with them.
 
-        They are fitted on dev. Without dev, temperature and prediction sets are those of the out-of-fold answers by
-        which methods were compared, if they were.
+        They are fitted on dev. But if methods were compared by folds of train, temperature and prediction sets are
+        those of the out-of-fold answers, of which there are more than in a dev split of so few rows.
 
         Returns:
             The model, the temperature or None if none was fitted, and notes about the calibration.
         """
         notes = []
-        has_dev = "dev" in self.splits and settings.task.fits_temperature()
         out_of_fold = self._out_of_fold_calibration()
+        uses_dev = out_of_fold is None and "dev" in self.splits and settings.task.fits_temperature()
         temperature = self._fit_temperature(settings, task, model)
         if temperature is not None:
             model = rescaled(model, 1 / temperature, 0.0)
             self._save(model, folder)
-            fitted_on = "dev" if has_dev else f"out-of-fold probabilities of {self.stats.counts['train']:,} rows"
+            fitted_on = "dev"
+            if out_of_fold is not None:
+                count = out_of_fold["methods"][out_of_fold["method"]]["numbers"]["count"]
+                fitted_on = f"out-of-fold probabilities of {count:,} rows"
             notes.append(
                 f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on {fitted_on}"
             )
-        elif has_dev or out_of_fold is not None:
-            name = "dev" if has_dev else "without dev, train"
+        elif uses_dev or out_of_fold is not None:
+            name = "dev" if uses_dev else "train"
             notes.append(f"probabilities are not calibrated: {name} needs 100 examples, 10 of them answered wrongly")
         for note in notes:
             self.run.reporter.message(note)
-        if has_dev:
+        if uses_dev:
             model.calibration = calibration_of(task, model, self.source.examples("dev"))
             self._save(model, folder)
         elif out_of_fold is not None:
@@ -476,9 +479,13 @@ class FinetuneTraining:
 
     def _fit_temperature(self, settings: FinetuneSettings, task: Task, model: ModelBundle) -> float | None:
         """Return the temperature, or None if the task has no temperature or there are too few held-out examples."""
+        out_of_fold = self._out_of_fold_calibration()
+        if out_of_fold is not None:
+            temperature: float | None = out_of_fold["temperature"]
+            return temperature
         if "dev" in self.splits and settings.task.fits_temperature():
             return fit_temperature(task, model, self.source.examples("dev"))
-        return (self._out_of_fold_calibration() or {}).get("temperature")
+        return None
 
     def _out_of_fold_calibration(self) -> JsonObject | None:
         """Return the entries "temperature" and "calibration" of out-of-fold answers, or None without such answers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,6 +17,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.results import read_predictions, read_results
 from heedful.tasks.classify import MIN_CALIBRATION_EXAMPLES
 from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES
+from heedful.tasks.specs import SPECS
 
 # settings with which a model overfits to 40 texts, a quarter of which have random labels
 OVERFITTING = {
@@ -178,8 +180,20 @@ def test_without_dev_out_of_fold_answers_calibrate(tmp_path: Path) -> None:
     assert finetune_without_dev(tmp_path / "run", 150)["temperature"] == temperature
 
 
+def test_a_generated_dev_split_gives_way_to_more_out_of_fold_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heedful.runs.finetune.method_choice.METHODS", ("finetune",))
+    monkeypatch.setitem(SPECS, "classify", replace(SPECS["classify"], epochs=((0, 1.0),)))
+    results = finetune_without_dev(tmp_path / "run", 120, method="auto", method_seconds=1e6)
+    assert results["settings"]["method"] == "finetune"
+    assert 0 < results["data"]["splits"]["dev"]["examples"] < 30
+    assert len(heedful.load(tmp_path / "run/model").calibration) == 120
+    assert any("out-of-fold probabilities of 120 rows" in note or "train needs" in note for note in results["notes"])
+
+
 def test_few_out_of_fold_answers_fit_no_temperature(tmp_path: Path) -> None:
     results = finetune_without_dev(tmp_path / "run", MIN_CALIBRATION_EXAMPLES - 1)
     assert "temperature" not in results
-    assert any("not calibrated: without dev, train needs 100 examples" in note for note in results["notes"])
+    assert any("not calibrated: train needs 100 examples" in note for note in results["notes"])
     assert heedful.Engine(tmp_path / "run", prediction_set=0.9)(["the dog sat"])[0]["prediction_set"]
