@@ -51,7 +51,7 @@ class Fold:
 
 
 def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> FinetunePlan:
-    """Return the plan for the method that held-out examples speak for, with the comparison of methods.
+    """Return the plan for the method that is chosen on held-out examples, with the comparison of methods.
 
     If the settings name a method, only that method is evaluated, and only if they have folds. A resumed run does not
     compare again. If the folder has a finished run with other settings or data, nothing is compared, and `Run.begin`

@@ -381,8 +381,8 @@ class FinetuneTraining:
     ) -> tuple[ModelBundle, float | None, list[str]]:
         """Set temperature, prediction sets and thresholds if the task uses them, and save the model with them.
 
-        They are fitted on dev. But if methods were compared by folds of train, temperature and prediction sets are
-        those of the out-of-fold answers, of which there are more than in a dev split of so few rows.
+        They are fitted on dev. If methods were compared by folds of train, temperature and prediction sets are fitted
+        on the out-of-fold answers instead: they cover all rows, while a generated dev split has a tenth of them.
 
         Returns:
             The model, the temperature or None if none was fitted, and notes about the calibration.
