@@ -40,7 +40,7 @@ from heedful.tasks.metrics.bootstrap import paired_difference
 from heedful.tasks.task import EvalMetrics, Task, evaluate_task
 
 LAYER_SHARES = (1 / 3, 1 / 2, 2 / 3)  # shares of the layers that compute all tokens, for the default trials
-KEEP_RATES = (0.2, 0.3, 0.5, 0.7)  # shares of the tokens that the other layers compute, for the default trials
+KEEP_RATES = (0.2, 0.3, 0.4, 0.5, 0.7)  # shares of the tokens that the other layers compute, for the default trials
 TRIAL_TEXTS = 64  # texts with which the trials are timed to sort them
 REPORT_TEXTS = 256  # texts with which the chosen trial is timed for the report
 ROUNDS = 5  # timed calls with all texts, after one that is not timed
