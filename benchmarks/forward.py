@@ -167,7 +167,15 @@ def text(ratios: Mapping[str, Mapping[str, Spread]]) -> str:
     return grid(columns, [[name, *(spread.text() for spread in groups.values())] for name, groups in ratios.items()])
 
 
-def record(shape: str, names: Sequence[str], texts: Sequence[str], data: Any, unmeasured: str, folder: Path) -> Path:
+def record(
+    shape: str,
+    names: Sequence[str],
+    precisions: Sequence[str],
+    texts: Sequence[str],
+    data: Any,
+    unmeasured: str,
+    folder: Path,
+) -> Path:
     """Write the record and return its path."""
     about = ABOUT.format(
         shape=SHAPES[shape],
@@ -179,6 +187,7 @@ def record(shape: str, names: Sequence[str], texts: Sequence[str], data: Any, un
         **BOUNDS,
     )
     part = "" if set(names) == set(lengths.DISTRIBUTIONS) else "".join(f"-{name.lower()}" for name in names)
+    part += "" if set(precisions) == set(BOUNDS) else "".join(f"-{precision}" for precision in precisions)
     return write(f"forward-{shape}{part}", about, texts, data, folder)
 
 
@@ -188,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(COUNTS), default="minilm")
     parser.add_argument("--distributions", nargs="+", choices=names, default=names)
+    parser.add_argument("--precisions", nargs="+", choices=BOUNDS, default=[*BOUNDS], help="of all but the first arm")
     parser.add_argument("--rounds", type=int, default=5, help="at least 5, but for --quick")
     parser.add_argument("--sequences", type=int, help="sequences of a round; default: as in COUNTS")
     parser.add_argument("--quick", action="store_true", help=f"rehearse on {QUICK} sequences, without a record")
@@ -210,6 +220,8 @@ def main() -> None:
             count = QUICK if options.quick else options.sequences or COUNTS[options.shape][name]
             usual = Job(engine="padded", precision="float32", folder=folder, distribution=name, count=count, size=USUAL)
             jobs = compared(usual, usual if options.quick else replace(usual, size=None), models, available)
+            reference = next(iter(jobs))
+            jobs = {arm: job for arm, job in jobs.items() if arm == reference or job.precision in options.precisions}
             table = measure(name, arms(jobs), options.rounds)
             ratios = against(table, jobs)
             texts += [table.text(), text(ratios)]
@@ -219,7 +231,8 @@ def main() -> None:
             data.append(asdict(table) | {"times as fast as": spreads})
             print(*texts[-2:], sep="\n", flush=True)
     if options.output or not options.quick:
-        print(record(options.shape, options.distributions, texts, data, unmeasured, options.output or RESULTS))
+        output = options.output or RESULTS
+        print(record(options.shape, options.distributions, options.precisions, texts, data, unmeasured, output))
 
 
 if __name__ == "__main__":

@@ -524,7 +524,7 @@ def test_pages_are_measured_in_a_browser(tmp_path: Path) -> None:
         ("latency.py", ["--tokens", "16"], "**heedful bfloat16**"),
         ("training.py", ["--attention-dropout", "0.1"], FASTEST),
         ("pretraining.py", ["--vocabulary", "4000", "--attention-dropout", "0.1"], "**heedful float32**"),
-        ("forward.py", ["--distributions", "SHORT", "--shape", "t5"], FASTEST),
+        ("forward.py", ["--distributions", "SHORT", "--shape", "t5", "--precisions", "bfloat16"], FASTEST),
         ("decoding.py", [], "**heedful bfloat16**"),
         ("attention.py", ["--modes", "forward", "--precisions", "float32"], "| fused |"),
     ],

@@ -10,34 +10,6 @@ from typing import Annotated
 
 import typer
 
-from heedful.cli import (
-    bench,
-    check,
-    completion,
-    convert,
-    distil,
-    evaluate,
-    export,
-    finetune,
-    index,
-    init,
-    kernels,
-    look,
-    models,
-    predict,
-    pretrain,
-    prune,
-    push,
-    quickstart,
-    recipe,
-    search,
-    select,
-    serve,
-    study,
-    tokenizer,
-    tune,
-)
-from heedful.cli import settings_command as settings
 from heedful.cli.output import note, show_warning
 from heedful.cli.streams import drop_stdout, open_streams
 from heedful.cli.verb_group import VerbGroup
@@ -105,30 +77,3 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-app.command()(quickstart.quickstart)
-app.command()(init.init)
-app.command()(recipe.recipe)
-app.command()(models.models)
-app.command(cls=settings.TokenizerCommand)(tokenizer.tokenizer)
-app.command(cls=settings.DataCommand)(check.check)
-app.command(cls=settings.PretrainCommand)(pretrain.pretrain)
-app.command(cls=settings.FinetuneCommand)(finetune.finetune)
-app.command(cls=settings.TuneCommand)(tune.tune)
-app.command(cls=settings.DistilCommand)(distil.distil)
-app.command(cls=settings.DataCommand)(evaluate.evaluate)
-app.command()(prune.prune)
-app.command()(convert.convert)
-app.command(cls=settings.DataCommand)(predict.predict)
-app.command(cls=settings.DataCommand)(select.select)
-app.command()(index.index)
-app.command()(search.search)
-app.command()(look.look)
-app.command()(bench.bench)
-app.command()(kernels.kernels)
-app.command()(export.export)
-app.command()(push.push)
-app.command(cls=settings.ServeCommand)(serve.serve)
-app.command()(study.study)
-app.command()(completion.completion)

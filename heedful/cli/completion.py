@@ -85,11 +85,8 @@ def completion_script(shell: str, group: ClickCommand) -> str:
 
 def candidate_tables(group: ClickCommand) -> dict[str, list[CompletionItem]]:
     """Return the candidates after each command of a group. Those after `heedful` have the key ""."""
-    from heedful.cli.verb_group import SECTIONS
-
-    verbs = [verb for names in SECTIONS.values() for verb in names]
-    commands: dict[str, ClickCommand] = {verb: group.commands[verb] for verb in verbs}
-    verb_items = [CompletionItem(verb, NO_VALUE, commands[verb].get_short_help_str(70)) for verb in verbs]
+    commands: dict[str, ClickCommand] = dict(group.commands)
+    verb_items = [CompletionItem(verb, NO_VALUE, command.get_short_help_str(70)) for verb, command in commands.items()]
     verb_items += [
         CompletionItem("--help", NO_VALUE, "Show the verbs."),
         CompletionItem("--version", NO_VALUE, "Print the version."),

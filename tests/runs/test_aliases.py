@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from heedful.cli import app
+from heedful.cli.verb_group import NAMES
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, task_aliases
 from heedful.runs.distil.settings import DistilSettings, MaskedDistilSettings
@@ -197,11 +197,10 @@ def test_the_error_for_a_setting_of_another_command_names_that_setting() -> None
 def test_the_setting_or_command_that_a_foreign_name_means_exists() -> None:
     settings_classes = (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings, TokenizerSettings)
     known_paths = {path for settings_class in settings_classes for path in setting_paths(settings_class)}
-    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     for foreign_name in ALIASES.values():
         for meant in foreign_name.meant:
             if meant.startswith("heedful "):
-                assert meant.removeprefix("heedful ") in commands
+                assert meant.removeprefix("heedful ") in NAMES
             elif foreign_name.is_setting:
                 assert meant in known_paths, f"{foreign_name.name}: {meant} is not a setting"
 
