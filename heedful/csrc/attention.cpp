@@ -267,6 +267,126 @@ static inline INLINE void weigh_values(const typename E::T* weights, int64_t row
     }
 }
 
+// -- attention to every key -------------------------------------------------------------------------------------------
+//
+// Where every query attends to every key and nothing is added to its score, weights are 2^(score * scale), computed
+// while the scores are in registers. The usual softmax writes scores to memory and reads them twice, since it subtracts
+// the largest score of a row. Without that, the sum of a row may be so large or so small that weights have overflowed
+// or lost bits; then the usual softmax is computed instead.
+
+constexpr float LARGEST_SUM = 0x1p90f, SMALLEST_SUM = 0x1p-60f;
+constexpr int64_t MIN_QUERIES = 4;  // fewer queries are not worth the conversion of keys and values
+
+static inline V as_numbers(V x) { return x; }
+static inline V as_numbers(VI x) { return __builtin_convertvector(x, V); }
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#define HAS_FIXED_POINT 1
+// Whether scores are computed from int16, and the result from float32, if the tensors are bfloat16. An Intel processor
+// takes four times as long for a `dot` of BFloat16 as for one of Int16 or Float32, an AMD processor as long for each.
+static bool bfloat16_is_slow() {
+    static const bool slow = __builtin_cpu_is("intel");
+    return slow;
+}
+
+// Rounds x [count, d] to whole multiples of a step, which are so small that the products of two rows of them cannot
+// overflow; returns the step, or infinity if x has a number that is not finite.
+static inline float to_fixed_point(const uint16_t* x, int64_t stride, int64_t count, int64_t d, int16_t* out) {
+    VI largest = {};
+    for (int64_t row = 0; row < count; row++)
+        for (int64_t column = 0; column < d; column += LANES) {
+            VI size = (VI)BFloat16::load(x + row * stride + column) & 0x7fffffff;  // as the bits of a float32
+            largest = (VI)_mm512_max_epi32((__m512i)largest, (__m512i)size);
+        }
+    int32_t bits = _mm512_reduce_max_epi32((__m512i)largest);
+    float size;
+    memcpy(&size, &bits, 4);
+    if (!(size < INFINITY)) return INFINITY;
+    float limit = std::min(32767.f, std::floor(std::sqrt(0x1p31f / d) - 1)), factor = size > 0 ? limit / size : 0;
+    for (int64_t row = 0; row < count; row++)
+        for (int64_t column = 0; column < d; column += LANES) {
+            V scaled = BFloat16::load(x + row * stride + column) * factor;
+            __m256i rounded = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)scaled));
+            _mm256_storeu_si256((__m256i*)(out + row * d + column), rounded);
+        }
+    return size / limit;
+}
+#endif
+
+// Computes the result of an item whose queries attend to every key and, unless `sums` is null, the logarithm of the sum
+// of each row of weights at sums[row * c.heads]. Returns false if the usual softmax is needed. Scores are products of
+// elements S, and the result is a product of elements W.
+template <class E, class S, class W>
+static bool attend_with_operands(const Call& c, const int64_t* span, const typename E::T* queries,
+                                const typename E::T* keys, const typename E::T* values, typename E::T* out, float* sums,
+                                Scratch& scratch) {
+    constexpr bool IS_FIXED = !std::is_same_v<S, E>;
+    const HeadShape<S> scored(c, span);
+    const HeadShape<W> weighed(c, span);
+    const int64_t n = scored.n, m = scored.m, d = scored.d, padded_m = scored.padded_m;
+    const int64_t fixed_words = IS_FIXED ? std::max(m, BLOCK) * d / 2 : 0;
+    scratch.begin((scored.transposed_words() + weighed.packed_words() + fixed_words) * 4 +
+                  BLOCK * padded_m * sizeof(typename W::T) + 1024);
+    uint32_t* transposed_k = scratch.take<uint32_t>(scored.transposed_words());
+    uint32_t* packed_v = scratch.take<uint32_t>(weighed.packed_words());
+    typename W::T* weights = scratch.take<typename W::T>(BLOCK * padded_m);
+    [[maybe_unused]] float key_step = 1;
+#if defined(HAS_FIXED_POINT)
+    int16_t* fixed = scratch.take<int16_t>(2 * fixed_words);  // the keys, and later the queries of a block
+    if constexpr (IS_FIXED) {
+        key_step = to_fixed_point(keys, c.k_stride, m, d, fixed);
+        pack_all_transposed<S>(fixed, d, m, d, padded_m, transposed_k);
+    }
+#endif
+    if constexpr (!IS_FIXED) pack_all_transposed<S>(keys, c.k_stride, m, d, padded_m, transposed_k);
+    for (int64_t p = 0; p < panels(d); p++)
+        pack<W, E>(values, c.v_stride, m, d, p, packed_v + p * weighed.depth_m * PANEL);
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        const int64_t rows = std::min(BLOCK, n - first);
+        LeftOperand a = {(const uint32_t*)(queries + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
+        float factor = c.scale * LOG2_E;
+#if defined(HAS_FIXED_POINT)
+        if constexpr (IS_FIXED) {
+            factor *= key_step * to_fixed_point(queries + first * c.q_stride, c.q_stride, rows, d, fixed);
+            if (!(factor < INFINITY)) return false;
+            a = {(const uint32_t*)fixed, d / 2, 1};
+        }
+#endif
+        V totals[BLOCK] = {};
+        multiply<S>(a, rows, transposed_k, scored.depth_d, padded_m, 0, panels(m),
+                    [&](int64_t row, int64_t column, auto x) INLINE {
+                        V weight = mask_outside(E::exp2(as_numbers(x) * factor), {0, m}, column, V{});
+                        totals[row] += weight;
+                        W::store(weights + row * padded_m + column, weight);
+                    });
+        float inverse[BLOCK];
+        for (int64_t row = 0; row < rows; row++) {
+            float total = sum(totals[row]);
+            if (!(total >= SMALLEST_SUM && total <= LARGEST_SUM)) return false;  // also for NaN
+            if (sums) sums[(first + row) * c.heads] = std::log2(total);
+            inverse[row] = 1 / total;
+        }
+        weigh_values<W>(weights, rows, padded_m, packed_v, weighed.depth_m, 0, weighed.depth_m, d, nullptr,
+                        [&](int64_t row, int64_t column, V x) INLINE {
+                            E::store(out + (first + row) * c.out_stride + column, x * inverse[row]);
+                        });
+    }
+    return true;
+}
+
+// calls attend_with_operands with the operands that are fast on this processor
+template <class E>
+static inline bool attend_to_every_key(const Call& c, const int64_t* span, const typename E::T* queries,
+                                       const typename E::T* keys, const typename E::T* values, typename E::T* out,
+                                       float* sums, Scratch& scratch) {
+#if defined(HAS_FIXED_POINT)
+    if constexpr (std::is_same_v<E, BFloat16>)
+        if (bfloat16_is_slow())
+            return attend_with_operands<E, Int16, Float32>(c, span, queries, keys, values, out, sums, scratch);
+#endif
+    return attend_with_operands<E, E, E>(c, span, queries, keys, values, out, sums, scratch);
+}
+
 // Computes out [query rows, heads, width] and, unless `sums` is null, sums [query rows, heads]: the binary logarithm of
 // the sum of 2^(score * scale * log2 e), or infinity for a query that attends to no key.
 template <class E>
@@ -306,6 +426,11 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
             const T* keys = k + span[2] * c.k_stride + kv_head * shape.d;
             const T* values = v + span[2] * c.v_stride + kv_head * shape.d;
             T* to = out + span[0] * c.out_stride + head * shape.d;
+            bool every_key = shape.n >= MIN_QUERIES && shape.m > 0 && !c.causal && c.window < 0 &&
+                             !c.dropout.threshold && !c.positions;
+            float* item_sums = sums ? sums + span[0] * c.heads + head : nullptr;
+            if (every_key && !tiles && attend_to_every_key<E>(c, span, queries, keys, values, to, item_sums, scratch))
+                continue;
             int64_t num_scores = BLOCK * shape.padded_m, position_stride = 0, lowest = 0, highest = 0;
             if (c.positions) {
                 lowest = c.positions->ascending[1 - shape.padded_m];

@@ -113,6 +113,46 @@ static inline float max_element(V x) {  // NaN if the last value is NaN, and pos
     return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// -- powers of two ----------------------------------------------------------------------------------------------------
+
+// 2^x for x <= 127, with an error of at most 2 units in the last place; 2^-126, about 1e-38, for x below -126; NaN for
+// NaN
+static inline V exp2_of(V x) {
+    x = vector_max(broadcast(-126.f), x);
+#if defined(__AVX512F__)
+    V whole = (V)_mm512_roundscale_ps((__m512)x, 0);
+#else
+    V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: rounds to a whole number
+#endif
+    V part = x - whole, y = broadcast(1.5403530e-4f);
+    y = y * part + 1.3333558e-3f;
+    y = y * part + 9.6181291e-3f;
+    y = y * part + 5.5504109e-2f;
+    y = y * part + 2.4022651e-1f;
+    y = y * part + 6.9314718e-1f;
+    y = y * part + 1.f;
+#if defined(__AVX512F__)
+    return (V)_mm512_scalef_ps((__m512)y, (__m512)whole);
+#else
+    VI power = (__builtin_convertvector(whole, VI) + 127) << 23;
+    return y * (V)power;
+#endif
+}
+
+// 2^x with an error of at most 8e-5 of the result, for results that are rounded to bfloat16; 0 and infinity where
+// they are the nearest float32
+static inline V rough_exp2(V x) {
+#if defined(__AVX512DQ__)
+    V part = (V)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF), y = broadcast(7.8024521e-2f);  // part: 0 to 1
+    y = y * part + 2.2606716e-1f;
+    y = y * part + 6.9583356e-1f;
+    y = y * part + 9.9992520e-1f;
+    return (V)_mm512_scalef_ps((__m512)y, (__m512)x);  // y * 2^floor(x)
+#else
+    return exp2_of(vector_min(x, broadcast(127.f)));
+#endif
+}
+
 // -- element types ----------------------------------------------------------------------------------------------------
 //
 // T is the type of an element in memory, and Sum the vector type of sums of products. A "word" is 32 bits: IN_WORD
@@ -122,6 +162,7 @@ static inline float max_element(V x) {  // NaN if the last value is NaN, and pos
 // pair(first, second)   words whose elements are first[i] and, if a word has two, second[i]
 // scalar                one element as float32
 // dot(sum, words, word) sum[i] + the dot product of words[i] and `word`
+// exp2(x)               2^x, as exact as the type
 
 struct BFloat16 {
     typedef uint16_t T;
@@ -152,6 +193,7 @@ struct BFloat16 {
         memcpy(&value, &bits, 4);
         return value;
     }
+    static inline V exp2(V x) { return rough_exp2(x); }
 #if defined(__AVX512BF16__)
     static inline V dot(V sum, VU words, uint32_t word) {
         return (V)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)words, (__m512bh)_mm512_set1_epi32((int)word));
@@ -167,6 +209,7 @@ struct Float32 {
     static inline void store(T* to, V x) { *(AnyV*)to = x; }
     static inline VU pair(V first, V) { return (VU)first; }
     static inline float scalar(T x) { return x; }
+    static inline V exp2(V x) { return exp2_of(vector_min(x, broadcast(127.f))); }
     static inline V dot(V sum, VU words, uint32_t word) { return sum + (V)words * (V)broadcast_u32(word); }
 };
 
@@ -181,31 +224,18 @@ struct Int8 {  // exact integer products: elements of the left operand are 0 to 
 };
 #endif
 
-// -- functions --------------------------------------------------------------------------------------------------------
+#if defined(__AVX512VNNI__)
+struct Int16 {  // exact integer products, while the sum is below 2^31
+    typedef int16_t T;
+    typedef VI Sum;
+    static constexpr int64_t IN_WORD = 2;
+    static inline VI dot(VI sum, VU words, uint32_t word) {
+        return (VI)_mm512_dpwssd_epi32((__m512i)sum, _mm512_set1_epi32((int)word), (__m512i)words);
+    }
+};
+#endif
 
-// 2^x for x <= 127, with an error of at most 2 units in the last place; 2^-126, about 1e-38, for x below -126; NaN for
-// NaN
-static inline V exp2_of(V x) {
-    x = vector_max(broadcast(-126.f), x);
-#if defined(__AVX512F__)
-    V whole = (V)_mm512_roundscale_ps((__m512)x, 0);
-#else
-    V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: rounds to a whole number
-#endif
-    V part = x - whole, y = broadcast(1.5403530e-4f);
-    y = y * part + 1.3333558e-3f;
-    y = y * part + 9.6181291e-3f;
-    y = y * part + 5.5504109e-2f;
-    y = y * part + 2.4022651e-1f;
-    y = y * part + 6.9314718e-1f;
-    y = y * part + 1.f;
-#if defined(__AVX512F__)
-    return (V)_mm512_scalef_ps((__m512)y, (__m512)whole);
-#else
-    VI power = (__builtin_convertvector(whole, VI) + 127) << 23;
-    return y * (V)power;
-#endif
-}
+// -- functions --------------------------------------------------------------------------------------------------------
 
 constexpr float LOG2_E = 1.44269504f;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
@@ -192,6 +193,21 @@ def test_disentangled_attention_with_gradients_is_computed_by_another_kernel() -
         assert not cpu_attention.cannot_attend(x, q, q, call)
     attend_with(x, q, q, call).sum().backward()
     assert x.grad is not None and bool(x.grad.abs().sum() > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("offset", [-200.0, -60.0, -30.0, 30.0, 80.0, 200.0])
+def test_attention_with_large_or_small_logits(native: Kernels, dtype: torch.dtype, offset: float) -> None:
+    """A row of weights whose sum would be near the limits of float32 has the largest logit subtracted."""
+    skip_without_bfloat16(native, dtype)
+    call = AttentionArgs(layout=make_layout([50, 3, 70]), scale=1.0)
+    q, k, v = sample(123, 3, 2, 32, dtype=dtype).unbind(1)
+    q[..., 0], k[..., 0] = abs(offset) ** 0.5, math.copysign(abs(offset) ** 0.5, offset)  # adds about `offset`
+    result = cpu_attention.attention(q, k, v, call)
+    expected = attend_with(q.double(), k.double(), v.double(), call, backend="reference")
+    rounding = 1 + abs(offset) / 10  # of logits of this size
+    tolerance = FLOAT32_TOLERANCE * rounding if dtype == torch.float32 else BFLOAT16_TOLERANCE
+    assert relative_error(result, expected) < tolerance
 
 
 @pytest.mark.parametrize("value", NONFINITE, ids=str)
