@@ -105,12 +105,15 @@ def prune(
     for trial in trials:
         bundle.prune_tokens(trial)  # raises an error before anything is measured
     source, long_inputs = _open_held_out(run, bundle, data)
-    fitted, reported, description = split_rows(source, source.splits, source.settings.seed)
+    fitted, reported, description = split_rows(source, _non_empty_splits(source), source.settings.seed)
     task, engine.loaded = build_eval_task(bundle, source, description["split"], long_inputs)
     engine.max_length = task.truncation_length
     report: JsonObject = description | {"metric": task.metric, "max_loss": max_loss, "precision": engine.precision}
     if max_loss * len(fitted) < 100:
-        log(f"with only {len(fitted)} rows to choose by, one wrong answer loses more than {max_loss:g} points")
+        log(
+            f"the pruning is chosen on few rows ({len(fitted)}): a single row changes {task.metric} by more than "
+            f"{max_loss:g} points"
+        )
     log(f"measuring the model with all tokens on {report['fitted_on']} ({len(fitted):,} rows)")
     chosen = _choose(engine, task, fitted, trials, report, log)
     log(f"measuring it on {report['reported_on']} ({len(reported):,} rows)")
@@ -184,12 +187,18 @@ def _open_held_out(run: str | Path, bundle: ModelBundle, data: object) -> tuple[
     """
     settings, long_inputs = data_settings_for(run, data)
     source = open_for_model(bundle, data, settings, Raise())
-    has_only_train = {"dev", "test"}.isdisjoint(source.splits)
+    has_only_train = {"dev", "test"}.isdisjoint(_non_empty_splits(source))
     if has_only_train and any(files_trained_on(run, source.names_by_split.get(split, ())) for split in source.splits):
         source = open_for_model(bundle, data, replace(settings, **dev_split_settings(str(run))), Raise())
-        if "dev" not in source.splits:
+        if "dev" not in _non_empty_splits(source):
             raise HeedfulError(f"{run} was trained on all rows of {data}: give rows that it was not trained on")
     return source, long_inputs
+
+
+def _non_empty_splits(source: Dataset[Example]) -> list[str]:
+    """Return the names of the splits with examples; if no split has one, the name of the first split."""
+    splits = [split for split in source.splits if next(iter(source.examples(split)), None) is not None]
+    return splits or list(source.splits[:1])
 
 
 def _faster(

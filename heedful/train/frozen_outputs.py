@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
@@ -70,7 +70,9 @@ def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], No
     if trainer.ranks.is_main:
         key = _cache_key(trainer, samples)
         is_started = folder.exists() and _read_key(folder) == key
-        reason = _no_cache_reason(trainer, size, 0 if is_started else size, folder)
+        missing_rows = [row for part in outputs.missing_parts() for row in outputs.part_rows(part)]
+        missing = frozen_outputs_bytes(trainer, missing_rows) if is_started else size
+        reason = _no_cache_reason(trainer, size, missing, folder)
         if reason:
             log(f"{note}, and recomputed in every step: {reason}")
         else:
@@ -85,9 +87,10 @@ def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], No
         )
 
 
-def frozen_outputs_bytes(trainer: Trainer) -> int:
-    """Return the size of the outputs of the frozen layers for all samples."""
-    return sum(map(len, trainer.samples)) * trainer.loaded.config.model.width * torch.float32.itemsize
+def frozen_outputs_bytes(trainer: Trainer, numbers: Iterable[int] | None = None) -> int:
+    """Return the size of the outputs of the frozen layers for the samples with these numbers (None: all samples)."""
+    samples = trainer.samples if numbers is None else (trainer.samples[number] for number in numbers)
+    return sum(map(len, samples)) * trainer.loaded.config.model.width * torch.float32.itemsize
 
 
 def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) -> str:
@@ -106,7 +109,8 @@ def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) ->
         return f"their outputs take {size / GB:.2f} GB, and train.cache_gb is {limit:g}"
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if missing > free:
-        return f"their outputs take {size / GB:.2f} GB, and {folder} has {free / GB:.2f} GB left"
+        outputs = "their outputs take" if missing == size else "the missing part of their outputs takes"
+        return f"{outputs} {missing / GB:.2f} GB, and {folder} has {free / GB:.2f} GB left"
     return ""
 
 

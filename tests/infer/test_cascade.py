@@ -25,6 +25,8 @@ from heedful.infer.encoded_input import Chunk
 from heedful.infer.engine import Engine
 from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.infer.static_classifier import StaticClassifier
+from heedful.infer.tuning import execution_plan
+from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.runs.evaluate import evaluate
 from heedful.tasks.metrics.conformal import least_probability
@@ -244,6 +246,21 @@ def test_a_cascade_in_a_lower_precision_keeps_most_labels(folder: Path, precisio
     same = [answer["label"] == exact["label"] for answer, exact in zip(answers, float32_answers, strict=True)]
     assert sum(same) > 0.9 * len(TEXTS)
     assert {answer["stage"] for answer in answers} == {1, 2}
+
+
+def test_the_fingerprint_does_not_depend_on_the_plan_of_an_early_stage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans with C++ kernels hold norms in float32, whatever the activation dtype."""
+    fingerprints = []
+    for kernels in (None, "some"):
+        monkeypatch.setattr(execution_plan, "usable_kernels", lambda weight, kernels=kernels: kernels)
+        bundle = load(folder / "cascade", dtype=torch.bfloat16)
+        early_bundle = bundle.early_stages[0].bundle
+        apply_plan(early_bundle, ExecutionPlan(precision="bfloat16", linears="onednn"))
+        fingerprints.append(fingerprint(BundleEngine(bundle)))
+    assert any(parameter.dtype == torch.float32 for parameter in early_bundle.parameters()), "no norm in float32"
+    assert fingerprints[0] == fingerprints[1] != fingerprint(Engine(folder / "cascade"))
 
 
 def test_evaluation_reports_the_share_of_each_stage(folder: Path) -> None:

@@ -124,3 +124,18 @@ def test_samples_have_the_outputs_as_states(tmp_path: Path) -> None:
     assert [len(sample) for sample in frozen_trainer.samples[3:6]] == [len(sample) for sample in plain[3:6]]
     with pytest.raises(IndexError):
         frozen_trainer.samples[16]
+
+
+def test_a_started_cache_is_filled_only_if_its_missing_part_fits_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "frozen"
+    cached_trainer(folder)
+    full_disk = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(frozen_outputs, "shutil", full_disk)
+    assert isinstance(cached_trainer(folder).samples, SamplesWithFrozenOutputs), "a complete cache takes no more space"
+    (folder / "part-000002.safetensors").unlink()
+    log: list[str] = []
+    assert not isinstance(cached_trainer(folder, log).samples, SamplesWithFrozenOutputs)
+    assert "recomputed in every step: the missing part of their outputs takes 0.00 GB, and" in log[0]
+    assert not (folder / "part-000002.safetensors").exists()
