@@ -105,7 +105,7 @@ def prune(
     for trial in trials:
         bundle.prune_tokens(trial)  # raises an error before anything is measured
     source, long_inputs = _open_held_out(run, bundle, data)
-    fitted, reported, description = split_rows(source, _non_empty_splits(source), source.settings.seed)
+    fitted, reported, description = split_rows(source, source.splits, source.settings.seed)
     task, engine.loaded = build_eval_task(bundle, source, description["split"], long_inputs)
     engine.max_length = task.truncation_length
     report: JsonObject = description | {"metric": task.metric, "max_loss": max_loss, "precision": engine.precision}
@@ -187,18 +187,12 @@ def _open_held_out(run: str | Path, bundle: ModelBundle, data: object) -> tuple[
     """
     settings, long_inputs = data_settings_for(run, data)
     source = open_for_model(bundle, data, settings, Raise())
-    has_only_train = {"dev", "test"}.isdisjoint(_non_empty_splits(source))
+    has_only_train = {"dev", "test"}.isdisjoint(source.splits)
     if has_only_train and any(files_trained_on(run, source.names_by_split.get(split, ())) for split in source.splits):
         source = open_for_model(bundle, data, replace(settings, **dev_split_settings(str(run))), Raise())
-        if "dev" not in _non_empty_splits(source):
+        if "dev" not in source.splits:
             raise HeedfulError(f"{run} was trained on all rows of {data}: give rows that it was not trained on")
     return source, long_inputs
-
-
-def _non_empty_splits(source: Dataset[Example]) -> list[str]:
-    """Return the names of the splits with examples; if no split has one, the name of the first split."""
-    splits = [split for split in source.splits if next(iter(source.examples(split)), None) is not None]
-    return splits or list(source.splits[:1])
 
 
 def _faster(

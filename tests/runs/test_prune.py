@@ -195,12 +195,6 @@ def test_rows_of_a_run_that_was_trained_on_all_of_them_are_refused_and_new_ones_
     assert report["fitted_rows"] == report["reported_rows"] == 15
 
 
-def test_an_empty_split_is_left_out(model: Path, folder: Path, tmp_path: Path) -> None:
-    (folder / "dev.csv").write_text("text,label\n")
-    report = prune(model, folder, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
-    assert (report["fitted_on"], report["fitted_rows"], report["reported_rows"]) == ("half of test", 20, 20)
-
-
 def test_what_cannot_be_pruned_is_refused_before_measuring(folder: Path, tmp_path: Path, model: Path) -> None:
     with pytest.raises(ModelError, match="tokens cannot be pruned: it has a token_classification head"):
         prune(make_model_dir(tmp_path / "tag", "tag"), folder, tmp_path / "out")
