@@ -126,6 +126,18 @@ def test_samples_have_the_outputs_as_states(tmp_path: Path) -> None:
         frozen_trainer.samples[16]
 
 
+def test_the_cache_leaves_space_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = frozen_outputs.frozen_outputs_bytes(make_trainer(freeze_layers=1))
+    disk = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=size + 5_000_000))
+    monkeypatch.setattr(frozen_outputs, "shutil", disk)
+    log: list[str] = []
+    for reserved, is_cached in ((5_000_001, False), (5_000_000, True), (10_000_000, True)):  # the last one is complete
+        trainer = make_trainer(freeze_layers=1)
+        cache_frozen_outputs(trainer, tmp_path / "frozen", log.append, reserved_bytes=reserved)
+        assert isinstance(trainer.samples, SamplesWithFrozenOutputs) == is_cached
+    assert log[0].endswith("frozen has 0.00 GB left, beside 0.01 GB for checkpoints")
+
+
 def test_a_started_cache_is_filled_only_if_its_missing_part_fits_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
