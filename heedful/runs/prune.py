@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import ModelBundle, folder_of, load, save
+from heedful.checkpoint.atomic_folder import check_target
 from heedful.checkpoint.bundle import cascade_refusal
 from heedful.data import Dataset, Raise
 from heedful.data.examples import Example
@@ -88,11 +89,12 @@ def prune(
         The content of pruning.json.
 
     Raises:
-        HeedfulError: If tokens of the model cannot be pruned, the data do not fit it, or no trial is both faster and
-            within the allowed loss.
+        HeedfulError: If tokens of the model cannot be pruned, the data do not fit it, no trial is both faster and
+            within the allowed loss, or the folder cannot be written.
     """
     if not 0 <= max_loss < 100:
         raise HeedfulError(f"max_loss is {max_loss}; expected percentage points from 0 to below 100")
+    check_target(Path(output_dir), overwrite=overwrite)
     engine = Engine(run, precision=precision, device=device)
     bundle = engine.loaded
     if bundle.early_stages:
