@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from shutil import copyfile
 from typing import NamedTuple
 
 from heedful.atomic_io import atomic_path, write_synced
@@ -311,13 +310,14 @@ def _save(
     bundle = load(run)
     bundle.prune_tokens(pruning)
     bundle.calibration, bundle.training_vectors = calibration, None  # pruning changes the hidden states
-    save(bundle, folder, overwrite=overwrite)
-    for name in (SETTINGS, DATA):  # with these files, commands read data for the pruned model as for the run
-        if (Path(run) / name).is_file():
-            copyfile(Path(run) / name, folder / name)
-    write_file(folder / PRUNING, report)
     card = folder_of(run, None) / CARD
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {folder.absolute().name}"
+    # with these files, commands read data for the pruned model as for the run
+    copied = {name: (Path(run) / name).read_text("utf-8") for name in (SETTINGS, DATA) if (Path(run) / name).is_file()}
+    save(bundle, folder, overwrite=overwrite)  # removes the files above if the run is in this folder
+    for name, content in copied.items():
+        write_file(folder / name, content)
+    write_file(folder / PRUNING, report)
     text, *_ = text.split(f"\n{HEADING}\n")  # drops the section of a model that was pruned before
     blocks = [text.rstrip("\n"), *("\n".join(lines) for lines in pruning_section(report))]
     with atomic_path(folder / CARD) as temporary:

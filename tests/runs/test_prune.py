@@ -178,6 +178,10 @@ def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
     pruned_again = prune(tmp_path / "out", rows, tmp_path / "again", max_loss=90, keep_rates=(0.7,))
     assert pruned_again["all_tokens"] == report["all_tokens"]
     assert (tmp_path / "again" / "README.md").read_text().count("## Token pruning") == 1
+    in_place = prune(tmp_path / "out", rows, tmp_path / "out", max_loss=90, keep_rates=(0.7,), overwrite=True)
+    assert in_place["all_tokens"] == report["all_tokens"]
+    for name in ("settings.toml", "data.json", "README.md"):
+        assert (tmp_path / "out" / name).read_text() == (tmp_path / "again" / name).read_text()
 
 
 def test_rows_of_a_run_that_was_trained_on_all_of_them_are_refused_and_new_ones_are_used(tmp_path: Path) -> None:
