@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from heedful.atomic_io import remove_stale, temporary_path
+from heedful.atomic_io import check_writable, remove_stale, temporary_path
 from heedful.errors import ModelError
 
 
@@ -28,13 +28,7 @@ def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
         ModelError: If the target may not be overwritten or cannot be written.
     """
     target = Path(os.path.realpath(target))
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not overwrite:
-            raise ModelError(f"{target} exists and is not empty: give another folder, or overwrite=True")
-        if not _is_model_config(target / "config.json"):
-            raise ModelError(
-                f"{target} is not a model folder: it has no config.json with a model_type, and will not be replaced"
-            )
+    _check_replaceable(target, overwrite=overwrite)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(target.parent, target.name)
@@ -51,6 +45,31 @@ def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
         raise ModelError(f"{target} could not be written, and nothing of it was kept: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Check that `atomic_folder` can write a folder, before long work whose result it writes.
+
+    Raises:
+        ModelError: If the target may not be overwritten or cannot be written.
+    """
+    target = Path(os.path.realpath(target))
+    _check_replaceable(target, overwrite=overwrite)
+    try:
+        check_writable(next(parent for parent in target.parents if parent.exists()))
+    except OSError as error:
+        raise ModelError(f"{target} cannot be written: {error.strerror}") from None
+
+
+def _check_replaceable(target: Path, *, overwrite: bool) -> None:
+    """Raise a ModelError if the target may not be overwritten."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite:
+            raise ModelError(f"{target} exists and is not empty: give another folder, or overwrite=True")
+        if not _is_model_config(target / "config.json"):
+            raise ModelError(
+                f"{target} is not a model folder: it has no config.json with a model_type, and will not be replaced"
+            )
 
 
 def _is_model_config(config: Path) -> bool:

@@ -18,7 +18,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.device import check_device, device_name, tf32_products
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.attention_report import attention_report
-from heedful.infer.cascade import answer_in_stages
+from heedful.infer.cascade import answer_in_stages, in_label_order
 from heedful.infer.cuda_graphs import CudaGraphs
 from heedful.infer.encoded_input import (
     Chunk,
@@ -444,6 +444,8 @@ class BundleEngine:
         ]
         context = self._answer_context(top_k, encoded_input.windows)
         answer = encoded_input.answer_head.answer(encoded_input.engine_input, windows, context)
+        if self._last_stage is not None:
+            answer = in_label_order(answer, self._last_stage._head)
         if self._options.max_length is None:
             return answer
         return answer | {"truncated_tokens": encoded_input.dropped}

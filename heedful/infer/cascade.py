@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from heedful.errors import InputError
-from heedful.tasks.label_answers import Answer
+from heedful.model.config import Classes, Head
+from heedful.tasks.label_answers import Answer, unique_label_names
 
 Input = TypeVar("Input")
 Stage = TypeVar("Stage")
@@ -43,6 +44,22 @@ class StagedAnswers:
     def answers(self) -> list[Answer]:
         """The answers in the order of the inputs, each with the number of its "stage", counted from 1."""
         return [answer for _, answer in sorted(self._answers.items())]
+
+
+def in_label_order(answer: Answer, head: Head) -> Answer:
+    """Return the answer of an early stage with its labels in the order of the last stage's head.
+
+    All stages have the same labels, but a model that was trained elsewhere may list them in another order.
+    """
+    assert isinstance(head, Classes)
+    names = unique_label_names(head.labels)
+    probabilities = answer["probabilities"]
+    if list(probabilities) == names:
+        return answer
+    answer = answer | {"probabilities": {name: probabilities[name] for name in names}}
+    if "prediction_set" in answer:
+        answer["prediction_set"] = [name for name in names if name in answer["prediction_set"]]
+    return answer
 
 
 def answer_in_stages(

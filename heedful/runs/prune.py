@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from shutil import copyfile
 from typing import NamedTuple
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import ModelBundle, folder_of, load, save
+from heedful.checkpoint.atomic_folder import check_target
 from heedful.checkpoint.bundle import cascade_refusal
 from heedful.data import Dataset, Raise
 from heedful.data.examples import Example
@@ -88,11 +88,12 @@ def prune(
         The content of pruning.json.
 
     Raises:
-        HeedfulError: If tokens of the model cannot be pruned, the data do not fit it, or no trial is both faster and
-            within the allowed loss.
+        HeedfulError: If tokens of the model cannot be pruned, the data do not fit it, no trial is both faster and
+            within the allowed loss, or the folder cannot be written.
     """
     if not 0 <= max_loss < 100:
         raise HeedfulError(f"max_loss is {max_loss}; expected percentage points from 0 to below 100")
+    check_target(Path(output_dir), overwrite=overwrite)
     engine = Engine(run, precision=precision, device=device)
     bundle = engine.loaded
     if bundle.early_stages:
@@ -110,7 +111,10 @@ def prune(
     engine.max_length = task.truncation_length
     report: JsonObject = description | {"metric": task.metric, "max_loss": max_loss, "precision": engine.precision}
     if max_loss * len(fitted) < 100:
-        log(f"with only {len(fitted)} rows to choose by, one wrong answer loses more than {max_loss:g} points")
+        log(
+            f"the pruning is chosen on few rows ({len(fitted)}): a single row changes {task.metric} by more than "
+            f"{max_loss:g} points"
+        )
     log(f"measuring the model with all tokens on {report['fitted_on']} ({len(fitted):,} rows)")
     chosen = _choose(engine, task, fitted, trials, report, log)
     log(f"measuring it on {report['reported_on']} ({len(reported):,} rows)")
@@ -306,13 +310,14 @@ def _save(
     bundle = load(run)
     bundle.prune_tokens(pruning)
     bundle.calibration, bundle.training_vectors = calibration, None  # pruning changes the hidden states
-    save(bundle, folder, overwrite=overwrite)
-    for name in (SETTINGS, DATA):  # with these files, commands read data for the pruned model as for the run
-        if (Path(run) / name).is_file():
-            copyfile(Path(run) / name, folder / name)
-    write_file(folder / PRUNING, report)
     card = folder_of(run, None) / CARD
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {folder.absolute().name}"
+    # with these files, commands read data for the pruned model as for the run
+    copied = {name: (Path(run) / name).read_text("utf-8") for name in (SETTINGS, DATA) if (Path(run) / name).is_file()}
+    save(bundle, folder, overwrite=overwrite)  # removes the files above if the run is in this folder
+    for name, content in copied.items():
+        write_file(folder / name, content)
+    write_file(folder / PRUNING, report)
     text, *_ = text.split(f"\n{HEADING}\n")  # drops the section of a model that was pruned before
     blocks = [text.rstrip("\n"), *("\n".join(lines) for lines in pruning_section(report))]
     with atomic_path(folder / CARD) as temporary:

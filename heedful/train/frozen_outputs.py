@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
@@ -52,7 +52,9 @@ class SamplesWithFrozenOutputs(Sequence[Sample]):
         return replace(self._samples[number], states=self._outputs([number], [0])[STATES][0])
 
 
-def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], None]) -> None:
+def cache_frozen_outputs(
+    trainer: Trainer, folder: Path, log: Callable[[str], None], *, reserved_bytes: int = 0
+) -> None:
     """Compute the outputs of the frozen layers for all samples, and let training read them from `folder`.
 
     Outputs that `folder` has already are not computed again; outputs of other weights or samples are removed from it.
@@ -63,6 +65,7 @@ def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], No
         trainer: Trainer of a model with frozen layers, whose objective takes samples without changes.
         folder: Cache folder.
         log: Receives messages about the cache.
+        reserved_bytes: Disk space that is left for checkpoints, in bytes.
     """
     samples = trainer.samples
     outputs, size = CachedOutputs(folder, len(samples)), frozen_outputs_bytes(trainer)
@@ -70,7 +73,9 @@ def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], No
     if trainer.ranks.is_main:
         key = _cache_key(trainer, samples)
         is_started = folder.exists() and _read_key(folder) == key
-        reason = _no_cache_reason(trainer, size, 0 if is_started else size, folder)
+        missing_rows = [row for part in outputs.missing_parts() for row in outputs.part_rows(part)]
+        missing = frozen_outputs_bytes(trainer, missing_rows) if is_started else size
+        reason = _no_cache_reason(trainer, size, missing, reserved_bytes, folder)
         if reason:
             log(f"{note}, and recomputed in every step: {reason}")
         else:
@@ -85,17 +90,20 @@ def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], No
         )
 
 
-def frozen_outputs_bytes(trainer: Trainer) -> int:
-    """Return the size of the outputs of the frozen layers for all samples."""
-    return sum(map(len, trainer.samples)) * trainer.loaded.config.model.width * torch.float32.itemsize
+def frozen_outputs_bytes(trainer: Trainer, numbers: Iterable[int] | None = None) -> int:
+    """Return the size of the outputs of the frozen layers for the samples with these numbers (None: all samples)."""
+    samples = trainer.samples if numbers is None else (trainer.samples[number] for number in numbers)
+    return sum(map(len, samples)) * trainer.loaded.config.model.width * torch.float32.itemsize
 
 
-def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) -> str:
+def _no_cache_reason(trainer: Trainer, size: int, missing: int, reserved: int, folder: Path) -> str:
     """Return why outputs are not cached, or "".
 
     Args:
         size: Bytes of all outputs.
         missing: Bytes that are still to be written.
+        reserved: Bytes of the disk that are left for checkpoints.
+        folder: Cache folder.
     """
     steps, limit = trainer.total_steps, trainer.settings.cache_gb
     if steps is not None and steps <= trainer.order.steps_per_epoch:
@@ -105,8 +113,10 @@ def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) ->
     if size > limit * GB:
         return f"their outputs take {size / GB:.2f} GB, and train.cache_gb is {limit:g}"
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if missing > free:
-        return f"their outputs take {size / GB:.2f} GB, and {folder} has {free / GB:.2f} GB left"
+    if missing and missing + reserved > free:
+        outputs = "their outputs take" if missing == size else "the missing part of their outputs takes"
+        beside = f", beside {reserved / GB:.2f} GB for checkpoints" if reserved else ""
+        return f"{outputs} {missing / GB:.2f} GB, and {folder} has {max(0, free - reserved) / GB:.2f} GB left{beside}"
     return ""
 
 

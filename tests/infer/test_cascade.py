@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,12 @@ from heedful.infer.encoded_input import Chunk
 from heedful.infer.engine import Engine
 from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.infer.static_classifier import StaticClassifier
+from heedful.infer.tuning import execution_plan
+from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.infer.tuning.precision_gate import open_in_precision
+from heedful.model.config import Classes
 from heedful.runs.evaluate import evaluate
+from heedful.runs.text_selection import select_texts
 from heedful.tasks.metrics.conformal import least_probability
 from tests.support.cascades import TEXTS, make_cascade
 from tests.support.model_folders import LIMIT, long_text, make_model_dir
@@ -244,6 +249,43 @@ def test_a_cascade_in_a_lower_precision_keeps_most_labels(folder: Path, precisio
     same = [answer["label"] == exact["label"] for answer, exact in zip(answers, float32_answers, strict=True)]
     assert sum(same) > 0.9 * len(TEXTS)
     assert {answer["stage"] for answer in answers} == {1, 2}
+
+
+def test_the_fingerprint_does_not_depend_on_the_plan_of_an_early_stage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans with C++ kernels hold norms in float32, whatever the activation dtype."""
+    fingerprints = []
+    for kernels in (None, "some"):
+        monkeypatch.setattr(execution_plan, "usable_kernels", lambda weight, kernels=kernels: kernels)
+        bundle = load(folder / "cascade", dtype=torch.bfloat16)
+        early_bundle = bundle.early_stages[0].bundle
+        apply_plan(early_bundle, ExecutionPlan(precision="bfloat16", linears="onednn"))
+        fingerprints.append(fingerprint(BundleEngine(bundle)))
+    assert any(parameter.dtype == torch.float32 for parameter in early_bundle.parameters()), "no norm in float32"
+    assert fingerprints[0] == fingerprints[1] != fingerprint(Engine(folder / "cascade"))
+
+
+def test_labels_are_in_the_order_of_the_last_stage(folder: Path, tmp_path: Path) -> None:
+    bundle = load(folder / "cascade")
+    early_bundle = bundle.early_stages[0].bundle
+    head = early_bundle.config.head
+    assert isinstance(head, Classes)
+    early_bundle.config = replace(early_bundle.config, head=replace(head, labels=head.labels[::-1]))
+    bundle.calibration = (0.1, 0.2)
+    save(bundle, tmp_path / "cascade")
+    engine = Engine(tmp_path / "cascade", prediction_set=0.9)
+    answers = engine(TEXTS)
+    assert {answer["stage"] for answer in answers} == {1, 2}
+    for answer in answers:
+        assert tuple(answer["probabilities"]) == head.labels
+        assert answer["prediction_set"] == [label for label in head.labels if label in answer["prediction_set"]]
+        assert (
+            answer["probability"] == answer["probabilities"][answer["label"]] == max(answer["probabilities"].values())
+        )
+    labels = {text: answer["label"] for text, answer in zip(TEXTS, answers, strict=True)}
+    selected = select_texts(engine, TEXTS, len(TEXTS)).texts
+    assert [text.suggested_label for text in selected] == [labels[text.text] for text in selected]
 
 
 def test_evaluation_reports_the_share_of_each_stage(folder: Path) -> None:

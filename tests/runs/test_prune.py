@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from heedful import atomic_io
 from heedful.checkpoint import load, save
 from heedful.data import read
 from heedful.errors import HeedfulError, ModelError
@@ -175,6 +178,10 @@ def test_rows_that_a_run_was_trained_on_are_left_out(tmp_path: Path) -> None:
     pruned_again = prune(tmp_path / "out", rows, tmp_path / "again", max_loss=90, keep_rates=(0.7,))
     assert pruned_again["all_tokens"] == report["all_tokens"]
     assert (tmp_path / "again" / "README.md").read_text().count("## Token pruning") == 1
+    in_place = prune(tmp_path / "out", rows, tmp_path / "out", max_loss=90, keep_rates=(0.7,), overwrite=True)
+    assert in_place["all_tokens"] == report["all_tokens"]
+    for name in ("settings.toml", "data.json", "README.md"):
+        assert (tmp_path / "out" / name).read_text() == (tmp_path / "again" / name).read_text()
 
 
 def test_rows_of_a_run_that_was_trained_on_all_of_them_are_refused_and_new_ones_are_used(tmp_path: Path) -> None:
@@ -193,6 +200,24 @@ def test_rows_of_a_run_that_was_trained_on_all_of_them_are_refused_and_new_ones_
     new_rows = write_csv(tmp_path / "new.csv", long_rows(30, 5))
     report = prune(tmp_path / "run", new_rows, tmp_path / "out", max_loss=90, keep_rates=(0.4,))
     assert report["fitted_rows"] == report["reported_rows"] == 15
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_measuring(
+    model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heedful.runs.prune._measure", None)  # a call would raise a TypeError
+    with pytest.raises(ModelError, match=r"data is not a model folder: .* will not be replaced"):
+        prune(model, folder, folder, overwrite=True)
+    with pytest.raises(ModelError, match="exists and is not empty: give another folder, or overwrite=True"):
+        prune(model, folder, model)
+
+    def refuse(path: Path, chunks: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(atomic_io, "write_synced", refuse)
+    with pytest.raises(ModelError, match="out/sub cannot be written: Read-only file system"):
+        prune(model, folder, tmp_path / "out" / "sub")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_pruned_is_refused_before_measuring(folder: Path, tmp_path: Path, model: Path) -> None:

@@ -124,3 +124,30 @@ def test_samples_have_the_outputs_as_states(tmp_path: Path) -> None:
     assert [len(sample) for sample in frozen_trainer.samples[3:6]] == [len(sample) for sample in plain[3:6]]
     with pytest.raises(IndexError):
         frozen_trainer.samples[16]
+
+
+def test_the_cache_leaves_space_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = frozen_outputs.frozen_outputs_bytes(make_trainer(freeze_layers=1))
+    disk = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=size + 5_000_000))
+    monkeypatch.setattr(frozen_outputs, "shutil", disk)
+    log: list[str] = []
+    for reserved, is_cached in ((5_000_001, False), (5_000_000, True), (10_000_000, True)):  # the last one is complete
+        trainer = make_trainer(freeze_layers=1)
+        cache_frozen_outputs(trainer, tmp_path / "frozen", log.append, reserved_bytes=reserved)
+        assert isinstance(trainer.samples, SamplesWithFrozenOutputs) == is_cached
+    assert log[0].endswith("frozen has 0.00 GB left, beside 0.01 GB for checkpoints")
+
+
+def test_a_started_cache_is_filled_only_if_its_missing_part_fits_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "frozen"
+    cached_trainer(folder)
+    full_disk = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(frozen_outputs, "shutil", full_disk)
+    assert isinstance(cached_trainer(folder).samples, SamplesWithFrozenOutputs), "a complete cache takes no more space"
+    (folder / "part-000002.safetensors").unlink()
+    log: list[str] = []
+    assert not isinstance(cached_trainer(folder, log).samples, SamplesWithFrozenOutputs)
+    assert "recomputed in every step: the missing part of their outputs takes 0.00 GB, and" in log[0]
+    assert not (folder / "part-000002.safetensors").exists()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from heedful.atomic_io import as_bytes
+from heedful.atomic_io import as_bytes, remove
 from heedful.data.bad_rows import shown
 from heedful.data.inputs.input_files import InputFile, InputRow, file_stamp, open_inputs, without_split_settings
 from heedful.data.inputs.tables import CONLL_COLUMNS
@@ -22,13 +22,12 @@ from heedful.data.labelled.data_file import DataSettings
 from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_encoded_each, tokenize_each
 from heedful.infer.batch.shared_output import SharedOutput, Tally, open_output
-from heedful.infer.batch.single_file import join_parts, parts_folder
+from heedful.infer.batch.single_file import check_output_is_new, join_parts, parts_folder
 from heedful.infer.batch.text_writers import LostLines, csv_header, write_conll, write_csv
 from heedful.infer.batch.writers import AnswerRow, Format, answer_schema, write_jsonl, write_parquet
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.encoded_input import EncodedInput
 from heedful.infer.engine import Engine
-from heedful.infer.tuning.execution_plan import activation_dtype
 from heedful.settings import to_mapping
 from heedful.tasks.answering import Answer
 
@@ -133,6 +132,7 @@ def predict_files(
     if top_k < 1:
         raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
     folder = parts_folder(Path(output), settings.format)
+    is_single_file = folder != Path(output)
     paths = [files] if isinstance(files, str | Path) else files
     input_files = open_inputs(paths, engine.input_kind, data, exclude=folder)
     if settings.format == "conll":
@@ -140,11 +140,15 @@ def predict_files(
     plan = _plan(engine, input_files, settings, data, top_k)
     file_notes = _file_notes(input_files)
     try:
-        with open_output(folder, plan, settings.format) as shared_output:
+        with open_output(folder, plan, settings.format, shared=not is_single_file) as shared_output:
+            if is_single_file:  # check again: another process may have finished it before this one got the lock
+                check_output_is_new(Path(output))
             run = _Run(engine, input_files, settings, top_k, shared_output, on_progress)
             record = shared_output.done() or run.all_parts()
-        if folder != Path(output):
-            join_parts(folder, Path(output), settings.format, run.header)
+            if is_single_file:
+                join_parts(folder, Path(output), settings.format, run.header)
+        if is_single_file:
+            remove(folder)
     except OSError as error:
         raise HeedfulError(
             f"{output}: answers could not be written: {error.strerror or error}. Correct that and give the same "
@@ -223,10 +227,10 @@ def fingerprint(engine: BundleEngine) -> str:
         digest.update(repr(bundle.token_pruning).encode())
     for stage, threshold in engine.stages[:-1]:
         digest.update(f"{fingerprint(stage)} from {threshold!r} ".encode())
-    # tensors are hashed in the dtype of the plan: a plan may keep norms in float32, depending on the machine
-    dtype = None if engine.plan is None else activation_dtype(engine.plan.precision)
+    # tensors are hashed in the dtype of the embedding: a plan may keep norms in float32, depending on the machine
+    dtype = next(bundle.parameters()).dtype
     for name, stored in sorted(bundle.named_tensors().items()):
-        tensor = stored if dtype is None or not isinstance(stored, nn.Parameter) else stored.to(dtype)
+        tensor = stored.to(dtype) if isinstance(stored, nn.Parameter) else stored
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(as_bytes(tensor))
     config, thresholds = bundle.config, sorted(bundle.thresholds.items())

@@ -25,6 +25,7 @@ from heedful.errors import HeedfulError
 # names in the folder; programs such as Spark ignore names that begin with _
 PLAN, CLAIMS, PARTS, SUCCESS = "_plan.json", "_claims", "_parts", "_SUCCESS"
 PLAN_BYTE = 1 << 40  # byte of the claims file to lock before the plan is read or written
+SINGLE_BYTE = PLAN_BYTE + 1  # byte that a process locks if it shares the folder with no other process
 STALE_SECONDS = 600.0  # seconds without a change after which a temporary file counts as abandoned
 POLL_SECONDS = 0.5  # seconds between checks of parts that other processes write
 Tally = dict[str, Any]  # record of a part, or of all parts: counts, size, first error
@@ -133,16 +134,18 @@ class SharedOutput:
 
 
 @contextmanager
-def open_output(out: Path, plan: Mapping[str, object], suffix: str) -> Iterator[SharedOutput]:
+def open_output(out: Path, plan: Mapping[str, object], suffix: str, *, shared: bool = True) -> Iterator[SharedOutput]:
     """Open a new output folder, or one that was created with the same plan.
 
     Args:
         out: The folder.
         plan: All facts that determine the content of the parts, as plain data.
         suffix: Suffix of the parts.
+        shared: Whether other processes may fill the folder at the same time.
 
     Raises:
-        HeedfulError: If the folder holds other files, was created with another plan, or cannot be written.
+        HeedfulError: If the folder holds other files, was created with another plan, or cannot be written; if it is not
+            shared, and another process fills it.
     """
     try:
         existing = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
@@ -153,6 +156,11 @@ def open_output(out: Path, plan: Mapping[str, object], suffix: str) -> Iterator[
     except OSError as error:
         raise HeedfulError(f"{out}: cannot be written: {error.strerror}") from None
     try:
+        if not shared and not _lock(handle, SINGLE_BYTE):
+            raise HeedfulError(
+                f"{out}: another process is filling this folder, whose parts become one file: wait for it, or give a "
+                "folder as the output, which several processes can share"
+            )
         output = SharedOutput(out, suffix, handle)
         _lock(handle, PLAN_BYTE, wait=True)
         try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from heedful.atomic_io import atomic_path, remove, write_synced
+from heedful.atomic_io import atomic_path, write_synced
 from heedful.errors import HeedfulError
 
 READ_BYTES = 1 << 20  # bytes of a part to read at once
@@ -38,15 +38,20 @@ def parts_folder(out: Path, file_format: str) -> Path:
         else:
             return out
         raise HeedfulError(f"{out}: {reason}: give a folder, or a new file that ends in .csv, .jsonl or .conll")
-    if out.exists():
-        raise HeedfulError(f"{out}: exists already: give another file, or remove it")
+    check_output_is_new(out)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise HeedfulError(f"{out}: one file is written by one process: give a folder, in which several share the work")
     return out.with_name(f"{out.name}.parts")
 
 
+def check_output_is_new(out: Path) -> None:
+    """Raise a HeedfulError if the file exists."""
+    if out.exists():
+        raise HeedfulError(f"{out}: exists already: give another file, or remove it")
+
+
 def join_parts(parts: Path, out: Path, file_format: str, header: bytes) -> None:
-    """Join the parts in a folder into one file, and remove the folder.
+    """Join the parts in a folder into one file.
 
     Args:
         parts: Folder of the parts.
@@ -65,4 +70,3 @@ def join_parts(parts: Path, out: Path, file_format: str, header: bytes) -> None:
 
     with atomic_path(out) as temporary:
         write_synced(temporary, chunks())
-    remove(parts)

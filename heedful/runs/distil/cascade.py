@@ -7,7 +7,7 @@ accuracy is reported on another: dev and test, or two halves of the only split. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
@@ -157,6 +157,31 @@ def _save_cascade(
         copyfile(folder / name, folder / CASCADE_MODEL / name)
 
 
+def check_row_counts(counts: Mapping[str, int], splits: Sequence[str]) -> None:
+    """Check that `split_rows` finds rows to fit thresholds on, and others to report on, before anything is trained.
+
+    Args:
+        counts: Number of rows of each split.
+        splits: Names of the non-empty splits.
+
+    Raises:
+        DataError: If there is only one split to evaluate on, and it has a single row.
+    """
+    split = _only_split(splits)
+    if split is not None and counts[split] < 2:
+        raise DataError(
+            f"{split} has too few rows ({counts[split]}): some are needed to choose by, and others to report on; give "
+            "a dev and a test file"
+        )
+
+
+def _only_split(splits: Sequence[str]) -> str | None:
+    """Return the split whose rows are halved to fit and to report, or None if there are both dev and test."""
+    if "dev" in splits and "test" in splits:
+        return None
+    return next((name for name in ("test", "dev") if name in splits), splits[0])
+
+
 def split_rows(
     dataset: Dataset[Example], splits: Sequence[str], seed: int
 ) -> tuple[list[Example], list[Example], JsonObject]:
@@ -165,17 +190,13 @@ def split_rows(
     Raises:
         DataError: If there is only one split with labels to evaluate on, and it has a single row.
     """
-    if "dev" in splits and "test" in splits:
+    split = _only_split(splits)
+    if split is None:
         fitted, reported = list(dataset.examples("dev")), list(dataset.examples("test"))
         split, fitted_on, reported_on = "test", "dev", "test"
     else:
-        split = next((name for name in ("test", "dev") if name in splits), splits[0])
         examples = list(dataset.examples(split))
-        if len(examples) < 2:
-            raise DataError(
-                f"{split} has {len(examples)} rows: some are needed to choose by, and others to report on; give a dev "
-                "and a test file"
-            )
+        check_row_counts({split: len(examples)}, splits)
         order = np.random.default_rng(seed).permutation(len(examples))
         middle = len(order) // 2
         fitted = [examples[index] for index in sorted(order[:middle])]

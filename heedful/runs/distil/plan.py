@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import ModelBundle
-from heedful.checkpoint.bundle import cascade_refusal
+from heedful.checkpoint.bundle import cascade_refusal, pruned_refusal
 from heedful.data import DataOptions, Dataset, DataSettings, Raise, Skip, TaggedExample, read
 from heedful.data.bad_rows import BadRowPolicy, OnBadRow
 from heedful.data.examples import Example
@@ -32,7 +32,7 @@ from heedful.runs.card.cascade import CASCADE
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.augment import check_augmentation
-from heedful.runs.distil.cascade import check_cascade
+from heedful.runs.distil.cascade import check_cascade, check_row_counts
 from heedful.runs.distil.settings import (
     DEFAULT_POOLING,
     ClassicStudent,
@@ -139,6 +139,9 @@ def plan_distil(
     inherited = replace(inherited, dev_fraction=DEFAULTS.dev_fraction, seed=DEFAULTS.seed)
     preview = preview_distil_settings(overrides, task, inherited)
     _check_preview(task, preview)
+    uses_hidden_states = preview.loss.states is not None or preview.loss.relations is not None
+    if teacher.token_pruning is not None and (uses_hidden_states or isinstance(preview.student, StaticStudent)):
+        raise pruned_refusal(teacher.source, "a teacher whose hidden states are learned")
     row_policy = Skip if on_bad_row == "skip" else Raise
     dataset = open_labelled(task, data, preview, row_policy())
     if dataset.has_generated_dev and files_trained_on(preview.teacher, dataset.names_by_split["train"]):
@@ -148,6 +151,8 @@ def plan_distil(
     stats = compute_stats(dataset, ("train", *(split for split in dataset.splits if split != "train")))
     labels = getattr(teacher.config.head, "labels", None)
     _check_data(dataset, stats, teacher.source, labels)
+    if preview.cascade is not None:
+        check_row_counts(stats.counts, stats.non_empty_splits)
     unlabelled = _read_unlabelled(preview, teacher, dataset, stats, labels, exclude)
     num_labelled = stats.counts["train"]
     num_augmented = 0

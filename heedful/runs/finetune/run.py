@@ -311,7 +311,11 @@ class FinetuneTraining:
         objective = setup.objective if settings.method == "finetune" else body_objective(settings, task)
         trainer = Trainer(model, objective, setup.samples, settings.train, self.run.ranks)
         if settings.train.freeze_layers and isinstance(objective, Task | ContrastiveClasses):
-            cache_frozen_outputs(trainer, self.run.folder / FROZEN, self.run.reporter.message)
+            # a checkpoint has the state of training and the best weights
+            weights = sum(parameter.nbytes for parameter in trainer.loaded.parameters())
+            checkpoint = weights + sum(tensor.nbytes for tensor in trainer.state()[0].values())
+            reserved = checkpoint * (settings.fit.keep_last + 1)
+            cache_frozen_outputs(trainer, self.run.folder / FROZEN, self.run.reporter.message, reserved_bytes=reserved)
         elif settings.train.freeze_layers:
             self.run.reporter.message(f"{freezing_note(settings.train.freeze_layers)}, and recomputed in every step")
         if self.run.ranks.size == 1 and settings.method == "finetune" and not (folder / STATE).exists():

@@ -697,6 +697,32 @@ def test_the_claimed_part_of_a_killed_process_is_taken_over(
     assert part_bytes(out) == part_bytes(tmp_path / "expected")
 
 
+def test_one_file_is_written_by_one_process(single: Engine, folders: dict[str, Path], tmp_path: Path) -> None:
+    file, out = write_texts(tmp_path / "in.jsonl", 23), tmp_path / "out.jsonl"
+    with start_child(folders["single"], file, out, 100) as process:
+        assert process.stdout is not None and process.stdout.readline() == "chunk\n"
+        with pytest.raises(HeedfulError, match=r"out\.jsonl\.parts: another process is filling this folder"):
+            predict_files(single, file, out, JSONL)
+        process.kill()
+    predict_files(single, file, out, JSONL)
+    assert len(out.read_text().splitlines()) == 23 and not (tmp_path / "out.jsonl.parts").exists()
+
+
+def test_a_file_that_another_process_has_just_finished_is_not_replaced(
+    single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out, make_plan = write_texts(tmp_path / "in.jsonl", 5), tmp_path / "out.jsonl", file_prediction._plan
+
+    def plan_while_another_process_finishes(*args: Any) -> dict[str, object]:
+        out.write_text("answers")
+        return make_plan(*args)
+
+    monkeypatch.setattr(file_prediction, "_plan", plan_while_another_process_finishes)
+    with pytest.raises(HeedfulError, match=r"out\.jsonl: exists already"):
+        predict_files(single, file, out, JSONL)
+    assert out.read_text() == "answers"
+
+
 # -- memory ---------------------------------------------------------------------------------------------------------
 
 MEASURE_PEAK_MEMORY = """

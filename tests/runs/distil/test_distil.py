@@ -20,9 +20,10 @@ from heedful.checkpoint import ModelBundle, load, save
 from heedful.checkpoint.new_head import with_head
 from heedful.data import DataSettings, LabelledExample, PairExample, TaggedExample, read
 from heedful.data.inputs.inherited_settings import columns_by_name
-from heedful.errors import HeedfulError, HeedfulWarning, SettingError
+from heedful.errors import HeedfulError, HeedfulWarning, ModelError, SettingError
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.precision_gate import open_in_precision
+from heedful.model.token_pruning import TokenPruning
 from heedful.objectives.distillation.objective import state_projections
 from heedful.runs.distil import augment as distil_augment
 from heedful.runs.distil import mlm as distil_mlm
@@ -637,6 +638,20 @@ def test_student_and_baseline_are_compared_seed_by_seed(
     verdict = verdict_of(numbers, serving_speed(4.0, 10.0))
     assert verdict["sentence"].endswith(ending)
     json.dumps(verdict, allow_nan=False)  # raises a ValueError for NaN
+
+
+@pytest.mark.parametrize(
+    "options", [{"student": "static"}, {"loss": "minilmv2"}, {"loss": "distilbert"}], ids=lambda options: str(options)
+)
+def test_hidden_states_of_a_pruned_teacher_are_refused_before_anything_is_written(
+    tmp_path: Path, teacher: Path, labelled: Path, options: dict[str, str]
+) -> None:
+    bundle = load(teacher)
+    bundle.prune_tokens(TokenPruning(layer=1, keep_rate=0.5))
+    save(bundle, tmp_path / "pruned")
+    with pytest.raises(ModelError, match="prunes tokens, and cannot be a teacher whose hidden states are learned"):
+        distil(tmp_path / "pruned", labelled, tmp_path / "run", **{"student": "layers=1"} | options)
+    assert not (tmp_path / "run").exists()
 
 
 def test_misspelt_settings_are_refused_before_the_teacher_is_loaded() -> None:

@@ -118,7 +118,9 @@ def test_thresholds_are_fitted_and_reported_on_halves_of_a_single_split(tmp_path
     assert same_seed == fitted
     assert other_seed != fitted
     single_row = read(write_splits("single", tmp_path / "single", {"train": 24, "dev": 1}))
-    with pytest.raises(DataError, match="dev has 1 rows: some are needed to choose by, and others to report on"):
+    with pytest.raises(
+        DataError, match=r"dev has too few rows \(1\): some are needed to choose by, and others to report on"
+    ):
         split_rows(single_row, ("train", "dev"), 0)
 
 
@@ -240,6 +242,13 @@ def test_teachers_that_cannot_be_a_stage_are_refused_before_training(
     teacher = make_model_dir(tmp_path / kind, kind)
     with pytest.raises(HeedfulError, match=message):
         distil(teacher, labelled, tmp_path / "run", student="bag", cascade=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_single_row_to_fit_and_to_report_on_is_refused_before_training(teacher: Path, tmp_path: Path) -> None:
+    data = write_splits("single", tmp_path / "data", {"train": 24, "dev": 1})
+    with pytest.raises(DataError, match=r"dev has too few rows \(1\): some are needed to choose by"):
+        distil(teacher, data, tmp_path / "run", student="bag", cascade=True, assignments=QUICK)
     assert not (tmp_path / "run").exists()
 
 
