@@ -244,6 +244,9 @@ def predict(
     Raises:
         HeedfulError: If an input cannot be used, or the head answers with another type than `answer_type`.
     """
+    coverage = model.prediction_set if isinstance(model, Engine) else prediction_set
+    if candidate_labels is not None and coverage is not None:
+        raise HeedfulError("prediction_set is for the labels that a model was trained on, not for candidate_labels")
     if not isinstance(model, Engine):
         min_confidence = min_confidence or 0.0
         model = Engine(model, revision=revision, head=head, precision=precision, device=device)
@@ -257,8 +260,6 @@ def predict(
             "revision, head, precision, device, min_confidence or prediction_set was given with an Engine: give it to "
             "Engine() instead"
         )
-    if candidate_labels is not None and model.prediction_set is not None:
-        raise HeedfulError("prediction_set is for the labels that a model was trained on, not for candidate_labels")
     if candidate_labels is not None:
         candidates = CandidateLabels.of(candidate_labels, template, multi_label)
         return zero_shot_engine(model, candidates).predict(inputs, answer_type)

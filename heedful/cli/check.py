@@ -72,6 +72,7 @@ def check(
 
     from heedful.data import DataOptions, DataSettings, Skip, TextExample, dataset_for_task, read
     from heedful.data import check as check_data
+    from heedful.data.labelled.corrections import check_review_path
     from heedful.data.labelled.split_files import parse_data_arguments
     from heedful.runs.overrides import override
     from heedful.tasks.specs import SPECS
@@ -80,14 +81,14 @@ def check(
     if task is not None and task not in example_types:
         known = list(example_types)
         raise HeedfulError(f"--task is {task!r}{did_you_mean(task, known)}: use one of {', '.join(known)}")
-    path = out or Path("label-errors.csv")
-    if label_errors and path.exists():
-        raise HeedfulError(f"{path} exists already and may hold your corrections: give another file with --output")
     if method not in (None, "linear", "finetune"):
         raise HeedfulError(f"--method is {method!r}: use linear or finetune")
     for option, value in {"--output": out, "--model": model, "--method": method, "--device": device}.items():
         if value is not None and not label_errors:
             raise HeedfulError(f"{option} needs --label-errors: add it, or leave {option} out")
+    path = out or Path("label-errors.csv")
+    if label_errors:
+        check_review_path(path)
     assignments = context_assignments(context)
     settings = override(DataOptions(data=DataSettings(dev_fraction=0.0)), assignments).data
     files = parse_data_arguments(data)

@@ -213,6 +213,11 @@ def _open_engine(
     Raises:
         HeedfulError: If the model cannot be opened, or options exclude each other.
     """
+    if candidate_labels is not None and prediction_set is not None:
+        raise HeedfulError("--prediction-set is for the labels that a model was trained on, not for --candidate-labels")
+    if candidate_labels is None and (template is not None or multi_label):
+        raise HeedfulError("--template and --multi-label are for --candidate-labels: give the labels too")
+    labels = None if candidate_labels is None else _parse_labels(candidate_labels)
     from heedful.infer.engine import Engine
 
     engine = Engine(
@@ -220,20 +225,15 @@ def _open_engine(
         head=head_kind,
         precision=precision,
         device=device,
-        min_confidence=0.0 if candidate_labels else min_confidence,  # for candidate labels it is set below
+        min_confidence=min_confidence if labels is None else 0.0,  # for candidate labels it is set below
         prediction_set=prediction_set,
     )
-    if candidate_labels is not None and prediction_set is not None:
-        raise HeedfulError("--prediction-set is for the labels that a model was trained on, not for --candidate-labels")
-    if candidate_labels is not None:
-        from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
+    if labels is None:
+        return engine
+    from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
 
-        labels = CandidateLabels.of(_parse_labels(candidate_labels), template, multi_label)
-        engine = zero_shot_engine(engine, labels)
-    elif template is not None or multi_label:
-        raise HeedfulError("--template and --multi-label are for --candidate-labels: give the labels too")
     engine.min_confidence = min_confidence
-    return engine
+    return zero_shot_engine(engine, CandidateLabels.of(labels, template, multi_label))
 
 
 def _show_answers(
@@ -323,6 +323,10 @@ def generation_settings(
 def _parse_labels(value: str) -> list[str] | dict[str, str]:
     """Return the labels of a comma-separated list, or the description of each label from a .json or .csv file."""
     if not value.casefold().endswith((".json", ".csv")):
+        if os.path.isfile(value):
+            raise HeedfulError(
+                f"--candidate-labels is the file {value}; expected labels, or a .json or .csv file of descriptions"
+            )
         return [label.strip() for label in value.split(",")]
     from heedful.data.labelled.label_descriptions import read_label_descriptions
 

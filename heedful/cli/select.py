@@ -11,7 +11,6 @@ import typer
 from heedful.cli.options import AsJson, Device
 from heedful.cli.output import escape, note, note_data_settings, print_json, print_table, text_cell
 from heedful.cli.settings_command import context_assignments
-from heedful.errors import HeedfulError
 
 MAX_SHOWN = 10  # maximum texts in the printed table; the file lists all of them
 
@@ -34,9 +33,10 @@ def select(
     and one of each cluster is selected. Fill in the column "label" of the file, and give it to finetune beside the
     labelled data.
     """
-    if out.exists():
-        raise HeedfulError(f"{out} exists already and may hold your labels: give another file with --output")
     from heedful.data import DataOptions
+    from heedful.data.labelled.corrections import check_review_path
+
+    check_review_path(out)
     from heedful.infer.engine import Engine
     from heedful.runs.data_settings import input_settings_for
     from heedful.runs.overrides import override

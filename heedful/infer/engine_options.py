@@ -54,10 +54,15 @@ def check_token_budget(token_budget: int) -> None:
         raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
 
 
-def check_min_confidence(min_confidence: float, head: Head | None) -> None:
-    """Raise a HeedfulError if `min_confidence` is no probability, or positive for a head that is no classifier."""
+def check_confidence_range(min_confidence: float) -> None:
+    """Raise a HeedfulError if `min_confidence` is no probability."""
     if not 0 <= min_confidence <= 1:
         raise HeedfulError(f"min_confidence is {min_confidence}; expected a probability from 0 to 1")
+
+
+def check_min_confidence(min_confidence: float, head: Head | None) -> None:
+    """Raise a HeedfulError if `min_confidence` is no probability, or positive for a head that is no classifier."""
+    check_confidence_range(min_confidence)
     if min_confidence and not (isinstance(head, Classes) and head.problem_type == "single_label_classification"):
         kind = head.problem_type if isinstance(head, Classes) else head and head.kind
         has = f"has a head for {kind}" if kind else "has no head"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.engine_options import check_confidence_range
 from heedful.model.config import Classes, Head, SentenceEmbedding
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
 from heedful.tasks.label_answers import THRESHOLD
@@ -46,13 +47,17 @@ class CandidateLabels:
 
         Raises:
             HeedfulError: If there are fewer than two labels (fewer than one, if multi_label), two labels are equal, a
-                label is empty, or the template does not contain {} exactly once.
+                label or a description is empty, or the template does not contain {} exactly once.
         """
         descriptions = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-        if len(descriptions) < len(labels) or not all(map(str.strip, [*descriptions, *descriptions.values()])):
+        if len(descriptions) < len(labels) or not all(map(str.strip, descriptions)):
             raise HeedfulError(f"candidate_labels is {list(labels)}; expected different labels that are not empty")
+        for label, description in descriptions.items():
+            if not description.strip():
+                raise HeedfulError(f"the description of the candidate label {label!r} is empty; expected a text")
         if len(descriptions) < 2 - multi_label:
-            raise HeedfulError(f"candidate_labels has {len(descriptions)} labels; expected 2 or more")
+            count, minimum = len(descriptions), 2 - multi_label
+            raise HeedfulError(f"candidate_labels has {count} label{'s' * (count != 1)}; expected {minimum} or more")
         if template is not None and template.count("{}") != 1:
             raise HeedfulError(
                 f"template is {template!r}; expected a text with {{}} once, like {ENTAILMENT_TEMPLATE!r}"
@@ -80,14 +85,23 @@ def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: T
         vectors: Vectors of the hypotheses, [labels, width], for a sentence embedding model. If None, they are computed.
 
     Raises:
-        HeedfulError: If the model has a head of another kind.
+        HeedfulError: If the model has a head of another kind or was trained on single texts, or if the engine's
+            `min_confidence` is no probability or is positive with multi_label, which it does not affect.
     """
+    check_confidence_range(engine.min_confidence)
+    if engine.min_confidence and candidates.multi_label:
+        raise HeedfulError("min_confidence and multi_label exclude each other: give one of them")
     if engine.kind == "embedding":
         if vectors is None:
             vectors = torch.from_numpy(engine.encode(candidates.hypotheses(PLAIN_TEMPLATE)))
         return _with_head(engine, _vector_head(candidates, vectors), candidates)
     head = engine.loaded.config.head
     score = _pair_score(head, candidates.multi_label)
+    if score is not None and engine.loaded.pairs is False:
+        raise HeedfulError(
+            "candidate labels were given, but this model was trained on single texts, and it would have to read pairs "
+            "of a text and a label; expected a model trained on pairs, or a sentence embedding model"
+        )
     if score is None:
         has = f"the labels {', '.join(head.labels[:5])}" if isinstance(head, Classes) else f"a {engine.kind} head"
         raise HeedfulError(
@@ -97,9 +111,15 @@ def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: T
     return _with_head(engine, _pair_head(candidates, score), candidates)
 
 
-def can_classify_zero_shot(head: Head | None) -> bool:
-    """Return whether a model with this head can choose among labels that it was not trained on."""
-    return isinstance(head, SentenceEmbedding) or _pair_score(head, multi_label=False) is not None
+def can_classify_zero_shot(head: Head | None, pairs: bool | None = None) -> bool:
+    """Return whether a model with this head can choose among labels that it was not trained on.
+
+    Args:
+        head: The head of the model.
+        pairs: Whether the model was trained on pairs of texts, or None if that is unknown.
+    """
+    reads_pairs = pairs is not False and _pair_score(head, multi_label=False) is not None
+    return isinstance(head, SentenceEmbedding) or reads_pairs
 
 
 def _with_head(engine: EngineType, head: AnswerHead, candidates: CandidateLabels) -> EngineType:

@@ -121,8 +121,8 @@ def out_of_fold_probabilities(
         raise DataError(f"folds is {folds}; expected 2 or more")
     if (distinct := len(np.unique(groups))) < folds:
         raise DataError(
-            f"the data has {distinct} texts that are not near duplicates or phrases of each other; expected {folds} "
-            "or more, one for each fold"
+            f"different texts that are not near duplicates or phrases of each other: {distinct}; expected {folds} or "
+            "more, one for each fold"
         )
     probability_sums = np.zeros((len(texts), classes))  # over the two models
     if predict_fold is None:

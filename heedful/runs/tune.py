@@ -459,10 +459,10 @@ class _Search:
         return trial
 
     def _trial_overrides(self, configuration: Configuration, share: float) -> dict[str, Json]:
-        """Return the settings of a trial by full path: a share of the duration, one seed and no baseline."""
+        """Return the settings of a trial by full path: a share of the duration, one seed, no folds and no baseline."""
         settings = self.plan(configuration).settings
         train = settings.train
-        overrides: dict[str, Json] = {"eval_baseline": False, "seeds": 1}
+        overrides: dict[str, Json] = {"eval_baseline": False, "seeds": 1, "folds": 0}
         if settings.method == "linear":  # trains no weights by steps
             return overrides
         if train.epochs is not None:

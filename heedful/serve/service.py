@@ -210,7 +210,7 @@ def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
         head = engine.loaded.config.head
         assert isinstance(head, Classes)
         ranks = ("rank",) if RANKING_LABELS.get(head.problem_type) == len(head.labels) else ()
-        zero_shot = ("zero_shot",) if can_classify_zero_shot(head) else ()
+        zero_shot = ("zero_shot",) if can_classify_zero_shot(head, engine.loaded.pairs) else ()
         return (kind, *ranks, *zero_shot)
     return (kind, "search") if getattr(engine, "search_index", None) is not None else (kind,)
 

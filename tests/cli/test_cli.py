@@ -569,6 +569,18 @@ def test_check_names_the_file_without_label_errors(run: Run, tmp_path: Path, mon
     assert f"{out} was written with a header only" in result.err and out.exists()
 
 
+def test_label_errors_are_not_computed_for_a_folder_that_is_missing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "train.csv"
+    data.write_text("text,label\na,x\nb,y\n")
+    monkeypatch.setattr("heedful.runs.label_errors.label_errors_of", lambda *_, **__: pytest.fail("computed in vain"))
+    result = run("check", str(data), "--label-errors", "--output", str(tmp_path / "absent" / "errors.csv"))
+    assert_error(result, f"there is no folder {tmp_path / 'absent'}: create it, or give another --output")
+    result = run("select", "no-model", str(data), "--output", str(tmp_path / "absent" / "next.csv"))
+    assert_error(result, f"there is no folder {tmp_path / 'absent'}: create it, or give another --output")
+
+
 def test_check_reports_texts_above_the_maximum_of_words(run: Run, tmp_path: Path) -> None:
     data = tmp_path / "train.csv"
     data.write_text("text,label\none two,x\none two three,y\n")
@@ -605,6 +617,27 @@ def test_candidate_label_errors(run: Run, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("name\npet\n")
     result = run("predict", "heedful-mini-en", "a", "--candidate-labels", tmp_path / "labels.csv")
     assert_error(result, "expected label and description")
+    for name, content, message in (
+        ("spaces.csv", "label,description\npet,a cat\n pet ,a dog\n", "spaces.csv:3: describes the label pet again"),
+        ("empty.csv", "label,description\npet,a cat\nplace, \n", "empty.csv:3: the description is empty"),
+        ("twice.json", '{"pet": "a cat", "pet": "a dog", "place": "a town"}', 'an object has the key "pet" twice'),
+        ("labels.txt", "pet\nplace\n", "labels.txt; expected labels, or a .json or .csv file"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert_error(run("predict", "heedful-mini-en", "a", "--candidate-labels", tmp_path / name), message)
+    assert_error(run("predict", "heedful-mini-en", "a", "--candidate-labels", "no.json"), "there is no such file")
+    result = run("predict", "heedful-mini-en", "a", "--candidate-labels", "x, y", "--prediction-set", "0.9")
+    assert_error(result, "not for --candidate-labels")
+    result = run("predict", "heedful-mini-en", "a", "--candidate-labels", "x, y", "--min-confidence", "5")
+    assert_error(result, "min_confidence is 5.0; expected a probability")
+
+
+def test_candidate_labels_from_json_with_a_byte_order_mark(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "labels.json").write_text('{"pet": "a cat", "place": "a town"}', encoding="utf-8-sig")
+    (answer,) = run(
+        "predict", "heedful-mini-en", "The cat sleeps.", "--json", "--candidate-labels", tmp_path / "labels.json"
+    ).json
+    assert answer["label"] == "pet"
 
 
 # -- finetune, evaluate, recipe -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 import heedful
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
+from heedful.infer.zero_shot import CandidateLabels, can_classify_zero_shot, zero_shot_engine
 from tests.support.model_folders import long_text, make_model_dir, reference_logits
 
 TEXTS = ["the cat sat on the mat .", "she lives in paris", ""]
@@ -89,19 +89,41 @@ def test_answers_do_not_depend_on_windows_or_batches(nli: Path) -> None:
 def test_an_unsure_model_abstains(nli: Path) -> None:
     answers = heedful.predict(nli, TEXTS, heedful.Classification, candidate_labels=LABELS, min_confidence=1.0)
     assert [answer.label for answer in answers] == ["", "", ""]
+    with pytest.raises(HeedfulError, match="min_confidence is 5; expected a probability"):
+        heedful.predict(nli, TEXTS, candidate_labels=LABELS, min_confidence=5)
+    with pytest.raises(HeedfulError, match="min_confidence and multi_label exclude each other"):
+        heedful.predict(nli, TEXTS, candidate_labels=LABELS, min_confidence=0.9, multi_label=True)
+
+
+def test_a_model_of_single_texts_is_rejected(tmp_path: Path) -> None:
+    """A regression of single texts has one score, like a cross-encoder, but it would score the labels at random."""
+    folder = make_model_dir(tmp_path, "regression")
+    engine = Engine(folder)
+    assert can_classify_zero_shot(engine.loaded.config.head, engine.loaded.pairs), "it may be a cross-encoder"
+    engine.loaded.pairs = False
+    assert not can_classify_zero_shot(engine.loaded.config.head, engine.loaded.pairs)
+    with pytest.raises(HeedfulError, match="was trained on single texts"):
+        heedful.predict(engine, TEXTS, candidate_labels=LABELS)
 
 
 def test_invalid_labels_templates_and_models_are_rejected(nli: Path, tmp_path: Path) -> None:
     for labels, message in (
-        (["cat"], "has 1 labels"),
+        (["cat"], "has 1 label; expected 2 or more"),
+        ([], "has 0 labels; expected 2 or more"),
         (["cat", "cat"], "different labels"),
         (["cat", " "], "not empty"),
     ):
         with pytest.raises(HeedfulError, match=message):
             CandidateLabels.of(labels)
+    with pytest.raises(HeedfulError, match="has 0 labels; expected 1 or more"):
+        CandidateLabels.of([], multi_label=True)
+    with pytest.raises(HeedfulError, match="the description of the candidate label 'cat' is empty"):
+        CandidateLabels.of({"cat": " ", "dog": "a dog"})
     with pytest.raises(HeedfulError, match=r"with \{\} once"):
         CandidateLabels.of(LABELS, "it is so")
     with pytest.raises(HeedfulError, match=r"has the labels bad, fair, good; expected a label entailment"):
         heedful.predict(make_model_dir(tmp_path, "single"), TEXTS, candidate_labels=LABELS)
+    with pytest.raises(HeedfulError, match="prediction_set is for the labels that a model was trained on"):
+        heedful.predict(nli, TEXTS, candidate_labels=LABELS, prediction_set=0.9)
     with pytest.raises(HeedfulError, match="without candidate_labels"):
         heedful.predict(nli, TEXTS, template="it is {}")

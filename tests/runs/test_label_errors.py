@@ -144,5 +144,5 @@ def test_data_without_one_label_each_is_refused() -> None:
         find_label_errors((["a b", "c d", "e f"], ["x", "x", "x"]))
     with pytest.raises(DataError, match="one label"):
         find_label_errors((["a b", "c d"], [["x", "y"], ["x"]]))
-    with pytest.raises(DataError, match="2 texts that are not near duplicates or phrases"):
+    with pytest.raises(DataError, match="not near duplicates or phrases of each other: 2; expected 5"):
         find_label_errors((["one text", "one text", "other text"], ["x", "y", "x"]))

@@ -144,6 +144,32 @@ def test_texts_like_formulas_are_read_as_they_were(tmp_path: Path) -> None:
     assert {example.label for example in examples} == {"'+1 star"}, "other files are read as they are"
 
 
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_a_filled_in_file_is_read_beside_data_with_other_settings(tmp_path: Path, separator: str) -> None:
+    """Settings of the format and the columns are those of the data, which is not written as select writes files."""
+    selected = SelectedText(text="ä+b, no", text_pair=None, margin=0.1, suggested_label="x", probability=0.5)
+    SelectedTexts(texts=(selected,), pool=1, left_out=0).to_csv(tmp_path / "next.csv")
+    with (tmp_path / "next.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with (tmp_path / "next.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)  # as a spreadsheet may save it
+        writer.writeheader()
+        writer.writerows(row | {"label": "y"} for row in rows)
+    (tmp_path / "named.csv").write_text("id|review|stars\n1|gut|x\n2|schön|y\n", encoding="latin-1")
+    (tmp_path / "bare.csv").write_text("x|1|gut\ny|2|schön\n", encoding="latin-1")
+    for name, columns, header in (
+        ("named.csv", {"text": "review", "label": "stars"}, None),
+        ("bare.csv", {"text": 3, "label": 1}, False),
+    ):
+        settings = DataSettings(
+            dev_fraction=0.0, columns=columns, header=header, delimiter="|", encoding="latin-1", format="csv"
+        )
+        source = read({"train": [tmp_path / name, tmp_path / "next.csv"]}, LabelledExample, settings)
+        examples = [(example.text, example.label) for example in source.examples("train")]
+        assert examples == [("gut", "x"), ("schön", "y"), ("ä+b, no", "y")]
+        assert "next.csv: settings of the format and the columns of data are not used for it" in source.stated
+
+
 def test_pairs_keep_both_texts(engine: heedful.Engine, tmp_path: Path) -> None:
     pairs = [(text, f"is it {place}?") for text in POOL[:8] for place in PLACES[:2]]
     selected = select_texts(engine, pairs, 3)

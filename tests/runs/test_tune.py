@@ -339,6 +339,14 @@ def test_time_for_every_seed_of_the_final_training_is_reserved(tmp_path: Path, t
     assert state["trials"] == [], "two full trials and three seeds take five minutes"
 
 
+def test_trials_have_no_cross_validation(tmp_path: Path, training: FakeTraining) -> None:
+    """Trials are compared on dev; only the final model has a score by folds of train."""
+    search(tmp_path / "tuned", overrides=SMALL | {"train.epochs": 3, "folds": 4})
+    *trials, final = [settings.folds for _, settings in training.runs]
+    assert trials and set(trials) == {0}
+    assert final == 4
+
+
 def test_numbers_of_seeds_reserve_time_for_the_largest(tmp_path: Path, training: FakeTraining) -> None:
     space = {"seeds": [1, 4]}
     assert search(tmp_path / "few", minutes=5.9, space=space).results["tune"]["trials"] == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ class Corrections:
 
     def apply(self, example: LabelledExample) -> LabelledExample | None:
         """Return the example with its corrected label, unchanged without a correction, or None if it is left out."""
-        label = self.labels.get(_key(example.text, example.text_pair or "", example.label), example.label)
+        label = self.labels.get(_key_of(example), example.label)
         return replace(example, label=label) if label else None
 
 
@@ -41,8 +42,17 @@ def _normalise_cell(text: str) -> str:
     return " ".join(text.split())
 
 
+def _cell_text(value: object) -> str:
+    """Return a cell as text. An empty cell of Parquet or JSON lines, which is None, becomes ""."""
+    return "" if value is None else str(value)
+
+
 def _key(text: str, text_pair: str, label: str) -> CorrectionKey:
     return _normalise_cell(text), _normalise_cell(text_pair), _normalise_cell(label)
+
+
+def _key_of(example: LabelledExample) -> CorrectionKey:
+    return _key(example.text, example.text_pair or "", example.label)
 
 
 def read_corrections(path: str | Path) -> Corrections:
@@ -64,7 +74,7 @@ def read_corrections(path: str | Path) -> Corrections:
     for line, cells in table.rows(row_errors):
         row = cells if isinstance(cells, dict) else dict(zip(names, cells, strict=True))
         text, text_pair, data_label, label = (
-            str(row.get(name) or "") for name in ("text", "text_pair", DATA_LABEL, CORRECTED_LABEL)
+            _cell_text(row.get(name)) for name in ("text", "text_pair", DATA_LABEL, CORRECTED_LABEL)
         )
         label = label.strip()
         key = _key(text, text_pair, data_label)
@@ -80,8 +90,11 @@ def read_corrections(path: str | Path) -> Corrections:
 
 def apply_corrections(
     files_by_split: Mapping[str, tuple[DataFile, ...]], corrections: Corrections
-) -> dict[str, tuple[DataFile, ...]]:
+) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
     """Apply corrections to the examples of all files. Each changed example is counted as a repair.
+
+    Returns:
+        The files with corrected examples, and notes about corrections that change nothing.
 
     Raises:
         DataError: If an example has no label or several, or no example has one of the corrected labels.
@@ -93,33 +106,47 @@ def apply_corrections(
                 f"--data.corrections={corrections.name} is for examples with one label, but each example of "
                 f"{file.display_name} is {file.kind.about}: leave it out"
             )
-    _require_known_labels(all_files, corrections)
-    return {split: tuple(_correct_file(file, corrections) for file in files) for split, files in files_by_split.items()}
+    notes = _check_corrections(all_files, corrections)
+    corrected = {
+        split: tuple(_correct_file(file, corrections) for file in files) for split, files in files_by_split.items()
+    }
+    return corrected, notes
 
 
-def _require_known_labels(files: Iterable[DataFile], corrections: Corrections) -> None:
-    """Raise DataError for a corrected label that no example has. Files are read until all labels have occurred."""
-    unseen = {*corrections.labels.values()} - {""}
+def _check_corrections(files: Iterable[DataFile], corrections: Corrections) -> list[str]:
+    """Return a note if corrections match no example. Files are read until all labels and examples have occurred.
+
+    Raises:
+        DataError: If no example has one of the corrected labels.
+    """
+    unseen = {*corrections.labels.values()} - {""}  # corrected labels that have not occurred
+    unmatched = dict.fromkeys(corrections.labels)  # examples to correct that have not occurred, in order
     known = set[str]()
     for file in files:
         unseen -= {*file.labels}
         known |= {*file.labels}
-        examples = file.read(RowErrors(Skip())) if unseen else ()
-        for example in examples:
+        for example in file.read(RowErrors(Skip())) if unseen or unmatched else ():
             assert isinstance(example, LabelledExample)
             known.add(example.label)
             unseen.discard(example.label)
-            if not unseen:
+            unmatched.pop(_key_of(example), None)
+            if not unseen and not unmatched:
                 break
-    if not unseen:
-        return
-    key, label = next((key, label) for key, label in corrections.labels.items() if label in unseen)
-    labels = sort_labels(known)
-    listed = ", ".join(map(shown, labels[:MAX_LISTED_LABELS])) + (", …" if len(labels) > MAX_LISTED_LABELS else "")
-    raise DataError(
-        f"{corrections.name} corrects {shown(key[0])} to the label {shown(label)}, which no example has"
-        f"{did_you_mean(label, labels)}: use one of {listed}, or add an example with the new label to the data"
-    )
+    if unseen:
+        key, label = next((key, label) for key, label in corrections.labels.items() if label in unseen)
+        labels = sort_labels(known)
+        listed = ", ".join(map(shown, labels[:MAX_LISTED_LABELS])) + (", …" if len(labels) > MAX_LISTED_LABELS else "")
+        raise DataError(
+            f"{corrections.name} corrects {shown(key[0])} to the label {shown(label)}, which no example has"
+            f"{did_you_mean(label, labels)}: use one of {listed}, or add an example with the new label to the data"
+        )
+    if not unmatched:
+        return []
+    text, _, data_label = next(iter(unmatched))
+    return [
+        f"{corrections.name}: {len(unmatched):,} of {len(corrections.labels):,} corrections change nothing, since no "
+        f"example has their text and {DATA_LABEL}, like {shown(text)} with {shown(data_label)}"
+    ]
 
 
 def _correct_file(file: DataFile, corrections: Corrections) -> DataFile:
@@ -138,6 +165,17 @@ def _correct_file(file: DataFile, corrections: Corrections) -> DataFile:
     return replace(file, read=read)
 
 
+def check_review_path(path: Path) -> None:
+    """Raise DataError if `write_review_file` cannot create a file, so that nothing is computed in vain.
+
+    The file must not exist, since it may contain a person's work, and its folder must exist.
+    """
+    if path.exists():
+        raise DataError(f"{path}: exists already and may hold your work: give another --output")
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: there is no folder {path.parent}: create it, or give another --output")
+
+
 def write_review_file(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> None:
     """Write rows as a CSV file for spreadsheets: UTF-8 with a byte order mark, formulas escaped.
 
@@ -145,6 +183,7 @@ def write_review_file(path: Path, columns: Iterable[str], rows: Iterable[Mapping
         DataError: If the file exists, since it may contain a person's work, or if it cannot be written.
     """
     names = list(columns)
+    check_review_path(path)
     try:
         with path.open("x", encoding="utf-8-sig", newline="") as file:
             writer = csv.writer(file)
@@ -155,4 +194,6 @@ def write_review_file(path: Path, columns: Iterable[str], rows: Iterable[Mapping
     except FileExistsError:
         raise DataError(f"{path}: exists already and may hold your work: give another --output") from None
     except OSError as error:
+        with suppress(OSError):
+            path.unlink()  # else the same command would find half a file
         raise DataError(f"{path}: cannot be written: {error.strerror}: give another --output") from None

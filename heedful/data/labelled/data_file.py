@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from heedful.data.bad_rows import RowErrors, shown
+from heedful.data.bad_rows import RowErrors, Skip, shown
 from heedful.data.examples import (
     Example,
     LabelledExample,
@@ -168,7 +168,12 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
     if settings.format == "parquet" or (settings.format is None and stem_and_suffix(path)[1] == ".parquet"):
         check_file(path)
         return from_table(read_parquet(path, row_errors), kind, settings)
+    detected = replace(settings, format=None, columns=None, encoding=None, header=None, delimiter=None, quoting=None)
+    is_review_file = settings != detected and _is_review_file(path)  # the settings are meant for the other files
+    settings = detected if is_review_file else settings
     file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
+    if is_review_file:
+        notes.append(f"{path.name}: settings of the format and the columns of data are not used for it")
     file_format = settings.format or _detect_format(file, kind)
     if file_format == "squad" or (file_format == "json" and kind in (None, QuestionExample) and is_squad(file)):
         return _open_squad(file, kind, settings, notes)
@@ -190,6 +195,17 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
             notes=(*notes, PLAIN_TEXT_NOTE),
         )
     return from_table(_open_rows(file, file_format, settings, row_errors), kind, settings, notes)
+
+
+def _is_review_file(path: Path) -> bool:
+    """Whether a file is one that `heedful select` or `heedful check --label-errors` wrote, perhaps edited by hand."""
+    if stem_and_suffix(path)[1] != ".csv":
+        return False
+    try:
+        names = open_table(path, DataSettings(header=True), RowErrors(Skip())).names
+    except HeedfulError:
+        return False
+    return is_review_header(names) and "suggested_label" in names and bool({"margin", "given_label"} & {*names})
 
 
 def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:

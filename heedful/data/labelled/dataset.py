@@ -444,7 +444,8 @@ def _make_dataset(
 ) -> Dataset[Example]:
     kind = next(iter(files_by_split.values()))[0].kind
     if corrections is not None:
-        files_by_split = apply_corrections(files_by_split, corrections)
+        files_by_split, correction_notes = apply_corrections(files_by_split, corrections)
+        notes = [*notes, *correction_notes]
     return Dataset(kind, files_by_split, [f"each example is {kind.about}", *notes], settings, row_errors)
 
 

@@ -183,8 +183,8 @@ def _make_folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
     num_folds = plan.settings.folds or min(FOLDS, num_texts)
     if num_folds < 2 or num_texts < num_folds:
         raise DataError(
-            f"train has {num_texts} different texts, too few for {max(2, num_folds)} folds: give more examples, "
-            "or set method=finetune and no folds"
+            f"train has {num_texts} different text{'s' * (num_texts != 1)}, too few for {max(2, num_folds)} folds: "
+            "give more examples, or set method=finetune and no folds"
         )
     fold_numbers = assign_folds(train, num_folds, plan.settings.train.seed)  # of the examples
     folds = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,10 @@ def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> No
         ("a", "right"),
     ]
     assert dataset.row_errors.repairs == {"labels corrected by fixed.csv": 4, "left out by fixed.csv": 1}
+    assert (
+        "fixed.csv: 1 of 6 corrections change nothing, since no example has their text and given_label, like "
+        '"not in the data" with "wrong"'
+    ) in dataset.stated
 
 
 def test_corrections_separated_by_semicolons(tmp_path: Path) -> None:
@@ -60,6 +66,34 @@ def test_corrections_separated_by_semicolons(tmp_path: Path) -> None:
     (tmp_path / "fixed.csv").write_text("﻿text;label;given_label\r\nthe sea is dry;wrong;right\r\n", encoding="utf-8")
     dataset = read(tmp_path / "a.csv", LabelledExample, settings(tmp_path / "fixed.csv"))
     assert [example.label for example in dataset.examples("train")][1] == "wrong"
+
+
+def test_corrections_that_match_are_not_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(DATA)
+    (tmp_path / "b.csv").write_text("text,label\nb,right\n")
+    file = write(tmp_path / "fixed.csv", ("a", "right", "wrong"), ("b", "", "right"), ("unchanged", "wrong", "wrong"))
+    dataset = read({"train": tmp_path / "a.csv", "test": tmp_path / "b.csv"}, LabelledExample, settings(file))
+    assert not [note for note in dataset.stated if "corrections change nothing" in note]
+
+
+def test_the_label_0_in_json_lines_is_not_an_emptied_label(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na,1\nb,0\nc,1\n")
+    rows = '{"text": "a", "label": 0, "given_label": 1}\n{"text": "c", "label": null, "given_label": 1}\n'
+    (tmp_path / "fixed.jsonl").write_text(rows)
+    dataset = read(tmp_path / "a.csv", LabelledExample, settings(tmp_path / "fixed.jsonl"))
+    assert [(example.text, example.label) for example in dataset.examples("train")] == [("a", "0"), ("b", "0")]
+
+
+def test_a_file_that_cannot_be_written_is_not_left_behind(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield dict.fromkeys(COLUMNS, "x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DataError, match="cannot be written: No space left on device"):
+        write_review_file(tmp_path / "fixed.csv", COLUMNS, rows())
+    assert not list(tmp_path.iterdir()), "the same command can be repeated"
+    with pytest.raises(DataError, match=r"there is no folder .*: create it"):
+        write_review_file(tmp_path / "absent" / "fixed.csv", COLUMNS, [])
 
 
 def test_folders_of_classes_and_several_files_are_corrected(tmp_path: Path) -> None:
