@@ -119,11 +119,11 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
 def fast_here(job: Job) -> bool:
     """Return whether this machine has instructions for a job's precision; without them a round takes minutes."""
     from heedful.csrc import kernels
-    from heedful.device import has_fast_bfloat16
+    from heedful.device import multiplies_bfloat16
 
     if job.precision == "int8" and job.engine == "packed":
         return (library := kernels()) is not None and library.has_int8
-    return job.precision != "bfloat16" or has_fast_bfloat16()
+    return job.precision != "bfloat16" or multiplies_bfloat16()
 
 
 def against(table: Table, jobs: Mapping[str, Job]) -> dict[str, dict[str, Spread]]:

@@ -61,7 +61,7 @@ class Share:
 
 
 def needed(path: Path) -> dict[str, list[float]]:
-    """Return the GFLOP/s that the tokens of each of Heedful's arms in a record need, for each round."""
+    """Return the GFLOP/s that the tokens need, for each table and arm of Heedful in a record, and each round."""
     gflops: dict[str, list[float]] = {}
     for table in json.loads(path.read_text("utf-8"))["tables"]:
         title, count = table["title"], table["sequences"]
@@ -71,7 +71,7 @@ def needed(path: Path) -> dict[str, list[float]]:
         gflop = table["tokens"] * WORKS[title].flop(lengths) / 1e9
         for row in table["rows"]:
             if row["ours"]:
-                gflops[row["name"]] = [gflop / seconds for seconds in row["seconds"]]
+                gflops[f"{title}, {row['name']}"] = [gflop / seconds for seconds in row["seconds"]]
     return gflops
 
 

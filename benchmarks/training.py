@@ -242,7 +242,7 @@ def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> lis
         checked: Folder of the model without dropout.
         quick: Whether all arms take the usual attention, without finding out which is faster.
     """
-    from heedful.device import has_fast_bfloat16
+    from heedful.device import multiplies_bfloat16
 
     packed = Job(
         engine="packed",
@@ -271,7 +271,7 @@ def arms(case: str, size: Case, timed: str, checked: str, *, quick: bool) -> lis
             bound=BOUNDS[job.precision],
         )
         for name, job in jobs.items()
-        if job.precision != "bfloat16" or has_fast_bfloat16()
+        if job.precision != "bfloat16" or multiplies_bfloat16()
     ]
 
 

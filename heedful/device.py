@@ -108,10 +108,10 @@ def _local_rank() -> int:
     return int(value)
 
 
-def has_fast_bfloat16(device: torch.device = CPU) -> bool:
-    """Return whether bfloat16 matrix products are fast enough on the device to be used by default.
+def multiplies_bfloat16(device: torch.device = CPU) -> bool:
+    """Return whether the device has instructions for matrix products of bfloat16.
 
-    They are on NVIDIA GPUs of compute capability 8.0 or higher, on AMD GPUs, and on x86 processors with AMX or AVX-512
+    These are NVIDIA GPUs of compute capability 8.0 or higher, AMD GPUs, and x86 processors with AMX or AVX-512
     instructions for bfloat16. ARM processors with such instructions do not count, since their speed was not measured.
     """
     if device.type == "cuda":
@@ -120,13 +120,23 @@ def has_fast_bfloat16(device: torch.device = CPU) -> bool:
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
+def _multiplies_float32_faster(device: torch.device) -> bool:
+    """Return whether the device is an Intel processor with AVX-512 instructions for bfloat16, but without AMX.
+
+    Such an instruction replaces two for float32, but takes four times as long as one of them.
+    """
+    capabilities = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    is_intel = "intel" in str(capabilities.get("cpu_name", "")).lower()
+    return is_intel and not capabilities.get("amx_bf16")
+
+
 def auto_precision(device: torch.device = CPU) -> Literal["float32", "bfloat16", "float16"]:
     """Return the precision in which training is fastest.
 
-    This is bfloat16 if the device has instructions for it, float16 on GPUs of compute capability 7 (V100, T4), whose
-    tensor cores multiply float16 but not bfloat16, and else float32.
+    This is bfloat16 if the device has instructions for it (except for Intel processors without AMX), float16 on GPUs of
+    compute capability 7 (V100, T4), whose tensor cores multiply float16 but not bfloat16, and else float32.
     """
-    if has_fast_bfloat16(device):
+    if multiplies_bfloat16(device) and not _multiplies_float32_faster(device):
         return "bfloat16"
     if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 7:
         return "float16"

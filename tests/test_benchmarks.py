@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 from heedful.data import LabelledExample
-from heedful.device import has_fast_bfloat16
+from heedful.device import multiplies_bfloat16
 from tests.support.model_folders import make_model_dir
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FASTEST = (
-    f"**heedful {'bfloat16' if has_fast_bfloat16() else 'float32'}**"  # arms that cannot be multiplied are left out
+    f"**heedful {'bfloat16' if multiplies_bfloat16() else 'float32'}**"  # arms that cannot be multiplied are left out
 )
 
 FAKE = """

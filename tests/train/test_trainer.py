@@ -512,6 +512,9 @@ def test_auto_precision_depends_on_the_processor(monkeypatch: pytest.MonkeyPatch
     for features, expected in (
         ({"amx_bf16": True}, torch.bfloat16),
         ({"avx512_bf16": True}, torch.bfloat16),
+        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, torch.bfloat16),
+        ({"avx512_bf16": True, "cpu_name": "Intel Xeon"}, torch.float32),
+        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, torch.bfloat16),
         ({"avx2": True, "avx512_bf16": False}, torch.float32),
         ({}, torch.float32),
     ):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import ModelBundle
-from heedful.device import has_fast_bfloat16
+from heedful.device import multiplies_bfloat16
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
 from heedful.model.attention import ExecutionOptions
@@ -73,7 +73,8 @@ def activation_dtype(precision: Precision) -> torch.dtype:
     """Return the activation dtype of a precision; of int8, bfloat16 if the processor supports it, else float32."""
     if precision == "float16":
         return torch.float16
-    return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16()) else torch.float32
+    is_half = precision == "bfloat16" or (precision == "int8" and multiplies_bfloat16())
+    return torch.bfloat16 if is_half else torch.float32
 
 
 def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
