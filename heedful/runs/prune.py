@@ -2,9 +2,10 @@
 
 With token pruning, the lower layers compute all tokens, and the other layers compute only the tokens to which the first
 token attends most. The candidates, called trials, are pairs of a number of lower layers and a share of tokens. All
-trials are timed. They are evaluated from the fastest one on until one loses no more of the metric than allowed. The
-trial is chosen on some labelled examples, and its scores are reported on others: on dev and test, or on two halves of
-the only split. The model is not trained.
+trials are timed. They are evaluated from the fastest one on until one loses no more of the metric than allowed, both
+by the labels and by the probabilities of the model with all tokens (see `expected_loss`). The trial is chosen on some
+labelled examples, and its scores are reported on others: on dev and test, or on two halves of the only split. The
+model is not trained.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import ModelBundle, folder_of, load, save
@@ -35,9 +39,11 @@ from heedful.runs.evaluate import build_eval_task, open_for_model
 from heedful.runs.finetune.settings import LongInputs
 from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, write_file
+from heedful.tasks.answering import Answer
+from heedful.tasks.classify import Classify
 from heedful.tasks.metrics import format_difference, format_metric
 from heedful.tasks.metrics.bootstrap import paired_difference
-from heedful.tasks.task import EvalMetrics, Task, evaluate_task
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
 
 LAYER_SHARES = (1 / 3, 1 / 2, 2 / 3)  # shares of the layers that compute all tokens, for the default trials
 KEEP_RATES = (0.2, 0.3, 0.4, 0.5, 0.7)  # shares of the tokens that the other layers compute, for the default trials
@@ -47,11 +53,15 @@ ROUNDS = 5  # timed calls with all texts, after one that is not timed
 CARD = "README.md"  # model card in a model folder
 
 
+Probabilities = Float64[np.ndarray, "examples labels"]
+
+
 class Measured(NamedTuple):
     """Scores of a model with one pruning on labelled examples."""
 
     metrics: EvalMetrics
     value: float  # value of the task's main metric
+    probabilities: Probabilities | None  # None unless texts have one label each, and the metric is accuracy
 
 
 def prune(
@@ -147,7 +157,8 @@ def _choose(
         entry = _trial_entry(engine, task, examples, trial, pruned, full) | {"speedup": speedup}
         report["trials"].append(entry)
         log(_trial_line(task.metric, entry))
-        if entry["difference"] >= -report["max_loss"] / 100 - 1e-9:
+        largest_loss = max(-entry["difference"], entry["expected_loss"] or 0.0)
+        if largest_loss <= report["max_loss"] / 100 + 1e-9:
             return trial  # the trials after it are slower
     raise _nothing_chosen(report)
 
@@ -212,8 +223,31 @@ def _faster(
 def _measure(engine: BundleEngine, task: Task, examples: Sequence[Example], pruning: TokenPruning | None) -> Measured:
     """Evaluate an engine on examples with a pruning (None: all tokens). The engine keeps this pruning afterwards."""
     engine.loaded.prune_tokens(pruning)
-    metrics = evaluate_task(task, engine, examples)
-    return Measured(metrics, float(task.compute_metrics(metrics)[task.metric]))
+    rows: list[list[float]] = []
+
+    def record(index: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
+        rows.append(list(answer["probabilities"].values()))
+
+    has_probabilities = isinstance(task, Classify) and task.metric == "accuracy"
+    metrics = evaluate_task(task, engine, examples, on_answer=record if has_probabilities else None)
+    probabilities = np.array(rows) if has_probabilities else None
+    return Measured(metrics, float(task.compute_metrics(metrics)[task.metric]), probabilities)
+
+
+def expected_loss(full: Probabilities, pruned: Probabilities) -> float:
+    """Return the loss of accuracy that is expected if the probabilities of the model with all tokens are right.
+
+    An example on which the models disagree loses the difference of the probabilities of the two labels. Accuracies
+    count it as one example gained or lost instead; since the models disagree on few examples, the difference of the
+    accuracies is mostly chance. The expected loss varies much less. It tends to be larger than the loss, since the
+    pruned model is right more often than the probabilities of the other model say.
+
+    Args:
+        full: Probabilities by the model with all tokens.
+        pruned: Probabilities by the pruned model for the same examples.
+    """
+    rows = np.arange(len(full))
+    return float(np.mean(full[rows, full.argmax(1)] - full[rows, pruned.argmax(1)]))
 
 
 def _texts_per_second(
@@ -246,7 +280,8 @@ def _trial_entry(
     """Return the result of a trial as data for JSON.
 
     The keys are those of the pruning; "tokens_left", a share from 0 to 1; "value", the metric; "difference" to the
-    model with all tokens; and "low" and "high", the 95 % interval of the difference, None if the metric has none.
+    model with all tokens; "low" and "high", the 95 % interval of the difference, None if the metric has none; and the
+    `expected_loss`, None unless texts have one label each and the metric is accuracy.
 
     Args:
         engine: The engine, for its tokenizer.
@@ -262,20 +297,27 @@ def _trial_entry(
     if task.metric in full.metrics.bootstraps:
         replicates = (measured.metrics.bootstraps[task.metric].values() for measured in (pruned, full))
         interval = paired_difference(*replicates, count=len(examples))
+    expected = None
+    if full.probabilities is not None and pruned.probabilities is not None:
+        expected = expected_loss(full.probabilities, pruned.probabilities)
     return asdict(pruning) | {
         "tokens_left": sum(map(pruning.count, lengths)) / sum(lengths),
         "value": pruned.value,
         "difference": pruned.value - full.value,
         "low": interval["low"],
         "high": interval["high"],
+        "expected_loss": expected,
     }
 
 
 def _trial_line(metric: str, entry: JsonObject) -> str:
     """Describe the result of a trial (see `_trial_entry`) on one line."""
+    expected = ""
+    if entry["expected_loss"] is not None:
+        expected = f"; expected {format_difference(metric, -entry['expected_loss'])}"
     return (
         f"layer {entry['layer']}, keep rate {entry['keep_rate']:g}: {metric} "
-        f"{format_metric(metric, entry['value'])} ({format_difference(metric, entry['difference'])}), "
+        f"{format_metric(metric, entry['value'])} ({format_difference(metric, entry['difference'])}{expected}), "
         f"{entry['speedup']:.2f} times as fast"
     )
 
@@ -284,7 +326,7 @@ def _nothing_chosen(report: JsonObject) -> HeedfulError:
     """Return the error for trials that are all too slow or lose too much."""
     if not report["trials"]:  # only trials that are faster were evaluated
         return HeedfulError("no pruning is faster on these texts: keep all tokens; only long texts gain")
-    best = max(report["trials"], key=lambda entry: entry["difference"])
+    best = min(report["trials"], key=lambda entry: max(-entry["difference"], entry["expected_loss"] or 0.0))
     return HeedfulError(
         f"every pruning that is faster loses more than {report['max_loss']:g} points of {report['metric']} on "
         f"{report['fitted_on']}. The least loss is that of {_trial_line(report['metric'], best)}. Allow more by "

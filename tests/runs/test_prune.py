@@ -91,23 +91,33 @@ def test_the_report_is_that_of_the_saved_folder(model: Path, folder: Path, tmp_p
 
 
 def test_the_fastest_within_the_loss_is_chosen_on_dev(model: Path, folder: Path, tmp_path: Path) -> None:
-    """A lower keep rate is faster, so the lowest one within the allowed loss is expected."""
+    """A lower keep rate is faster, so the lowest one whose loss and expected loss are allowed is chosen."""
+    texts = [row["text"] for row in long_rows(40)]
     full_accuracy = evaluate(model, folder, split="dev").numbers["accuracy"]
-    differences = {}  # difference of the accuracy to that with all tokens, by keep rate
+    full_answers = Engine(model)(texts)
+    differences, expected_losses = {}, {}  # by keep rate
     for keep_rate in KEEP_RATES:
         bundle = load(model)
         bundle.prune_tokens(TokenPruning(layer=1, keep_rate=keep_rate))
         differences[keep_rate] = evaluate(bundle, folder, split="dev").numbers["accuracy"] - full_accuracy
+        losses = [
+            full["probability"] - full["probabilities"][pruned["label"]]
+            for full, pruned in zip(full_answers, Engine(bundle)(texts), strict=True)
+        ]
+        expected_losses[keep_rate] = sum(losses) / len(losses)
     assert len(set(differences.values())) > 2, "prunings of this model hardly differ"
-    for loss in sorted({-difference for difference in differences.values()}):
-        max_loss = max(0.0, loss)
-        expected = next(keep_rate for keep_rate in KEEP_RATES if differences[keep_rate] >= -max_loss - 1e-9)
-        report = prune(model, folder, tmp_path / "out", max_loss=100 * max_loss, keep_rates=KEEP_RATES, overwrite=True)
+    larger_losses = {rate: max(-differences[rate], expected_losses[rate]) for rate in KEEP_RATES}
+    assert any(expected_losses[rate] > -differences[rate] for rate in KEEP_RATES), "the expected loss decides nowhere"
+    for max_loss in sorted(larger_losses.values()):
+        expected = next(rate for rate in KEEP_RATES if larger_losses[rate] <= max_loss)
+        limit = 100 * max_loss + 1e-6
+        report = prune(model, folder, tmp_path / "out", max_loss=limit, keep_rates=KEEP_RATES, overwrite=True)
         assert report["chosen"]["keep_rate"] == expected
         tried = [trial["keep_rate"] for trial in report["trials"]]
         assert tried == [keep_rate for keep_rate in KEEP_RATES if keep_rate <= expected]
         for trial in report["trials"]:
             assert trial["difference"] == pytest.approx(differences[trial["keep_rate"]])
+            assert trial["expected_loss"] == pytest.approx(expected_losses[trial["keep_rate"]], abs=1e-6)
 
 
 def test_nothing_is_saved_where_all_lose_more(model: Path, folder: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def pruning_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
         metric,
         "difference",
         "95 % interval",
+        "expected",
         "",
     ]
     rows = []
@@ -40,6 +41,7 @@ def pruning_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
                 format_metric(metric, trial["value"]),
                 format_difference(metric, trial["difference"]),
                 "" if trial["low"] is None else format_difference(metric, trial["low"], trial["high"]),
+                "" if trial["expected_loss"] is None else format_difference(metric, -trial["expected_loss"]),
                 "chosen" if is_chosen else "loses more",
             ]
         )
