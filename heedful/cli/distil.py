@@ -67,7 +67,7 @@ def distil(
         float | None,
         typer.Option(
             metavar="POINTS",
-            help="With --cascade: points of accuracy that it may lose to the teacher on held-out rows (0.5).",
+            help="Points of accuracy that a cascade may lose to the teacher on held-out rows (0.5). Implies --cascade.",
         ),
     ] = None,
     out: OutputDir = None,

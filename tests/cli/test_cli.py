@@ -553,7 +553,7 @@ def test_check_writes_likely_label_errors(run: Run, tmp_path: Path) -> None:
     (report,) = run("check", str(data), "--label-errors", "-o", str(tmp_path / "b.csv"), "--json").json
     assert report["label_errors"][0]["suggested_label"] == "animal"
     out.write_text(out.read_text(encoding="utf-8-sig").replace("the cat is gone,tool", "the cat is gone,animal"))
-    assert "1 labels corrected by errors.csv" in run("check", str(data), "--data.corrections", str(out)).out
+    assert "1 corrected by errors.csv" in run("check", str(data), "--data.corrections", str(out)).out
     for option, value in {"--output": "a.csv", "--model": "m", "--method": "linear", "--device": "cpu"}.items():
         assert f"{option} needs --label-errors" in run("check", str(data), option, value).err
     assert_error(run("check", str(data), "--label-errors", "--method", "cleanlab"), "use linear or finetune")

@@ -44,6 +44,8 @@ MAX_LABELS = 20  # maximum labels in the table
 NOUNS = {  # singular and plural of each kind of problem, the worst kind first
     "leak": ("leak", "leaks"),
     "label-column": ("doubtful label column", "doubtful label columns"),
+    "one-label": ("single label", "single labels"),
+    "label-spelling": ("label in several spellings", "labels in several spellings"),
     "bad-row": ("bad row", "bad rows"),
     "missing-label": ("label without examples", "labels without examples"),
     "contradiction": ("contradiction", "contradictions"),
@@ -263,6 +265,8 @@ def check(
     leaks = tuple(_leaks(tallies))
     row_errors = source.row_errors
     problems = [Problem(kind="label-column", count=1, message=doubt)] if doubt else []
+    if has_labels:
+        problems += _label_problems(source.kind, splits)
     problems += [Problem(kind="leak", count=max(leak.alike, leak.groups), message=_leak_text(leak)) for leak in leaks]
     for file, count in row_errors.bad.items():
         first = next((f", like {bad}" for bad in row_errors.first if bad.file == file), "")
@@ -282,6 +286,24 @@ def check(
         doubt=doubt,
         problems=tuple(sorted(problems, key=lambda problem: kinds.index(problem.kind))),
     )
+
+
+def _label_problems(kind: type[Example], splits: Mapping[str, SplitReport]) -> Iterator[Problem]:
+    """Yield problems of the labels: one for all examples of the first split, or one that has several spellings."""
+    first, split = next(iter(splits.items()))
+    used = [label for label, count in split.labels.items() if count]
+    if kind is LabelledExample and len(used) == 1:
+        message = f"all examples of {first} have the label {shown(used[0])}: there is nothing to distinguish"
+        yield Problem(kind="one-label", count=1, message=message)
+    spellings: dict[str, list[str]] = {}
+    for label in dict.fromkeys(label for report in splits.values() for label in report.labels):
+        spellings.setdefault(" ".join(label.casefold().split()), []).append(label)
+    several = [labels for labels in spellings.values() if len(labels) > 1]
+    if several:
+        listed = "; ".join(", ".join(map(shown, labels)) for labels in several[:MAX_PLACES])
+        more = f"; and {len(several) - MAX_PLACES:,} more" if len(several) > MAX_PLACES else ""
+        message = f"{listed}{more} differ only in case or white space, and count as different labels"
+        yield Problem(kind="label-spelling", count=len(several), message=message)
 
 
 def _as_array(values: array[int]) -> NDArray[np.uint64]:

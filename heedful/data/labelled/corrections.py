@@ -157,7 +157,7 @@ def _correct_file(file: DataFile, corrections: Corrections) -> DataFile:
             assert isinstance(example, LabelledExample)
             corrected = corrections.apply(example)
             if corrected != example:
-                kind = f"labels corrected by {corrections.name}" if corrected else f"left out by {corrections.name}"
+                kind = f"{'corrected' if corrected else 'left out'} by {corrections.name}"
                 row_errors.count_repair(kind, example.file, example.line, index)
             if corrected:
                 yield corrected

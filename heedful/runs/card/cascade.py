@@ -59,7 +59,7 @@ def cascade_sentence(report: JsonObject) -> str:
         f"{format_difference(metric, delta['low'], delta['high'])}), with {speed_ratio:.1f} times as many texts a "
         "second. "
         f"Thresholds were fitted on {report['fitted_on']} ({report['fitted_rows']:,} rows) for a loss of at most "
-        f"{report['max_loss']:g} percentage points: {loss_verdict(delta, report['max_loss'] / 100)}."
+        f"{report['max_loss']:g} points: {loss_verdict(delta, report['max_loss'] / 100)}."
     )
 
 

@@ -62,7 +62,7 @@ def pruning_sentence(report: JsonObject) -> str:
         f"{metric} on {report['reported_on']} beside {unpruned_value} with all tokens "
         f"({format_difference(metric, chosen['difference'])}{interval}), with {chosen['speedup']:.2f} times as many "
         f"texts a second in {report['precision']}. The pruning was chosen on {report['fitted_on']} "
-        f"({report['fitted_rows']:,} rows) for a loss of at most {report['max_loss']:g} percentage points{verdict}."
+        f"({report['fitted_rows']:,} rows) for a loss of at most {report['max_loss']:g} points{verdict}."
     )
 
 

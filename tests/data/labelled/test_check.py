@@ -166,6 +166,19 @@ def test_labels_that_look_like_ids_are_reported(tmp_path: Path) -> None:
     assert not check_files(tmp_path, train=TRAIN, dev=DEV).doubt
 
 
+def test_a_single_label_and_spellings_of_a_label_are_reported(tmp_path: Path) -> None:
+    report = check_files(tmp_path, train=[("a cat", "x"), ("a dog", "x")])
+    assert report.verdict() == "1 problem: 1 single label"
+    message = 'all examples of train have the label "x": there is nothing to distinguish'
+    assert report.lines()[0] == f"! single label: {message}"
+    rows = [("a cat", "Bug"), ("a dog", "bug"), ("a cow", "how to"), ("a hen", "How  To"), ("a fox", "praise")]
+    report = check_files(tmp_path, train=rows)
+    assert report.verdict() == "1 problem: 2 labels in several spellings"
+    spellings = '"Bug", "bug"; "how to", "How  To"'
+    message = f"{spellings} differ only in case or white space, and count as different labels"
+    assert report.lines()[0] == f"! labels in several spellings: {message}"
+
+
 def test_shares_of_labels_are_those_of_examples_and_for_tags_of_all_entities() -> None:
     settings = DataSettings(dev_fraction=0.0)
     texts = [{"text": "one", "labels": ["a", "b"]}, {"text": "two", "labels": ["a"]}, {"text": "three", "labels": []}]

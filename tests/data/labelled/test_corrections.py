@@ -54,7 +54,7 @@ def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> No
         ("a", "right"),
         ("a", "right"),
     ]
-    assert dataset.row_errors.repairs == {"labels corrected by fixed.csv": 4, "left out by fixed.csv": 1}
+    assert dataset.row_errors.repairs == {"corrected by fixed.csv": 4, "left out by fixed.csv": 1}
     assert (
         "fixed.csv: 1 of 6 corrections change nothing, since no example has their text and given_label, like "
         '"not in the data" with "wrong"'

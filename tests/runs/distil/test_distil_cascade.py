@@ -146,7 +146,7 @@ def test_the_sentence_says_whether_the_loss_is_within_the_limit(low: float, high
         "fitted_rows": 990,
     }
     sentence = cascade_sentence(report)
-    assert sentence.endswith(f"for a loss of at most 0.5 percentage points: {verdict}.")
+    assert sentence.endswith(f"for a loss of at most 0.5 points: {verdict}.")
     assert "the student answers 80.0 %, the teacher answers 20.0 % of the texts: 89.0 % accuracy on test" in sentence
     assert "with 3.5 times as many texts a second" in sentence
 
