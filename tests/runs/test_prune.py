@@ -244,7 +244,7 @@ def test_what_cannot_be_pruned_is_refused_before_measuring(folder: Path, tmp_pat
     [
         (-0.004, 0.002, ": the reported rows confirm it."),
         (-0.020, 0.002, ": too few rows are reported to confirm it."),
-        (None, None, "percentage points."),
+        (None, None, "points."),
     ],
 )
 def test_the_sentence_says_whether_the_loss_is_kept(low: float | None, high: float | None, verdict: str) -> None:
