@@ -280,7 +280,7 @@ constexpr int64_t MIN_QUERIES = 4;  // fewer queries are not worth the conversio
 static inline V as_numbers(V x) { return x; }
 static inline V as_numbers(VI x) { return __builtin_convertvector(x, V); }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__) && !defined(FAST_BFLOAT16)  // FAST_BFLOAT16: for a test
 #define HAS_FIXED_POINT 1
 // Whether scores are computed from int16, and the result from float32, if the tensors are bfloat16. An Intel processor
 // takes four times as long for a `dot` of BFloat16 as for one of Int16 or Float32, an AMD processor as long for each.
