@@ -475,14 +475,15 @@ def test_shares_of_the_matrix_rate(benchmarks: Any, tmp_path: Path) -> None:
     arms = [{"name": "heedful float32", "ours": True, "seconds": [2.0]}, {"name": "peer", "ours": False}]
     training = {"title": "sst2", "tokens": sum(lengths), "sequences": len(lengths), "rows": arms}
     record = tmp_path / "training.json"
-    record.write_text(json.dumps({"tables": [training]}))
+    record.write_text(json.dumps({"tables": [training, training | {"title": "mean150"}]}))  # the same arm in both
     command = [sys.executable, BENCHMARKS / "shares.py", record, "--rounds", "1", "--output", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("shares-*.json")
-    (table,) = json.loads(path.read_text())["tables"]
+    first, second = json.loads(path.read_text())["tables"]
+    assert [first["arm"], second["arm"]] == ["sst2, heedful float32", "mean150, heedful float32"]
     gflop = sum(lengths) * shares.TRAINED.flop(lengths) / 1e9
-    assert table["arm"] == "heedful float32" and table["gflops"]["median"] == pytest.approx(gflop / 2.0)
+    assert first["gflops"]["median"] == pytest.approx(gflop / 2.0)
 
 
 BLOCKED = """
