@@ -133,12 +133,15 @@ ENGINES: dict[str, Callable[[Job, Sequence[str]], tuple[Encode, str]]] = {
 
 def compared(best: Job, models: Path, available: Sequence[str]) -> dict[str, Job]:
     """Return all jobs by arm name; the first is the reference."""
+    from heedful.device import auto_precision
+
     others = peers.jobs([name for name in available if name != "ctranslate2"], models, best)
+    refused = ("bfloat16",) if auto_precision() == "float32" else ()  # by the engine, since float32 is faster
     return {
         "sentence-transformers float32": replace(best, engine="sentence-transformers", precision="float32"),
         "sentence-transformers bfloat16": replace(best, engine="sentence-transformers", precision="bfloat16"),
         **{name: job for name, job in others.items() if job.engine != "openvino rows"},
-        **{f"heedful {precision}": replace(best, engine="packed", precision=precision) for precision in OURS},
+        **{f"heedful {name}": replace(best, engine="packed", precision=name) for name in OURS if name not in refused},
     }
 
 

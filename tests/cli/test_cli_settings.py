@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +234,16 @@ def test_help_says_what_lists_all_settings(verb: str, capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit) as stop:
             main(["init", name])
         assert not stop.value.code
+
+
+def test_a_command_imports_only_its_own_module() -> None:
+    code = """
+import sys
+from typer.main import get_command
+from heedful.cli import app
+group = get_command(app)
+group.commands["kernels"]
+print([name for name in group.commands if f"heedful.cli.{name}" in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['kernels']\n"
