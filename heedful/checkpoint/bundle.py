@@ -123,7 +123,7 @@ class ModelBundle(nn.Module):
 
     @property
     def token_pruning(self) -> TokenPruning | None:
-        """Which tokens the upper layers compute in eval mode, or None for all; an execution option of the model."""
+        """Which tokens the upper layers compute, or None for all; an execution option of the model."""
         pruning: TokenPruning | None = self.model.execution.token_pruning
         return pruning
 

@@ -33,6 +33,7 @@ from heedful.model.config import (
 from heedful.model.heads import ClassesHead
 from heedful.model.initialise import initialise, skip_init
 from heedful.model.pooling import PooledClassesHead
+from heedful.model.token_pruning import cannot_prune
 
 HEAD, LAST_LAYER = "head.", "head.out."  # prefixes of our names for tensors of a head, and of its last layer
 
@@ -50,6 +51,7 @@ def with_head(
 
     The model without its head is kept, and so are tensors that both heads have under the same HF name, such as a
     pooler. The last layer is kept only if it predicts the same labels. Other tensors are initialised from the seed.
+    Token pruning is kept if tokens can be pruned with the new head.
 
     Args:
         bundle: The model.
@@ -90,6 +92,8 @@ def with_head(
         for name, tensor in new.named_tensors().items()
     }
     assign(new, tensors, like.device)
+    if not cannot_prune(config.model, head):
+        new.prune_tokens(bundle.token_pruning)
     return new.train(bundle.training)
 
 

@@ -46,9 +46,9 @@ def prune(
 ) -> None:
     """Make a classifier faster on long texts by token pruning.
 
-    After some layers, only the tokens to which the first token attends most are computed. Several numbers of layers and
-    shares of tokens are timed; the fastest that loses at most --max-loss on dev is saved, and reported on test. Nothing
-    is trained. Texts of up to 16 tokens are not pruned.
+    After some layers, only the tokens that receive most attention are computed. Several numbers of layers and shares of
+    tokens are timed; the fastest that loses at most --max-loss on dev is saved, and reported on test. Nothing is
+    trained. Texts of up to 16 tokens are not pruned.
     """
     from heedful.data.labelled.split_files import parse_data_arguments
 

@@ -39,7 +39,7 @@ class ExecutionOptions:
     pad_to_bucket: bool | None = None  # round the number of rows up (default: where a new number of rows costs time)
     compiled: bool = False  # blocks run compiled, with self-attention in their graph where an operator computes it
     frozen_layers: int = 0  # lower layers without training and dropout; from 1, the embeddings are frozen too
-    token_pruning: TokenPruning | None = None  # which tokens the upper layers compute in eval mode (default: all)
+    token_pruning: TokenPruning | None = None  # which tokens the upper layers compute (default: all)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

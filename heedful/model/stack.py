@@ -7,7 +7,6 @@ Hidden states are tensors [rows, width]: a row is a token, and the sequences of 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Self
 
 import torch
@@ -35,7 +34,7 @@ from heedful.model.config import (
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
 from heedful.model.relations import make_relations
-from heedful.model.token_pruning import TokenPruning, first_token_attention, prune_tokens, rows_after
+from heedful.model.token_pruning import TokenPruning, prune_tokens, received_attention, rows_after, sampled_rows
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import repeat_heads
 from heedful.nn.compiled_attention import operator_bounds
@@ -214,6 +213,7 @@ class Stack(nn.Module):
             trace.record_states(self.part, self.config.layers, sequences, x, layout.queries)
         return x if last_block_selects else select_rows(x, output_rows)
 
+    @torch.no_grad()
     def _prune(
         self, pruning: TokenPruning, x: Float[Tensor, "rows width"], batch: Packed, block: int
     ) -> tuple[Int[Tensor, " some"], Packed]:
@@ -231,10 +231,11 @@ class Stack(nn.Module):
         pruned_block = self.blocks[block]
         assert isinstance(pruned_block, Block)
         attention, x = pruned_block.attention, pruned_block._norm_before(x, pruned_block.attention_norm)
-        not_empty = [(start, stop - start) for start, stop in pairwise(batch.bounds) if start < stop]
-        first_rows, lengths = (send(numbers, x.device) for numbers in zip(*not_empty, strict=True))
-        q, k = attention.project_queries(x[first_rows]), repeat_heads(attention.project_keys(x), attention.heads)
-        return prune_tokens(pruning, first_token_attention(q, k, lengths, attention.scale), batch)
+        query_rows, query_bounds = sampled_rows(batch.bounds)
+        q = attention.project_queries(x[send(query_rows, x.device)])
+        k = repeat_heads(attention.project_keys(x), attention.heads)
+        importance = received_attention(q, k, query_bounds, batch.bounds, attention.scale)
+        return prune_tokens(pruning, importance, batch)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
         """Return which of `count` relative position modules a layer uses; `make_relations` defines their order."""
@@ -292,7 +293,7 @@ class Transformer(nn.Module):
             DataError: If the numbers of source and target sequences differ.
         """
         self._check_batches(source, target)
-        pruning = None if self.training else self.execution.token_pruning
+        pruning = self.execution.token_pruning
         if pruning is not None and (output_rows is None or trace is not None):
             raise ModelError(
                 "this model prunes tokens, so that it has no last hidden states of all of them: set "

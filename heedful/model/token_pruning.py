@@ -1,13 +1,15 @@
-"""Token pruning: the upper layers of an encoder compute only the tokens to which the first token attends most.
+"""Token pruning: the upper layers of an encoder compute only the tokens that receive most attention.
 
 The first token of each sequence, which the head reads, and a share of the others remain. The others are ranked once, by
-the attention of the first token to them in the first pruned layer, as in EViT (Liang et al. 2022, section 3);
-PoWER-BERT (Goyal et al. 2020) ranks tokens by the attention that they receive from all tokens. The hidden states of the
-remaining tokens, which include their positions, are packed again, so that pruned tokens cost nothing.
+the attention that they receive in the first pruned layer, as in PoWER-BERT (Goyal et al. 2020, section 3.2), but from a
+sample of the tokens instead of all. The hidden states of the remaining tokens, which include their positions, are
+packed again, so that pruned tokens cost nothing. Training prunes too: a model that is fine-tuned with a pruning adapts
+to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
@@ -22,6 +24,7 @@ from heedful.model.config import Classes, Head, ModelConfig
 from heedful.packed import Packed, send
 
 MIN_TOKENS = 16  # tokens that remain of each sequence at least: in short texts, pruning saves little and loses most
+MAX_QUERIES = 32  # tokens of each sequence whose attention ranks its tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,28 +71,48 @@ def cannot_prune(model: ModelConfig, head: Head | None) -> str:
     return ""
 
 
-def first_token_attention(
-    q: Float[Tensor, "sequences heads width"],
+def received_attention(
+    q: Float[Tensor, "queries heads width"],
     k: Float[Tensor, "rows heads width"],
-    lengths: Int[Tensor, " sequences"],
+    query_bounds: Sequence[int],
+    bounds: Sequence[int],
     scale: float,
 ) -> Float[Tensor, " rows"]:
-    """Return the attention weight from the first token of a sequence to each of its tokens, the mean over heads.
+    """Return the attention weight that each row receives, the mean over heads and over the queries of its sequence.
 
-    In head h, the weight of row j is softmax_j(scale q_h k_jh), over the rows of its sequence.
+    In head h, query i gives row j of its sequence the weight softmax_j(scale q_ih k_jh).
 
     Args:
-        q: Queries of the first tokens.
-        k: Keys of all tokens.
-        lengths: Number of rows of each sequence, from 1.
+        q: Queries, of rows at `sampled_rows`.
+        k: Keys of all rows.
+        query_bounds: Boundaries of the sequences in `q`.
+        bounds: Boundaries of the sequences in `k`.
         scale: Factor of the products.
     """
-    sequences = _sequence_indices(lengths, len(k))
     dtype = torch.promote_types(k.dtype, torch.float32)
-    logits = (q.to(dtype)[sequences] * k.to(dtype)).sum(-1) * scale  # [rows, heads]
-    weights = (logits - torch.segment_reduce(logits, "max", lengths=lengths)[sequences]).exp()
-    weights = weights / torch.segment_reduce(weights, "sum", lengths=lengths)[sequences]
-    return weights.mean(1)
+    received = k.new_empty(len(k), dtype=dtype)
+    for (first, last), (start, stop) in zip(pairwise(query_bounds), pairwise(bounds), strict=True):
+        if start < stop:  # converted here, where a sequence fits the cache of the processor
+            queries, keys = q[first:last].to(dtype).transpose(0, 1), k[start:stop].to(dtype).permute(1, 2, 0)
+            received[start:stop] = (queries * scale @ keys).softmax(-1).mean((0, 1))
+    return received
+
+
+def sampled_rows(bounds: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the rows of each sequence whose attention ranks its tokens, and the boundaries of these rows.
+
+    These are up to MAX_QUERIES rows, evenly spaced from the first to the last row.
+
+    >>> sampled_rows((0, 3, 3, 4))
+    ([0, 1, 2, 3], [0, 3, 3, 4])
+    """
+    rows: list[int] = []
+    query_bounds = [0]
+    for start, stop in pairwise(bounds):
+        count, last = min(stop - start, MAX_QUERIES), stop - start - 1
+        rows += [start + index * last // max(count - 1, 1) for index in range(count)]
+        query_bounds.append(len(rows))
+    return rows, query_bounds
 
 
 def prune_tokens(
@@ -106,21 +129,17 @@ def prune_tokens(
     """
     device = importance.device
     first_rows = [start for start, stop in pairwise(batch.bounds) if start < stop]
-    importance = importance.index_fill(0, send(first_rows, device), 2.0)  # more than any other row
-    order = importance.argsort(descending=True, stable=True)
-    sequences = _sequence_indices(send(batch.lengths, device), len(order))
-    order = order[sequences[order].argsort(stable=True)]  # by sequence, and then by importance
+    importance = importance.double().index_fill(0, send(first_rows, device), 2.0)  # more than any other row
+    sequences = torch.arange(len(batch), device=device).repeat_interleave(
+        send(batch.lengths, device), output_size=len(importance)
+    )
+    order = (importance - 3 * sequences).argsort(descending=True, stable=True)  # by sequence, then by importance
     counts = [pruning.count(length) for length in batch.lengths]
     # the first `count` elements of `order` for each sequence
     chosen = [start + rank for start, count in zip(batch.bounds, counts, strict=False) for rank in range(count)]
     rows = order[send(chosen, device)].sort().values
     tokens, positions, types = (column[rows] for column in (batch.tokens, batch.positions, batch.types))
     return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=(0, *accumulate(counts)))
-
-
-def _sequence_indices(lengths: Int[Tensor, " sequences"], rows: int) -> Int[Tensor, " rows"]:
-    """Return the index of the sequence to which each row belongs."""
-    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths, output_size=rows)
 
 
 def rows_after(rows: Int[Tensor, " some"], output_rows: Int[Tensor, " outputs"]) -> Int[Tensor, " outputs"]:

@@ -1,11 +1,11 @@
 """`heedful prune`: choose a token pruning for a model by its speed and its loss of quality.
 
-With token pruning, the lower layers compute all tokens, and the other layers compute only the tokens to which the first
-token attends most. The candidates, called trials, are pairs of a number of lower layers and a share of tokens. All
-trials are timed. They are evaluated from the fastest one on until one loses no more of the metric than allowed, both
-by the labels and by the probabilities of the model with all tokens (see `expected_loss`). The trial is chosen on some
-labelled examples, and its scores are reported on others: on dev and test, or on two halves of the only split. The
-model is not trained.
+With token pruning, the lower layers compute all tokens, and the other layers compute only the tokens that receive most
+attention. The candidates, called trials, are pairs of a number of lower layers and a share of tokens. All trials are
+timed. They are evaluated from the fastest one on until one loses no more of the metric than allowed, both by the labels
+and by the probabilities of the model with all tokens (see `expected_loss`). The trial is chosen on some labelled
+examples, and its scores are reported on others: on dev and test, or on two halves of the only split. The model is not
+trained.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from heedful.errors import SettingError
 from heedful.model.config import ModelConfig
 from heedful.model.stack import Transformer
+from heedful.model.token_pruning import TokenPruning
 
 if TYPE_CHECKING:
     from heedful.checkpoint import ModelBundle
@@ -21,13 +22,14 @@ def freezing_note(count: int) -> str:
     return f"the embeddings and the {layers} are frozen, without dropout"
 
 
-def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
+def check_freezing(config: object, count: int, reinit_layers: int = 0, pruning: TokenPruning | None = None) -> None:
     """Raise SettingError if the embeddings and the lower `count` layers of a model cannot be frozen.
 
     Args:
         config: Model config, or None if training starts from random weights.
         count: Number of layers to freeze.
         reinit_layers: Number of upper layers that start from random weights.
+        pruning: Token pruning of the model.
     """
     problem = ""
     stack = config.encoder or config.decoder if isinstance(config, ModelConfig) else None
@@ -44,6 +46,9 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
         limit = stack.layers - reinit_layers
         remedy = f"give {limit} or fewer" if limit > 0 else "leave it out"
         problem = f"the model has {stack.layers} layers{detail}: {remedy}"
+    elif pruning is not None and count > pruning.layer:
+        part = f"from layer {pruning.layer + 1} on, the model computes a part of the tokens"
+        problem = f"{part}: give {pruning.layer} or fewer"
     if problem:
         raise SettingError(f"{PATH} is {count}, but {problem}", path=PATH)
 
@@ -56,7 +61,7 @@ def freeze_layers(loaded: ModelBundle, count: int) -> None:
     Raises:
         SettingError: If the model cannot be frozen this way.
     """
-    check_freezing(loaded.config.model, count)
+    check_freezing(loaded.config.model, count, pruning=loaded.token_pruning)
     assert isinstance(loaded.model, Transformer)
     loaded.model.execution = replace(loaded.model.execution, frozen_layers=count)
     for module in loaded.model.frozen_modules():

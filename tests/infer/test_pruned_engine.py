@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from heedful.checkpoint import BundleConfig, ModelBundle, create, load, save
-from heedful.checkpoint.new_head import with_head
 from heedful.csrc import kernels
 from heedful.errors import ModelError
 from heedful.infer.batch.file_prediction import fingerprint
@@ -119,9 +118,7 @@ def logits(bundle: ModelBundle, batch: Packed) -> torch.Tensor:
     return outputs
 
 
-def test_a_model_with_another_head_does_not_prune(folders: tuple[Path, Path]) -> None:
-    pruned = load(folders[1])
-    assert with_head(pruned, "sequence_classification", labels=("bad", "good")).token_pruning is None
+def test_a_model_loaded_with_a_head_for_tokens_does_not_prune(folders: tuple[Path, Path]) -> None:
     assert load(folders[1], head="token_classification").token_pruning is None
 
 

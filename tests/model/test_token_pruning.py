@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import BundleConfig, ModelBundle
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import ModelError
 from heedful.model.attention import ExecutionOptions
 from heedful.model.classic_config import ClassicConfig
@@ -29,7 +31,16 @@ from heedful.model.config import (
     TokenClasses,
 )
 from heedful.model.stack import Block
-from heedful.model.token_pruning import MIN_TOKENS, TokenPruning, cannot_prune, first_token_attention, rows_after
+from heedful.model.token_pruning import (
+    MAX_QUERIES,
+    MIN_TOKENS,
+    TokenPruning,
+    cannot_prune,
+    prune_tokens,
+    received_attention,
+    rows_after,
+    sampled_rows,
+)
 from heedful.model.trace import Trace
 from heedful.packed import Packed
 
@@ -81,13 +92,15 @@ def scores_by_loops(bundle: ModelBundle, tokens: list[int], pruning: TokenPrunin
     x = encoder(bundle.model.embedding(batch), batch, options, end_layer=pruning.layer)
     block = encoder.blocks[pruning.layer * len(encoder.blocks) // encoder.config.layers]
     assert isinstance(block, Block)
-    q, k, _ = block.attention.project(block.attention_norm(x) if block.norm_first else x)
+    q, k, _ = (part.detach() for part in block.attention.project(block.attention_norm(x) if block.norm_first else x))
     group = block.attention.heads // block.attention.kv_heads
     importance = [0.0] * len(tokens)
+    queries = {index * (len(tokens) - 1) // (MAX_QUERIES - 1) for index in range(MAX_QUERIES)}  # all, if few
     for head in range(block.attention.heads):
-        products = [float(q[0, head] @ k[row, head // group]) * block.attention.scale for row in range(len(tokens))]
-        for row, weight in enumerate(torch.tensor(products, dtype=torch.float64).softmax(0).tolist()):
-            importance[row] += weight / block.attention.heads
+        for query in queries:
+            products = [q[query, head] @ k[row, head // group] * block.attention.scale for row in range(len(tokens))]
+            for row, weight in enumerate(torch.stack(products).softmax(0).tolist()):
+                importance[row] += weight
     ranked = sorted(range(1, len(tokens)), key=lambda row: -importance[row])
     count = max(MIN_TOKENS, -(-len(tokens) * int(100 * pruning.keep_rate) // 100))
     rows = sorted([0, *ranked[: count - 1]])
@@ -146,34 +159,52 @@ def test_padding_to_a_bucket_changes_nothing(lengths: tuple[int, ...]) -> None:
 
 
 def test_equally_important_tokens_remain_in_their_order() -> None:
-    bundle = build()
-    block = bundle.model.encoder.blocks[2]  # type: ignore[union-attr]
-    nn.init.zeros_(block.attention.qkv.weight)  # type: ignore[union-attr,arg-type]
-    nn.init.zeros_(block.attention.qkv.bias)  # type: ignore[union-attr,arg-type]
-    (tokens,) = sequences((40,))
-    with torch.no_grad():
-        expected = scores_by_loops(bundle, tokens, PRUNING)
-    bundle.prune_tokens(PRUNING)
-    torch.testing.assert_close(scores(bundle, Packed.of([tokens])), expected, atol=1e-10, rtol=0)
+    batch = Packed.of(sequences((40, 20)))
+    rows, remaining = prune_tokens(PRUNING, torch.full((60,), 1 / 40), batch)
+    assert rows.tolist() == [*range(20), *range(40, 40 + MIN_TOKENS)]
+    assert remaining.bounds == (0, 20, 20 + MIN_TOKENS)
 
 
-def test_the_attention_of_first_tokens_sums_to_one() -> None:
+def test_received_attention_sums_to_one() -> None:
     q, k = torch.randn(2, 12, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    lengths = torch.tensor([5, 1, 6])
-    attention = first_token_attention(100 * q[[0, 5, 6]], 100 * k, lengths, 0.5)  # exp of the scores would overflow
+    bounds = (0, 5, 5, 6, 12)
+    rows, query_bounds = sampled_rows(bounds)
+    attention = received_attention(
+        100 * q[rows], 100 * k, query_bounds, bounds, 0.5
+    )  # exp of the scores would overflow
     sums = [attention[start:stop].sum().item() for start, stop in ((0, 5), (5, 6), (6, 12))]
     assert sums == pytest.approx([1, 1, 1])
-    weights = first_token_attention(q[:1], k, torch.tensor([12]), 0.5)
-    expected = torch.stack([(0.5 * k[:, head] @ q[0, head]).softmax(0) for head in range(3)]).mean(0)
-    torch.testing.assert_close(weights, expected)
+    weights = received_attention(q[[0, 7]], k, (0, 2), (0, 12), 0.5)
+    from_query = [(0.5 * k[:, head] @ q[query, head]).softmax(0) for head in range(3) for query in (0, 7)]
+    torch.testing.assert_close(weights, torch.stack(from_query).mean(0))
 
 
-def test_training_computes_all_tokens() -> None:
-    bundle, batch = build(), Packed.of(sequences())
-    expected = scores(bundle.train(), batch)
+def test_the_tokens_of_a_long_text_are_ranked_by_a_sample_from_its_first_to_its_last_token() -> None:
+    rows, query_bounds = sampled_rows((0, 2, 2 + 10 * MAX_QUERIES))
+    assert query_bounds == [0, 2, 2 + MAX_QUERIES]
+    assert rows[:4] == [0, 1, 2, 12] and rows[-1] == 1 + 10 * MAX_QUERIES
+    assert {second - first for first, second in pairwise(rows[2:])} == {10, 11}
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS.keys())
+def test_gradients_equal_those_of_a_loop_over_tokens(stack: dict[str, Any], gradient_checkpointing: bool) -> None:
+    bundle = build(**stack).train()  # the models have no dropout
+    weights = torch.randn(len(LENGTHS), 3, generator=torch.Generator().manual_seed(1)).double()
+    parameters = [*bundle.parameters()]
+    outputs = torch.cat([scores_by_loops(bundle, tokens, PRUNING) for tokens in sequences()])
+    expected = torch.autograd.grad((weights * outputs).sum(), parameters)
     bundle.prune_tokens(PRUNING)
-    assert torch.equal(scores(bundle, batch), expected)
-    assert not torch.equal(scores(bundle.eval(), batch), expected)
+    bundle.model.execution = replace(bundle.model.execution, gradient_checkpointing=gradient_checkpointing)
+    loss = (weights * bundle.head_outputs(Packed.of(sequences()))).sum()  # type: ignore[operator]
+    torch.testing.assert_close(torch.autograd.grad(loss, parameters), expected, atol=1e-9, rtol=1e-9)
+
+
+def test_a_new_head_keeps_the_pruning_if_it_can() -> None:
+    bundle = build()
+    bundle.prune_tokens(PRUNING)
+    assert with_head(bundle, "sequence_classification", labels=("a", "b")).token_pruning == PRUNING
+    assert with_head(bundle, "token_classification", labels=("O", "X")).token_pruning is None
 
 
 def test_states_of_pruned_tokens_are_refused() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from heedful.checkpoint import load
 from heedful.errors import HeedfulError, SettingError
+from heedful.model.token_pruning import TokenPruning
 from heedful.objectives import Sample
 from heedful.packed import Packed
 from heedful.train.freezing import check_freezing, freeze_layers
@@ -136,6 +137,9 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
     ):
         with pytest.raises(SettingError, match=expected):
             check_freezing(config, count, top)
+    check_freezing(config, 2, pruning=TokenPruning(layer=2, keep_rate=0.5))
+    with pytest.raises(SettingError, match="from layer 3 on, the model computes a part of the tokens: give 2 or fewer"):
+        check_freezing(config, 3, pruning=TokenPruning(layer=2, keep_rate=0.5))
     with pytest.raises(SettingError, match="starts from random weights"):
         check_freezing(None, 1)
     with pytest.raises(SettingError, match="is no Transformer"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heedful.model.token_pruning import TokenPruning
 from heedful.runs.card.cascade import loss_verdict
 from heedful.runs.card.markdown import escape_markdown, markdown_table
 from heedful.runs.results import JsonObject
@@ -63,6 +64,14 @@ def pruning_sentence(report: JsonObject) -> str:
         f"({format_difference(metric, chosen['difference'])}{interval}), with {chosen['speedup']:.2f} times as many "
         f"texts a second in {report['precision']}. The pruning was chosen on {report['fitted_on']} "
         f"({report['fitted_rows']:,} rows) for a loss of at most {report['max_loss']:g} points{verdict}."
+    )
+
+
+def pruning_note(pruning: TokenPruning) -> str:
+    """Return a clause about the training of a model with token pruning, for the log and the model card."""
+    return (
+        f"from layer {pruning.layer + 1} on, {100 * pruning.keep_rate:g} % of the tokens of a text are computed, in "
+        "training too; libraries without token pruning compute all tokens, and their answers differ"
     )
 
 

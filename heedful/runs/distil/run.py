@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 
 from heedful.checkpoint import ModelBundle, load, save
+from heedful.checkpoint.bundle import pruned_refusal
 from heedful.data import Example
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.sampler import derive_seed
@@ -338,9 +339,12 @@ class TeacherLearner:
             return
         student = self._build_student(seed)
         if count := self._settings.train.freeze_layers:
-            check_freezing(None if self.init_varies else student.config.model, count)
+            config = None if self.init_varies else student.config.model
+            check_freezing(config, count, pruning=student.token_pruning)
             check_uncached(self._settings.train)
-        resolve_losses(self._settings.loss, student, teacher)
+        losses = resolve_losses(self._settings.loss, student, teacher)
+        if student.token_pruning is not None and (losses.states or losses.relations):
+            raise pruned_refusal(student.source, "a student that learns hidden states")
         if head_untrained(self._settings.loss, student, teacher):
             raise SettingError(
                 f"nothing would train the head of {student.source}: it has random weights, and loss.kd_weight and "

@@ -25,6 +25,7 @@ from heedful.objectives import Objective, Sample
 from heedful.objectives.contrastive import ContrastiveClasses
 from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.finetuned import write_finetuned_card
+from heedful.runs.card.pruning import pruning_note
 from heedful.runs.checkpoints import (
     CHECKPOINTS,
     LAST,
@@ -288,6 +289,8 @@ class FinetuneTraining:
             task.check(self.source.examples(split))
         setup = self.learner.training_setup(task, model, seed)
         notes = reading_notes(settings, self.source, self.stats, task, setup.encoded)
+        if model.token_pruning is not None:
+            notes.append(pruning_note(model.token_pruning))
         for note in notes:
             self.run.reporter.message(note)
         folder.mkdir(exist_ok=True)

@@ -654,6 +654,20 @@ def test_hidden_states_of_a_pruned_teacher_are_refused_before_anything_is_writte
     assert not (tmp_path / "run").exists()
 
 
+def test_a_pruned_student_learns_labels_and_no_hidden_states(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    bundle = load(teacher)
+    bundle.prune_tokens(TokenPruning(layer=1, keep_rate=0.5))
+    save(bundle, tmp_path / "pruned")
+    options = {"student": str(tmp_path / "pruned"), "assignments": QUICK}
+    with pytest.raises(ModelError, match="prunes tokens, and cannot be a student that learns hidden states"):
+        distil(teacher, labelled, tmp_path / "run", loss="minilmv2", **options)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(SettingError, match="from layer 2 on, the model computes a part of the tokens: give 1 or fewer"):
+        distil(teacher, labelled, tmp_path / "run", **options | {"assignments": [*QUICK, "train.freeze_layers=2"]})
+    distil(teacher, labelled, tmp_path / "run", **options)
+    assert load(tmp_path / "run").token_pruning == bundle.token_pruning
+
+
 def test_misspelt_settings_are_refused_before_the_teacher_is_loaded() -> None:
     check_overrides(distil_overrides("x", assignments=["task.group_size=4"]))
     check_overrides(distil_overrides("x", assignments=["pretrain.max_seq_length=64"]))
