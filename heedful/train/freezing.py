@@ -47,7 +47,7 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0, pruning: 
         remedy = f"give {limit} or fewer" if limit > 0 else "leave it out"
         problem = f"the model has {stack.layers} layers{detail}: {remedy}"
     elif pruning is not None and count > pruning.layer:
-        part = f"from layer {pruning.layer + 1} on, the model computes a part of the tokens"
+        part = f"after layer {pruning.layer}, the model computes a part of the tokens"
         problem = f"{part}: give {pruning.layer} or fewer"
     if problem:
         raise SettingError(f"{PATH} is {count}, but {problem}", path=PATH)

@@ -138,7 +138,7 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
         with pytest.raises(SettingError, match=expected):
             check_freezing(config, count, top)
     check_freezing(config, 2, pruning=TokenPruning(layer=2, keep_rate=0.5))
-    with pytest.raises(SettingError, match="from layer 3 on, the model computes a part of the tokens: give 2 or fewer"):
+    with pytest.raises(SettingError, match="after layer 2, the model computes a part of the tokens: give 2 or fewer"):
         check_freezing(config, 3, pruning=TokenPruning(layer=2, keep_rate=0.5))
     with pytest.raises(SettingError, match="starts from random weights"):
         check_freezing(None, 1)

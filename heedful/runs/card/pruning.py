@@ -70,7 +70,7 @@ def pruning_sentence(report: JsonObject) -> str:
 def pruning_note(pruning: TokenPruning) -> str:
     """Return a clause about the training of a model with token pruning, for the log and the model card."""
     return (
-        f"from layer {pruning.layer + 1} on, {100 * pruning.keep_rate:g} % of the tokens of a text are computed, in "
+        f"after layer {pruning.layer}, {100 * pruning.keep_rate:g} % of the tokens of a text are computed, in "
         "training too; libraries without token pruning compute all tokens, and their answers differ"
     )
 
