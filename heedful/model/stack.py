@@ -34,7 +34,7 @@ from heedful.model.config import (
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
 from heedful.model.relations import make_relations
-from heedful.model.token_pruning import TokenPruning, prune_tokens, received_attention, rows_after, sampled_rows
+from heedful.model.token_pruning import TokenPruning, first_and_mean, prune_tokens, received_attention, rows_after
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
 from heedful.nn.attend import repeat_heads
 from heedful.nn.compiled_attention import operator_bounds
@@ -43,7 +43,7 @@ from heedful.nn.dropout import dropout
 from heedful.nn.layers import Mlp, make_norm
 from heedful.nn.layout import Layout
 from heedful.nn.positions import ProjectedDistances, RelativePosition
-from heedful.packed import Packed, send
+from heedful.packed import Packed
 
 
 class Block(nn.Module):
@@ -231,11 +231,9 @@ class Stack(nn.Module):
         pruned_block = self.blocks[block]
         assert isinstance(pruned_block, Block)
         attention, x = pruned_block.attention, pruned_block._norm_before(x, pruned_block.attention_norm)
-        query_rows, query_bounds = sampled_rows(batch.bounds)
-        q = attention.project_queries(x[send(query_rows, x.device)])
+        q = attention.project_queries(first_and_mean(x, batch).flatten(0, 1)).unflatten(0, (len(batch), 2))
         k = repeat_heads(attention.project_keys(x), attention.heads)
-        importance = received_attention(q, k, query_bounds, batch.bounds, attention.scale)
-        return prune_tokens(pruning, importance, batch)
+        return prune_tokens(pruning, received_attention(q * attention.scale, k, batch), batch)
 
     def _relation_of(self, layer: int, block: int, count: int) -> int:
         """Return which of `count` relative position modules a layer uses; `make_relations` defines their order."""

@@ -1,15 +1,15 @@
 """Token pruning: the upper layers of an encoder compute only the tokens that receive most attention.
 
 The first token of each sequence, which the head reads, and a share of the others remain. The others are ranked once, by
-the attention that they receive in the first pruned layer, as in PoWER-BERT (Goyal et al. 2020, section 3.2), but from a
-sample of the tokens instead of all. The hidden states of the remaining tokens, which include their positions, are
+the attention that they receive in the first pruned layer: from the first token, as in EViT (Liang et al. 2022,
+arXiv:2202.07800), and from the mean hidden state of all tokens. PoWER-BERT (Goyal et al. 2020, section 3.2) adds up the
+attention from each token instead, which costs more. The hidden states of the remaining tokens, which include their positions, are
 packed again, so that pruned tokens cost nothing. Training prunes too: a model that is fine-tuned with a pruning adapts
 to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
@@ -21,10 +21,10 @@ from torch import Tensor
 from heedful.errors import ModelError
 from heedful.model.classic_config import ClassicConfig
 from heedful.model.config import Classes, Head, ModelConfig
+from heedful.nn.layers import segment_means
 from heedful.packed import Packed, send
 
 MIN_TOKENS = 16  # tokens that remain of each sequence at least: in short texts, pruning saves little and loses most
-MAX_QUERIES = 32  # tokens of each sequence whose attention ranks its tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,48 +71,38 @@ def cannot_prune(model: ModelConfig, head: Head | None) -> str:
     return ""
 
 
-def received_attention(
-    q: Float[Tensor, "queries heads width"],
-    k: Float[Tensor, "rows heads width"],
-    query_bounds: Sequence[int],
-    bounds: Sequence[int],
-    scale: float,
-) -> Float[Tensor, " rows"]:
-    """Return the attention weight that each row receives, the mean over heads and over the queries of its sequence.
+def first_and_mean(x: Float[Tensor, "rows width"], batch: Packed) -> Float[Tensor, "sequences 2 width"]:
+    """Return the first row of each sequence and the mean of its rows; any numbers for an empty sequence."""
+    first_rows = [min(start, len(x) - 1) for start in batch.bounds[:-1]]
+    sequences, lengths = _sequences(batch, x.device)
+    return torch.stack([x[send(first_rows, x.device)], segment_means(x, sequences, lengths)], 1)
 
-    In head h, query i gives row j of its sequence the weight softmax_j(scale q_ih k_jh).
+
+def received_attention(
+    q: Float[Tensor, "sequences queries heads width"], k: Float[Tensor, "rows heads width"], batch: Packed
+) -> Float[Tensor, " rows"]:
+    """Return the attention weight that each row receives, the mean over the heads and the queries of its sequence.
+
+    In head h, query i of a sequence gives its row j the weight softmax_j(q_ih k_jh).
 
     Args:
-        q: Queries, of rows at `sampled_rows`.
+        q: Queries of each sequence, already scaled.
         k: Keys of all rows.
-        query_bounds: Boundaries of the sequences in `q`.
-        bounds: Boundaries of the sequences in `k`.
-        scale: Factor of the products.
+        batch: The batch of these rows.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
-    received = k.new_empty(len(k), dtype=dtype)
-    for (first, last), (start, stop) in zip(pairwise(query_bounds), pairwise(bounds), strict=True):
-        if start < stop:  # converted here, where a sequence fits the cache of the processor
-            queries, keys = q[first:last].to(dtype).transpose(0, 1), k[start:stop].to(dtype).permute(1, 2, 0)
-            received[start:stop] = (queries * scale @ keys).softmax(-1).mean((0, 1))
-    return received
+    q, k = q.to(dtype), k.to(dtype)
+    sequences, lengths = _sequences(batch, k.device)
+    logits = torch.cat([torch.einsum("jhd,jhd->jh", query[sequences], k) for query in q.unbind(1)], 1)
+    weights = (logits - torch.segment_reduce(logits, "max", lengths=lengths)[sequences]).exp()
+    sums = weights.new_zeros(len(q), weights.shape[1]).index_add_(0, sequences, weights)
+    return (weights / sums[sequences]).mean(1)
 
 
-def sampled_rows(bounds: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the rows of each sequence whose attention ranks its tokens, and the boundaries of these rows.
-
-    These are up to MAX_QUERIES rows, evenly spaced from the first to the last row.
-
-    >>> sampled_rows((0, 3, 3, 4))
-    ([0, 1, 2, 3], [0, 3, 3, 4])
-    """
-    rows: list[int] = []
-    query_bounds = [0]
-    for start, stop in pairwise(bounds):
-        count, last = min(stop - start, MAX_QUERIES), stop - start - 1
-        rows += [start + index * last // max(count - 1, 1) for index in range(count)]
-        query_bounds.append(len(rows))
-    return rows, query_bounds
+def _sequences(batch: Packed, device: torch.device) -> tuple[Int[Tensor, " rows"], Int[Tensor, " sequences"]]:
+    """Return the index of each row's sequence, and the length of each sequence."""
+    lengths = send(batch.lengths, device)
+    return torch.arange(len(batch), device=device).repeat_interleave(lengths, output_size=batch.bounds[-1]), lengths
 
 
 def prune_tokens(
@@ -130,9 +120,7 @@ def prune_tokens(
     device = importance.device
     first_rows = [start for start, stop in pairwise(batch.bounds) if start < stop]
     importance = importance.double().index_fill(0, send(first_rows, device), 2.0)  # more than any other row
-    sequences = torch.arange(len(batch), device=device).repeat_interleave(
-        send(batch.lengths, device), output_size=len(importance)
-    )
+    sequences, _ = _sequences(batch, device)
     order = (importance - 3 * sequences).argsort(descending=True, stable=True)  # by sequence, then by importance
     counts = [pruning.count(length) for length in batch.lengths]
     # the first `count` elements of `order` for each sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,14 +31,13 @@ from heedful.model.config import (
 )
 from heedful.model.stack import Block
 from heedful.model.token_pruning import (
-    MAX_QUERIES,
     MIN_TOKENS,
     TokenPruning,
     cannot_prune,
+    first_and_mean,
     prune_tokens,
     received_attention,
     rows_after,
-    sampled_rows,
 )
 from heedful.model.trace import Trace
 from heedful.packed import Packed
@@ -92,12 +90,13 @@ def scores_by_loops(bundle: ModelBundle, tokens: list[int], pruning: TokenPrunin
     x = encoder(bundle.model.embedding(batch), batch, options, end_layer=pruning.layer)
     block = encoder.blocks[pruning.layer * len(encoder.blocks) // encoder.config.layers]
     assert isinstance(block, Block)
-    q, k, _ = (part.detach() for part in block.attention.project(block.attention_norm(x) if block.norm_first else x))
+    inputs = (block.attention_norm(x) if block.norm_first else x).detach()
+    queries = torch.stack([inputs[0], sum(inputs) / len(inputs)])  # type: ignore[operator]
+    q, k = (block.attention.project(states)[part].detach() for part, states in enumerate((queries, inputs)))
     group = block.attention.heads // block.attention.kv_heads
     importance = [0.0] * len(tokens)
-    queries = {index * (len(tokens) - 1) // (MAX_QUERIES - 1) for index in range(MAX_QUERIES)}  # all, if few
     for head in range(block.attention.heads):
-        for query in queries:
+        for query in (0, 1):
             products = [q[query, head] @ k[row, head // group] * block.attention.scale for row in range(len(tokens))]
             for row, weight in enumerate(torch.stack(products).softmax(0).tolist()):
                 importance[row] += weight
@@ -165,25 +164,27 @@ def test_equally_important_tokens_remain_in_their_order() -> None:
     assert remaining.bounds == (0, 20, 20 + MIN_TOKENS)
 
 
-def test_received_attention_sums_to_one() -> None:
-    q, k = torch.randn(2, 12, 3, 4, generator=torch.Generator().manual_seed(0)).double()
-    bounds = (0, 5, 5, 6, 12)
-    rows, query_bounds = sampled_rows(bounds)
-    attention = received_attention(
-        100 * q[rows], 100 * k, query_bounds, bounds, 0.5
-    )  # exp of the scores would overflow
-    sums = [attention[start:stop].sum().item() for start, stop in ((0, 5), (5, 6), (6, 12))]
-    assert sums == pytest.approx([1, 1, 1])
-    weights = received_attention(q[[0, 7]], k, (0, 2), (0, 12), 0.5)
-    from_query = [(0.5 * k[:, head] @ q[query, head]).softmax(0) for head in range(3) for query in (0, 7)]
-    torch.testing.assert_close(weights, torch.stack(from_query).mean(0))
+def test_received_attention_is_the_mean_over_heads_and_queries() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = Packed.of(sequences((5, 1, 6)))
+    q, k = (100 * torch.randn(shape, generator=generator).double() for shape in ((3, 2, 3, 4), (12, 3, 4)))
+    received = received_attention(q, k, batch)  # exp of the products would overflow
+    assert [part.sum().item() for part in batch.unpack(received)] == pytest.approx([1, 1, 1])
+    weights = [(k[6:, head] @ q[2, query, head]).softmax(0) for head in range(3) for query in range(2)]
+    torch.testing.assert_close(received[6:], torch.stack(weights).mean(0))
 
 
-def test_the_tokens_of_a_long_text_are_ranked_by_a_sample_from_its_first_to_its_last_token() -> None:
-    rows, query_bounds = sampled_rows((0, 2, 2 + 10 * MAX_QUERIES))
-    assert query_bounds == [0, 2, 2 + MAX_QUERIES]
-    assert rows[:4] == [0, 1, 2, 12] and rows[-1] == 1 + 10 * MAX_QUERIES
-    assert {second - first for first, second in pairwise(rows[2:])} == {10, 11}
+def test_empty_sequences_change_nothing() -> None:
+    x = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
+    batch = Packed.of(sequences((24, 16)))
+    with_empty = replace(batch, bounds=(0, 0, 24, 24, 40, 40))
+    q, q_with_empty = first_and_mean(x, batch), first_and_mean(x, with_empty)
+    assert torch.equal(q[:, 0], x[[0, 24]]) and torch.equal(q_with_empty[[1, 3]], q)
+    received = received_attention(q[:, :, None], x[:, None], batch)
+    assert torch.equal(received_attention(q_with_empty[:, :, None], x[:, None], with_empty), received)
+    rows, remaining = prune_tokens(PRUNING, received, with_empty)
+    assert torch.equal(rows, prune_tokens(PRUNING, received, batch)[0])
+    assert remaining.bounds == (0, 0, MIN_TOKENS, MIN_TOKENS, 2 * MIN_TOKENS, 2 * MIN_TOKENS)
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
