@@ -3,9 +3,9 @@
 The first token of each sequence, which the head reads, and a share of the others remain. The others are ranked once, by
 the attention that they receive in the first pruned layer: from the first token, as in EViT (Liang et al. 2022,
 arXiv:2202.07800), and from the mean hidden state of all tokens. PoWER-BERT (Goyal et al. 2020, section 3.2) adds up the
-attention from each token instead, which costs more. The hidden states of the remaining tokens, which include their positions, are
-packed again, so that pruned tokens cost nothing. Training prunes too: a model that is fine-tuned with a pruning adapts
-to it.
+attention from each token instead, which costs more. The hidden states of the remaining tokens, which include their
+positions, are packed again, so that pruned tokens cost nothing. Training prunes too: a model that is fine-tuned with a
+pruning adapts to it.
 """
 
 from __future__ import annotations
