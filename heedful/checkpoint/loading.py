@@ -125,8 +125,8 @@ def _load_early_stages(
         path = folder / stage_folder(index)
         if not (path / "config.json").is_file():
             raise ModelError(
-                f"{folder} is a cascade whose {NOTES} names {len(notes.stage_thresholds)} early stages, but {path} is "
-                "no model folder: copy or build the whole cascade again"
+                f"{folder} is a cascade, but {path}, the folder of its early stage {index}, is no model folder: copy "
+                "or build the whole cascade again"
             )
         stage = load(path, dtype=dtype, device=device)
         check_stage(stage, last)

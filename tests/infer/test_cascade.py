@@ -307,7 +307,7 @@ def test_invalid_cascade_folders_are_rejected(folder: Path, tmp_path: Path) -> N
         return Path(shutil.copytree(folder / "cascade", tmp_path / name))
 
     shutil.rmtree(copy_cascade("missing") / "stage-1")
-    with pytest.raises(ModelError, match=r"names 1 early stages, but .*stage-1 is no model folder"):
+    with pytest.raises(ModelError, match=r"stage-1, the folder of its early stage 1, is no model folder"):
         load(tmp_path / "missing")
     config = json.loads((copy_cascade("labels") / "stage-1" / "config.json").read_text())
     config["id2label"] = {"0": "bad", "1": "fair", "2": "best"}
