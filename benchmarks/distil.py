@@ -49,7 +49,7 @@ from heedful.infer.precision import Precision
 from heedful.model.token_pruning import TokenPruning
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.run import distil
-from heedful.runs.evaluate import build_eval_task
+from heedful.runs.evaluate import build_eval_task, evaluate
 from heedful.runs.finetune.run import finetune
 from heedful.runs.prune import REPORT_TEXTS, ROUNDS, prune
 from heedful.tasks.metrics import paired_difference
@@ -295,6 +295,9 @@ def adapted(folder: Path, data_path: Path, run: Run) -> Path:
     files = {"train": data_path / "train.csv"}
     if finetune("classify", files, trained, model=start, assignments=settings).status != "completed":
         raise SystemExit(130)
+    # reviews on which int8 is compared with float32; a run without predictions is compared on texts of other kinds
+    if not (predictions := trained / "predictions-dev.jsonl").exists():
+        evaluate(trained, {"dev": data_path / "dev.csv"}, split="dev", predictions=predictions)
     return trained
 
 
