@@ -24,6 +24,7 @@ from torch import Tensor
 from heedful.checkpoint import RUN_MODEL, ModelBundle, config_of, load, weight_files
 from heedful.checkpoint.bundle import EarlyStage
 from heedful.checkpoint.loading import overflows_in_float16
+from heedful.command_line import command_line
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.bundle_engine import BundleEngine
@@ -135,9 +136,18 @@ def choose_precision(
         lines = "\n  ".join(measurement.line() for measurement in measurements)
         raise HeedfulError(
             f"{name} is not answered in {requested} on this machine: {refused}. Measured:\n  {lines}\n"
-            "Use float32, or auto: the fastest that is not refused"
+            f"Use float32, or auto: the fastest that is not refused{_advice_on_sample(name)}"
         )
     return requested, measurements
+
+
+def _advice_on_sample(name: str | Path) -> str:
+    """Return how to compare precisions on a user's own texts, if they were compared on texts that ship with Heedful."""
+    if not Path(name).is_dir() or _prediction_files(name):
+        return ""
+    predictions = str(Path(name, "predictions-dev.jsonl"))
+    command = command_line("heedful evaluate", [str(name)], [("--data", "DATA"), ("--predictions", predictions)])
+    return f". Scores were compared on texts that ship with Heedful; to compare them on yours, first run: {command}"
 
 
 def fastest_accepted(measurements: Sequence[Measurement]) -> Precision:
@@ -495,19 +505,24 @@ def _prediction_files(name: str | Path) -> list[Path]:
 
 
 def _evenly_spaced_inputs(path: Path, max_count: int) -> list[object]:
-    """Return up to `max_count` inputs of a prediction file, evenly spaced."""
+    """Return up to `max_count` evenly spaced inputs of a prediction file, in bit-reversed order.
+
+    The file lists the worst mistakes first, and a sample of long texts ends after a few inputs. In this order (0, 32,
+    16, 48, ... of 64), the first inputs are spread over the file too.
+    """
     with path.open("rb") as file:
         num_lines = sum(1 for _ in file)
     num_inputs = min(max_count, num_lines)
     line_numbers = {index * num_lines // num_inputs for index in range(num_inputs)}
     with path.open("rb") as file:
         try:
-            return [json.loads(line)["input"] for number, line in enumerate(file) if number in line_numbers]
+            inputs = [json.loads(line)["input"] for number, line in enumerate(file) if number in line_numbers]
         except (ValueError, KeyError, TypeError) as error:
             raise HeedfulError(
                 f"{path} is no file of predictions ({type(error).__name__}: {error}): evaluate the run again, or move "
                 "the file away to measure precisions on texts that ship with Heedful"
             ) from None
+    return [inputs[index] for index in sorted(range(num_inputs), key=lambda index: f"{index:064b}"[::-1])]
 
 
 def _shipped_inputs(engine: BundleEngine) -> list[object]:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,9 @@ def test_a_refused_precision_is_an_error_with_its_measurement(
 ) -> None:
     set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     with pytest.raises(HeedfulError, match=r"not answered in int8 on this machine: it is not faster: [\d,]+ tokens/s"):
+        Engine(folder, precision="int8")
+    command = f"heedful evaluate {folder} --data DATA --predictions {folder}/predictions-dev.jsonl"
+    with pytest.raises(HeedfulError, match=f"compared on texts that ship with Heedful.*first run: {command}"):
         Engine(folder, precision="int8")
     engine = Engine(folder, precision="auto")
     assert engine.plan is not None and engine.plan.precision == "bfloat16"
@@ -268,13 +272,25 @@ def test_the_sample_of_a_run_is_its_evaluated_inputs(
     assert inputs == [expected] * len(inputs) and 60 <= len(inputs) <= 80
 
 
+def test_a_refusal_on_a_runs_own_texts_does_not_ask_for_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model_dir(tmp_path / "run", "single")
+    (folder / "predictions-dev.jsonl").write_text('{"input": "the cat"}\n')
+    set_times(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
+    with pytest.raises(HeedfulError, match=r"the fastest that is not refused$"):
+        Engine(folder, precision="int8")
+
+
 @pytest.mark.parametrize("count", [3, 64, 127, 191])
 def test_the_sample_is_spread_over_all_predictions(count: int, tmp_path: Path) -> None:
     folder = make_model_dir(tmp_path / "model", "single")
     (tmp_path / "predictions-dev.jsonl").write_text("".join(f'{{"input": "{n}"}}\n' for n in range(count)))
     numbers = [int(str(text)) for text in calibration_inputs(Engine(folder))]
-    assert len(numbers) == min(64, count) and numbers == sorted(set(numbers))
-    assert numbers[0] == 0 and numbers[-1] >= count - 1 - count // 64
+    assert len(numbers) == len({*numbers}) == min(64, count)
+    assert min(numbers) == 0 and max(numbers) >= count - 1 - count // 64
+    first = sorted(numbers[:8])  # a sample of long texts ends after a few of them
+    assert first[0] == 0 and all(
+        second - first <= count / 4 for first, second in pairwise([*first, count]) if count > 8
+    )
 
 
 def test_predictions_beside_a_folder_that_is_no_run_are_ignored(tmp_path: Path) -> None:
