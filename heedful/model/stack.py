@@ -217,7 +217,7 @@ class Stack(nn.Module):
     def _prune(
         self, pruning: TokenPruning, x: Float[Tensor, "rows width"], batch: Packed, block: int
     ) -> tuple[Int[Tensor, " some"], Packed]:
-        """Choose the rows of a block's input that remain, by the attention of the block.
+        """Choose the rows of a block's input that remain, by the attention that they would receive in the block.
 
         Args:
             pruning: How many rows remain.

@@ -1,11 +1,11 @@
-"""Token pruning: the upper layers of an encoder compute only the tokens that receive most attention.
+"""Token pruning: the upper layers of an encoder process only the tokens that receive the most attention.
 
-The first token of each sequence, which the head reads, and a share of the others remain. The others are ranked once, by
-the attention that they receive in the first pruned layer: from the first token, as in EViT (Liang et al. 2022,
-arXiv:2202.07800), and from the mean hidden state of all tokens. PoWER-BERT (Goyal et al. 2020, section 3.2) adds up the
-attention from each token instead, which costs more. The hidden states of the remaining tokens, which include their
-positions, are packed again, so that pruned tokens cost nothing. Training prunes too: a model that is fine-tuned with a
-pruning adapts to it.
+A share of each sequence's tokens remains, with the first token, which the head reads, among them. The others are ranked
+once, by the attention that they receive in the first pruned layer: the mean of that from the first token, as in EViT
+(Liang et al. 2022, arXiv:2202.07800), and that from the mean hidden state of all tokens. PoWER-BERT (Goyal et al. 2020,
+section 3.2) adds up the attention from each token instead, which costs more. The hidden states of the remaining tokens,
+which include their positions, are packed again, so that pruned tokens cost nothing. Training prunes too: a model that
+is fine-tuned with a pruning adapts to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from heedful.model.config import Classes, Head, ModelConfig
 from heedful.nn.layers import segment_means
 from heedful.packed import Packed, send
 
-MIN_TOKENS = 16  # tokens that remain of each sequence at least: in short texts, pruning saves little and loses most
+MIN_TOKENS = 16  # tokens that remain of each sequence at least: in short texts, pruning saves little and loses the most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ def cannot_prune(model: ModelConfig, head: Head | None) -> str:
 
 
 def first_and_mean(x: Float[Tensor, "rows width"], batch: Packed) -> Float[Tensor, "sequences 2 width"]:
-    """Return the first row of each sequence and the mean of its rows; any numbers for an empty sequence."""
+    """Return the first row of each sequence and the mean of its rows; arbitrary numbers for an empty one."""
     first_rows = [min(start, len(x) - 1) for start in batch.bounds[:-1]]
     sequences, lengths = _sequences(batch, x.device)
     return torch.stack([x[send(first_rows, x.device)], segment_means(x, sequences, lengths)], 1)

@@ -142,7 +142,7 @@ def choose_precision(
 
 
 def _advice_on_sample(name: str | Path) -> str:
-    """Return how to compare precisions on a user's own texts, if they were compared on texts that ship with Heedful."""
+    """Return advice to end a refusal with, or "" if the model's folder has predictions, whose texts were the sample."""
     if not Path(name).is_dir() or _prediction_files(name):
         return ""
     predictions = str(Path(name, "predictions-dev.jsonl"))
@@ -507,8 +507,8 @@ def _prediction_files(name: str | Path) -> list[Path]:
 def _evenly_spaced_inputs(path: Path, max_count: int) -> list[object]:
     """Return up to `max_count` evenly spaced inputs of a prediction file, in bit-reversed order.
 
-    The file lists the worst mistakes first, and a sample of long texts ends after a few inputs. In this order (0, 32,
-    16, 48, ... of 64), the first inputs are spread over the file too.
+    The file lists the worst mistakes first, and of long texts only the first few inputs are used (SAMPLE_TOKENS). In
+    this order (0, 32, 16, 48, ... of 64), these are spread over the file too.
     """
     with path.open("rb") as file:
         num_lines = sum(1 for _ in file)
