@@ -91,7 +91,7 @@ def scores_by_loops(bundle: ModelBundle, tokens: list[int], pruning: TokenPrunin
     block = encoder.blocks[pruning.layer * len(encoder.blocks) // encoder.config.layers]
     assert isinstance(block, Block)
     inputs = (block.attention_norm(x) if block.norm_first else x).detach()
-    queries = torch.stack([inputs[0], sum(inputs) / len(inputs)])  # type: ignore[operator]
+    queries = torch.stack([inputs[0], inputs.mean(0)])
     q, k = (block.attention.project(states)[part].detach() for part, states in enumerate((queries, inputs)))
     group = block.attention.heads // block.attention.kv_heads
     importance = [0.0] * len(tokens)
